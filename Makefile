@@ -9,7 +9,7 @@ STAMP := $(VENV)/.setup-done
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
 
-$(STAMP): requirements.lock requirements-build.lock pyproject.toml tools/make_venv.sh
+$(STAMP): requirements.lock requirements-build.lock pyproject.toml $(wildcard packages/*/pyproject.toml) tools/make_venv.sh
 	@tools/make_venv.sh $(VENV)
 	@touch $(STAMP)
 

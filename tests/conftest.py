@@ -16,10 +16,10 @@ import plugin_costs
 import plugin_tiers
 import pytest
 from hypothesis import settings
+from oncelog_devtools.apache_kafka import ApacheKafka, PartMissing, fetch_jars
 from xdist.scheduler import LoadFileScheduling
 
 from oncelog import Admin, Producer
-from oncelog.dev.apache_kafka import ApacheKafka, PartMissing, fetch_jars
 from oncelog.errors import TransactionalIdNotFound
 
 # Asserts in helpers explain themselves, and hold under `python -OO`: pytest turns them into plain code.

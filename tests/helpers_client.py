@@ -11,8 +11,8 @@ from typing import Any
 
 from helpers_wait import attempts, rest
 
+from oncelog.client.connection.cluster import ClusterConnection
 from oncelog.config import ADMIN
-from oncelog.edge.cluster import ClusterConnection
 from oncelog.errors import NotLeaderOrFollower, raise_for_code
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from oncelog.log.disk import SyncFailed
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 
 
 class Fault(Enum):

@@ -13,8 +13,8 @@ import pytest
 from helpers_broker import RawClient
 
 from oncelog import Broker
-from oncelog.dev.served import ServedBroker
-from oncelog.faults import Fate, Proxy, Rule
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.proxy import Fate, Proxy, Rule
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog"
 """What is built or fetched for these tests stays there, outside of the checkout."""

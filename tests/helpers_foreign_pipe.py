@@ -18,8 +18,8 @@ from helpers_interop import make_topic
 from helpers_producer import read
 
 from oncelog import Admin, Broker, Producer, TopicPartition
-from oncelog.dev.served import ServedBroker
-from oncelog.faults import Fate, Proxy, Rule, WireEvent
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.proxy import Fate, Proxy, Rule, WireEvent
 
 PARTITIONS = 2
 JOINING = ("InitProducerId", "JoinGroup", "SyncGroup", "OffsetFetch")

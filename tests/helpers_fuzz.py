@@ -13,12 +13,12 @@ from typing import Any
 
 from helpers_log import NOW_MS, batch, marker, open_partition, put, put_marker, read_all
 
-from oncelog.broker.apis.produce_direct import answer as answer_produce
+from oncelog.broker.handlers.produce_direct import answer as answer_produce
 from oncelog.broker.node import Node, Request
+from oncelog.broker.purgatory import Deferred
 from oncelog.broker.registry import OFFERED
-from oncelog.broker.waiting import Deferred
-from oncelog.client.fetching import fetched_partitions, place_batches
-from oncelog.client.subscription import (
+from oncelog.client.consumer.fetch_messages import fetched_partitions, place_batches
+from oncelog.client.group.subscription import (
     decode_share,
     decode_subscriber,
 )
@@ -29,8 +29,8 @@ from oncelog.log.dump import dump_file
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.log.snapshot import decode_full, decode_snapshot
-from oncelog.rules.sticky import ASSIGNORS
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.groups.sticky import ASSIGNORS
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Compression, Isolation
 from oncelog.wire.batch import HEADER_BYTES
 from oncelog.wire.columns import batches_to_arrow

@@ -9,9 +9,9 @@ from typing import Any
 from helpers_fuzz import ALL_APIS, APIS, FILES, ask, open_node
 from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
 
-from oncelog.client.subscription import Holding, encode_share, encode_subscription
-from oncelog.rules.sticky import ASSIGNORS
-from oncelog.sim.disk import MemoryDisk
+from oncelog.client.group.subscription import Holding, encode_share, encode_subscription
+from oncelog.rules.groups.sticky import ASSIGNORS
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Compression, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.compression import compress

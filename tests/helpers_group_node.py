@@ -6,13 +6,13 @@ from itertools import count
 from typing import Any
 
 from oncelog.broker.node import Node, Request
-from oncelog.broker.waiting import Deferred
+from oncelog.broker.purgatory import Deferred
 from oncelog.config import BROKER
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.manager import LogManager
-from oncelog.rules.group import ClassicGroup
-from oncelog.rules.group_member import GroupState
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.groups.classic import ClassicGroup
+from oncelog.rules.groups.classic_member import GroupState
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.message import Message
 from oncelog.wire.messages import (

@@ -8,13 +8,13 @@ from typing import Any
 
 from helpers_wait import attempts, clock_ms
 
-from oncelog.client.consumer import ConsumerCore
-from oncelog.client.poll_activity import PollActivity
-from oncelog.client.subscription import encode_share
+from oncelog.client.consumer.core import ConsumerCore
+from oncelog.client.consumer.poll_activity import PollActivity
+from oncelog.client.group.aio import Change, GroupSession, Rebalance
+from oncelog.client.group.classic_member import ClassicSession
+from oncelog.client.group.consumer_member import ConsumerProtocolSession
+from oncelog.client.group.subscription import encode_share
 from oncelog.config import CONSUMER
-from oncelog.edge.group import Change, GroupSession, Rebalance
-from oncelog.edge.group_classic import ClassicSession
-from oncelog.edge.group_consumer import ConsumerProtocolSession
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import (
     ConsumerGroupHeartbeatRequest,

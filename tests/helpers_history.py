@@ -1,4 +1,4 @@
-"""Concurrent transactional clients that note what they did, for `rules/history.py` to judge.
+"""Concurrent transactional clients that note what they did, for `oncelog_simulator.history` to judge.
 
 Writers send transactions to the topic `inward`, copiers (one consumer group) take it over to `outward` with
 their positions in the same transaction, readers read both. Each is a thread. A copied record is named
@@ -18,10 +18,10 @@ from helpers_broker import wait_until
 from helpers_history_clients import PATIENCE_S, Client, Copier, Reader, Writer
 from helpers_producer import new_topic
 from helpers_wait import attempts, pause
+from oncelog_simulator.history.check import Kind, Operation, Outcome
 
 from oncelog import Consumer, TopicPartition
-from oncelog.faults import Rule
-from oncelog.rules.history import Kind, Operation, Outcome
+from oncelog.testing.proxy import Rule
 
 _runs = itertools.count(time.time_ns())
 

@@ -8,9 +8,10 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from oncelog_simulator.history.check import Item, Kind, Operation, Outcome
+
 from oncelog import Consumer, Producer, Record, TopicPartition
 from oncelog.errors import MisuseError, OncelogError, TimedOut
-from oncelog.rules.history import Item, Kind, Operation, Outcome
 
 if TYPE_CHECKING:
     from helpers_history import Load

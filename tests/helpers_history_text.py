@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from oncelog.rules.history import Anomaly, Cycle, Item, Kind, Operation, Outcome
+from oncelog_simulator.history.check import Anomaly, Cycle, Item, Kind, Operation, Outcome
 
 _OUTCOMES = {"": Outcome.OK, "!": Outcome.FAIL, "?": Outcome.UNKNOWN}
 _WHO = re.compile(r"(\w+)(?:/(\w+))?(?:\.(\w+))?")

@@ -15,10 +15,10 @@ from helpers_producer import new_topic, read
 from helpers_wait import attempts, pause
 
 from oncelog import Consumer, Producer, TopicPartition
-from oncelog.dev.served import ServedBroker
 from oncelog.errors import OncelogError, TimedOut
-from oncelog.faults import Proxy, WireEvent
-from oncelog.faults.rules import Action, Rule
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.proxy import Proxy, WireEvent
+from oncelog.testing.proxy.rules import Action, Rule
 
 PATIENCE_S = 240.0
 _CHILDREN = [sys.executable, helpers_kill_children.__file__]

@@ -72,7 +72,7 @@ def broker(plan: str, *arguments: str) -> None:
     A number: when so many markers of a transaction are written, and another is due. `complete`: all are
     written, but not that the transaction is complete. Each word is taken out before it is obeyed.
     """
-    from oncelog.broker import transactions
+    from oncelog.broker.coordinators import transactions
     from oncelog.cli.main import main
 
     coordinator = transactions.TransactionCoordinator

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helpers_producer import read
 
-from oncelog.client.partitioner import positive_murmur2
+from oncelog.client.producer.partitioner import positive_murmur2
 
 PARTITIONS = 3
 BATCH_RECORDS = 100

@@ -10,7 +10,7 @@ from oncelog.limits import Limits
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk
 from oncelog.log.partition import Appended, Partition
-from oncelog.sim.disk import MemoryDisk
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.control import decode_control, encode_end_marker

@@ -36,11 +36,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from oncelog.errors import BrokerError, KafkaStorageError
 from oncelog.limits import Limits
-from oncelog.log.chores import Job
+from oncelog.log.background import Job
 from oncelog.log.config import LogConfig
 from oncelog.log.manager import LogManager
 from oncelog.log.segment import Segment
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Compression, Isolation, Origin
 from oncelog.wire.batch import build_batch, iter_batches
 from oncelog.wire.control import encode_end_marker

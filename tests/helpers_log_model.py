@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from oncelog.log.partition import Partition
-from oncelog.rules.visibility import Verdict, VisibilityFilter
+from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.types import Isolation
 from oncelog.wire.batch import BatchHeader, iter_batches, read_header
 from oncelog.wire.control import ControlType, decode_control

@@ -17,11 +17,11 @@ from typing import NamedTuple
 from helpers_log import NOW_MS, batch, config, marker
 from helpers_os_faults import CALLS_THAT_FAIL, SYNCS, FaultyOs
 
-from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.limits import Limits
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
+from oncelog.server.disk import RealDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import iter_batches
 from oncelog.wire.control import ControlType, decode_control

@@ -20,9 +20,9 @@ from helpers_producer import new_topic, read, wait_for_markers
 from helpers_wait import pause
 
 from oncelog import Consumer, Producer, Record, TopicPartition
-from oncelog.dev.served import ServedBroker
-from oncelog.rules.audit import PartitionAudit
-from oncelog.spark.headers import stored_batch
+from oncelog.audit.partition import PartitionAudit
+from oncelog.spark.audit.topic_batches import stored_batch
+from oncelog.testing.broker_process import ServedBroker
 from oncelog.types import Isolation
 
 PATIENCE_S = 240.0

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from oncelog.edge import disk as edge_disk
+from oncelog.server import disk as edge_disk
 
 WRITES = {"pwrite", "ftruncate", "open", "rename", "replace", "mkdir", "write"}
 READS = {"pread", "unlink", "listdir", "utime"}
@@ -29,7 +29,7 @@ CALLS_THAT_FAIL = {
 
 
 class FaultyOs:
-    """Stands for the module `os` in `oncelog.edge.disk`; notes what each sync makes durable.
+    """Stands for the module `os` in `oncelog.server.disk`; notes what each sync makes durable.
 
     Real syncs are left out: a power loss is played from these notes.
     """

@@ -8,7 +8,7 @@ from typing import Any
 from helpers_wait import wait_until
 
 from oncelog import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
-from oncelog.faults import Proxy, WireEvent
+from oncelog.testing.proxy import Proxy, WireEvent
 
 _numbers = itertools.count()
 

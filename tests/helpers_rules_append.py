@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from oncelog.rules.append import ProducedBatch, ProducerEntry, RememberedBatch
-from oncelog.rules.sequence import SEQUENCE_MAX
+from oncelog.rules.idempotence.append import ProducedBatch, ProducerEntry, RememberedBatch
+from oncelog.rules.idempotence.sequence import SEQUENCE_MAX
 
 TABLES = Path(__file__).parent / "tables"
 NOW_MS, BATCH_MS = 1_000, 500

@@ -20,7 +20,7 @@ from helpers_scenario_txn import PASSING, STEP_S
 from helpers_scenario_values import ERROR_NAMES, Mismatch, resolve
 from helpers_wait import pause
 
-from oncelog.broker.state_topic import partition_for
+from oncelog.broker.coordinators.internal_topic import partition_for
 
 OFFSETS_PARTITIONS = 50
 

@@ -29,7 +29,7 @@ from helpers_broker import split_batches
 from helpers_scenario_values import ERROR_NAMES, Mismatch, Tagged, add_topic_ids, build, resolve
 from helpers_wait import attempts
 
-from oncelog.rules.visibility import Verdict, VisibilityFilter
+from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.types import Isolation
 from oncelog.wire.batch import read_header
 from oncelog.wire.control import ControlType, decode_control

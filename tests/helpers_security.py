@@ -17,12 +17,12 @@ from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
 
 from oncelog import Producer
-from oncelog.broker.users import Users
-from oncelog.edge.admin import Admin
-from oncelog.edge.broker import Broker
-from oncelog.edge.disk import RealDisk
-from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
-from oncelog.rules.scram import Mechanism, salt_password
+from oncelog.broker.security.users import Users
+from oncelog.client.admin.blocking import Admin
+from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.security.scram import Mechanism, salt_password
+from oncelog.server.disk import RealDisk
+from oncelog.server.embedded import Broker
 
 PASSWORD = "correct horse, battery=staple"
 SALT = b"sixteen bytes!!!"

@@ -7,8 +7,8 @@ from typing import Any
 
 from helpers_broker import RawClient, batch
 
-from oncelog.client.sasl import Credentials, begin
-from oncelog.rules.authorization import Operation, ResourceType
+from oncelog.client.connection.sasl import Credentials, begin
+from oncelog.rules.security.authorization import Operation, ResourceType
 from oncelog.wire import messages as m
 from oncelog.wire.message import Message
 

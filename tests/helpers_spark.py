@@ -8,7 +8,7 @@ from typing import Any
 
 from helpers_broker import RawClient, wait_until
 
-from oncelog.edge.admin import Admin, NewTopic
+from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 from oncelog.types import Header
 from oncelog.wire.batch import build_batch

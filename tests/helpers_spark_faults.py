@@ -25,10 +25,10 @@ from helpers_producer import wait_for_markers
 from helpers_spark import create_topic, fill
 from helpers_spark_python import spark_python
 from helpers_wait import attempts
+from oncelog_devtools.apache_kafka import ApacheKafka, free_ports
 
 from oncelog import Consumer, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka, free_ports
-from oncelog.faults import Proxy, Rule
+from oncelog.testing.proxy import Proxy, Rule
 
 SOURCE_PARTITIONS, TARGET_PARTITIONS = 2, 4
 LANE_ROWS = 60

@@ -33,9 +33,9 @@ _PRELOADED = (
     "pyspark.sql.worker.create_data_source",
     "pyspark.sql.worker.plan_data_source_read",
     "oncelog",
-    "oncelog.spark.atomic_task",
-    "oncelog.spark.sink",
-    "oncelog.spark.source",
+    "oncelog.spark.sink.atomic_task",
+    "oncelog.spark.sink.sink",
+    "oncelog.spark.source.source",
 )
 # pyarrow's allocator must not start a thread before the fork; numpy's library neither.
 _ONE_THREAD = {

@@ -22,8 +22,9 @@ from typing import Any
 from pyspark import TaskContext
 
 from oncelog import Consumer, TopicPartition
-from oncelog.spark import atomic, atomic_task, write_atomic
-from oncelog.spark.sink import OncelogFormat, StreamWriter
+from oncelog.spark import write_atomic
+from oncelog.spark.sink import atomic, atomic_task
+from oncelog.spark.sink.sink import OncelogFormat, StreamWriter
 
 PATIENCE_S = 240.0
 _FAILURES = 9
@@ -252,7 +253,7 @@ def writer_of(frame: Any, sink: str, faults: Faults) -> Any:
             atomic.write_share = partial(faulty_share, faults=faults)
             return frame.writeStream.foreachBatch(partial(write_atomically, faults=faults))
         case _:
-            from oncelog.dev.spark_connector import add_connector
+            from oncelog_devtools.spark_connector import add_connector
 
             add_connector(spark)
             return frame.writeStream.foreachBatch(partial(write_sparks_own, faults=faults))

@@ -19,8 +19,8 @@ from weakref import WeakSet
 import pytest
 
 from oncelog import Broker
-from oncelog.edge.clock import Clock
-from oncelog.edge.machine import RealMachine
+from oncelog.runtime.clock import Clock
+from oncelog.runtime.system import RealMachine
 
 T = TypeVar("T")
 LIMIT_S = 60.0
@@ -132,7 +132,7 @@ class JumpingClock:
         for name in ("monotonic_ns", "wall_ns"):
             clock = getattr(RealMachine, name)
             monkeypatch.setattr(RealMachine, name, staticmethod(lambda clock=clock: clock() + self._ahead_ns))
-        monkeypatch.setattr("oncelog.edge.loop.new_event_loop", self._new_event_loop)
+        monkeypatch.setattr("oncelog.runtime.loop_thread.new_event_loop", self._new_event_loop)
 
     def _new_event_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.SelectorEventLoop()  # uvloop's time cannot be set

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from oncelog.cli.main import cli
-from oncelog.client import connection
+from oncelog.client.connection import core as connection_core
 from oncelog.config import ADMIN, BROKER, CONSUMER, PRODUCER
 
 ROOT = Path(__file__).parents[1]
@@ -85,7 +85,7 @@ def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     newest = re.search(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None and newest[1] == version
-    assert version == connection.CLIENT_SOFTWARE_VERSION
+    assert version == connection_core.CLIENT_SOFTWARE_VERSION
 
 
 def test_guards_of_findings_exist() -> None:

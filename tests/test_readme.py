@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from helpers_spark_python import spark_python
 
-from oncelog.dev.process import free_ports
+from oncelog.testing.process import free_ports
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 COMMAND = ".venv/bin/oncelog"

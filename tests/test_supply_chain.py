@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from oncelog.dev import apache_kafka
+from oncelog_devtools import apache_kafka
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("requirements.lock", "requirements-build.lock")
@@ -36,11 +35,11 @@ def test_both_locks_name_the_same_build_tools() -> None:
 
 def test_the_set_up_takes_nothing_without_a_hash_and_builds_nothing_in_isolation() -> None:
     script = (ROOT / "tools" / "make_venv.sh").read_text()
-    installs = [line for line in script.splitlines() if line.startswith('"${pip[@]}"')]
+    installs = [line for line in script.splitlines() if line.strip().startswith('"${pip[@]}"')]
     assert len(installs) == 3
     for line in installs:
         assert "--no-deps" in line
-        assert "--require-hashes" in line or "--editable ." in line
+        assert "--require-hashes" in line or "--editable" in line
         assert "--no-build-isolation" in line or "--only-binary :all:" in line
 
 

@@ -23,8 +23,9 @@ from differential.operations import all_subjects, draw  # noqa: E402
 from differential.runner import Fixed, Pair  # noqa: E402
 
 import oncelog  # noqa: E402
-from oncelog.broker import admission, authorizer, offsets, transactions, users  # noqa: E402
-from oncelog.broker.apis import (  # noqa: E402
+from oncelog.broker.coordinators import offsets as coordinators_offsets  # noqa: E402
+from oncelog.broker.coordinators import transaction_verification, transactions  # noqa: E402
+from oncelog.broker.handlers import (  # noqa: E402
     create_partitions,
     create_topics,
     fetch,
@@ -35,12 +36,18 @@ from oncelog.broker.apis import (  # noqa: E402
     txn_offset_commit,
     write_txn_markers,
 )
+from oncelog.broker.security import (  # noqa: E402
+    authorizer,
+    users,
+)
 from oncelog.errors import BrokerError  # noqa: E402
 from oncelog.log import partition  # noqa: E402
-from oncelog.rules import append, authorization, quotas  # noqa: E402
-from oncelog.rules.authorization import Acl, AclFilter, AclTable, PatternType, Permission  # noqa: E402
-from oncelog.rules.consumer_group import ConsumerGroup  # noqa: E402
-from oncelog.rules.group import ClassicGroup, GroupState  # noqa: E402
+from oncelog.rules.groups.classic import ClassicGroup, GroupState  # noqa: E402
+from oncelog.rules.groups.consumer import ConsumerGroup  # noqa: E402
+from oncelog.rules.idempotence import append  # noqa: E402
+from oncelog.rules.limits import quotas  # noqa: E402
+from oncelog.rules.security import authorization  # noqa: E402
+from oncelog.rules.security.authorization import Acl, AclFilter, AclTable, PatternType, Permission  # noqa: E402
 
 PAGE = ROOT / "docs" / "internals" / "differential-fuzzing.md"
 BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
@@ -197,12 +204,12 @@ COORDINATION: list[Mutant] = [
     Mutant(
         "offsets that are only pending are returned as stable",
         "offsets",
-        ((offsets.Offsets, "pending_of", lambda *_: set()),),
+        ((coordinators_offsets.Offsets, "pending_of", lambda *_: set()),),
     ),
     Mutant(
         "a transaction's offset holds over a later plain commit",
         "offsets",
-        ((offsets, "later", lambda held, materialized: materialized),),
+        ((coordinators_offsets, "later", lambda held, materialized: materialized),),
     ),
     Mutant(
         "OffsetDelete forgets what members read",
@@ -373,7 +380,10 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "F36: a partition that knows a newer epoch becomes part of the transaction",
         "transactions",
-        ((admission, "knows_newer_epoch", _false), (txn_offset_commit, "knows_newer_epoch", _false)),
+        (
+            (transaction_verification, "knows_newer_epoch", _false),
+            (txn_offset_commit, "knows_newer_epoch", _false),
+        ),
     ),
     Mutant(
         "F37: a marker of transaction version 2 need not raise the epoch",
@@ -452,7 +462,7 @@ MUTANTS: list[Mutant] = [
         "transactions",
         (
             _wrapped(
-                admission,
+                transaction_verification,
                 "_transactional_batches",
                 lambda original, node, request: _of_one_producer(original(node, request)),
             ),
@@ -463,7 +473,7 @@ MUTANTS: list[Mutant] = [
         "transactions",
         (
             _wrapped(
-                offsets.Offsets,
+                coordinators_offsets.Offsets,
                 "on_marker",
                 lambda original, self, index, producer_id, is_commit: original(
                     self, index, producer_id, True

@@ -34,5 +34,7 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
 # built with the build tools of requirements-build.lock: an isolated build would fetch the newest ones.
 "${pip[@]}" --no-deps --require-hashes --only-binary :all: -r requirements-build.lock
 "${pip[@]}" --no-deps --require-hashes --no-build-isolation -r requirements.lock
-"${pip[@]}" --no-deps --no-build-isolation --editable .
+for package in . packages/oncelog-devtools packages/oncelog-simulator packages/oncelog-demo packages/oncelog-bench; do
+    "${pip[@]}" --no-deps --no-build-isolation --editable "$package"
+done
 echo "setup: done; $venv/bin/oncelog --help"

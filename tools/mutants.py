@@ -25,9 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
-from oncelog.sim.mutants import MUTANTS, NOT_CAUGHT
-from oncelog.sim.mutants.findings import reason_of
-from oncelog.sim.mutants.mutant import ClientMutant, Mutant, search
+from oncelog_simulator.mutants import MUTANTS, NOT_CAUGHT
+from oncelog_simulator.mutants.findings import reason_of
+from oncelog_simulator.mutants.mutant import ClientMutant, Mutant, search
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "internals"

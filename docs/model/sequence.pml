@@ -4,9 +4,9 @@
  * whose sender gave it up may still arrive, at any later time. The broker may crash and rebuild what it
  * knows from its log. Every alternative below is one step of one of the parts, in any order.
  *
- *     append()                 src/oncelog/rules/append.py    decide_append
- *     numbering, retries, gaps src/oncelog/rules/sending.py   PartitionSequences
- *     sequences                src/oncelog/rules/sequence.py  (here without the wrap at 2^31)
+ *     append()                 src/oncelog/rules/idempotence/append.py    decide_append
+ *     numbering, retries, gaps src/oncelog/rules/idempotence/sequencer.py   PartitionSequences
+ *     sequences                src/oncelog/rules/idempotence/sequence.py  (here without the wrap at 2^31)
  *
  * Properties (all are checked, or with -DONLY=name that one): see the numbers below. Broken variants are
  * switched on with -D: see README.md.

@@ -6,12 +6,12 @@
  * -DPOWER each log loses what was not flushed, or a part of it. A request may come late: its sender has sent
  * it again, or given it up, and the first copy is handled at any later time.
  *
- *     init, add, verify, end, fence, complete   src/oncelog/rules/transaction.py  decide_init ... complete
- *     append                                    src/oncelog/rules/append.py       decide_append
- *     mark                                      src/oncelog/rules/marker.py       decide_marker
- *     stable offset                             src/oncelog/rules/stability.py    last_stable_offset
- *     what comes first, what waits for what     src/oncelog/broker/transactions.py, admission.py
- *     what the client may call                  src/oncelog/rules/txn_session.py
+ *     init, add, verify, end, fence, complete   src/oncelog/rules/transactions/coordinator.py  decide_init ... complete
+ *     append                                    src/oncelog/rules/idempotence/append.py       decide_append
+ *     mark                                      src/oncelog/rules/idempotence/markers.py       decide_marker
+ *     stable offset                             src/oncelog/rules/idempotence/last_stable_offset.py    last_stable_offset
+ *     what comes first, what waits for what     src/oncelog/broker/coordinators/transactions.py, admission.py
+ *     what the client may call                  src/oncelog/rules/transactions/client_session.py
  *
  * Two versions: an epoch per transaction (KIP-890), and with -DCLASSIC the one before. Properties as in
  * sequence.pml, broken variants by -D: see README.md.

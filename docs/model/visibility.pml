@@ -4,10 +4,10 @@
  * lies between the reader's position and any offset up to the last stable one, with the aborted
  * transactions that the index names for it.
  *
- *     last stable offset, index entry  src/oncelog/rules/stability.py   last_stable_offset, stable_offset_after
- *     completed transaction            src/oncelog/rules/marker.py      decide_marker
+ *     last stable offset, index entry  src/oncelog/rules/idempotence/last_stable_offset.py   last_stable_offset, stable_offset_after
+ *     completed transaction            src/oncelog/rules/idempotence/markers.py      decide_marker
  *     index search                     src/oncelog/log/compacted.py     aborted_transactions
- *     filter                           src/oncelog/rules/visibility.py  VisibilityFilter
+ *     filter                           src/oncelog/rules/storage/read_committed.py  VisibilityFilter
  */
 
 #define STABLE 1 /* the last stable offset never goes back */

@@ -23,10 +23,10 @@ from oncelog.types import (
 )
 
 if TYPE_CHECKING:
-    from oncelog.edge.admin import Admin, NewTopic
-    from oncelog.edge.broker import Broker
-    from oncelog.edge.consumer import Consumer
-    from oncelog.edge.producer import Producer
+    from oncelog.client.admin.blocking import Admin, NewTopic
+    from oncelog.client.consumer.blocking import Consumer
+    from oncelog.client.producer.blocking import Producer
+    from oncelog.server.embedded import Broker
 
 __all__ = [
     "Admin",
@@ -46,11 +46,11 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "Admin": "oncelog.edge.admin",
-    "NewTopic": "oncelog.edge.admin",
-    "Broker": "oncelog.edge.broker",
-    "Consumer": "oncelog.edge.consumer",
-    "Producer": "oncelog.edge.producer",
+    "Admin": "oncelog.client.admin.blocking",
+    "NewTopic": "oncelog.client.admin.blocking",
+    "Broker": "oncelog.server.embedded",
+    "Consumer": "oncelog.client.consumer.blocking",
+    "Producer": "oncelog.client.producer.blocking",
 }
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oncelog.edge.async_admin import AsyncAdmin as Admin
-    from oncelog.edge.async_consumer import AsyncConsumer as Consumer
-    from oncelog.edge.producer import AsyncProducer as Producer
+    from oncelog.client.admin.aio import AsyncAdmin as Admin
+    from oncelog.client.consumer.aio import AsyncConsumer as Consumer
+    from oncelog.client.producer.blocking import AsyncProducer as Producer
 
 __all__ = ["Admin", "Consumer", "Producer"]
 
 _HOMES = {
-    "Admin": ("oncelog.edge.async_admin", "AsyncAdmin"),
-    "Consumer": ("oncelog.edge.async_consumer", "AsyncConsumer"),
-    "Producer": ("oncelog.edge.producer", "AsyncProducer"),
+    "Admin": ("oncelog.client.admin.aio", "AsyncAdmin"),
+    "Consumer": ("oncelog.client.consumer.aio", "AsyncConsumer"),
+    "Producer": ("oncelog.client.producer.blocking", "AsyncProducer"),
 }
 
 

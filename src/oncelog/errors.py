@@ -96,7 +96,7 @@ class BrokerError(OncelogError):
     """An error code of the Kafka protocol (org.apache.kafka.common.protocol.Errors).
 
     `code` and `kafka_name` are the protocol's. `retriable` is Java's RetriableException mark;
-    what a producer does about a code in its mode is `oncelog.rules.reactions`.
+    what a producer does about a code in its mode is `oncelog.rules.idempotence.error_policy`.
     """
 
     code: ClassVar[int] = -1

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oncelog_bench import brokers
+from oncelog_bench.brokers import kept, running
+from oncelog_bench.framework import KAFKA, OURS, figure, load, targets_of
+from oncelog_bench.page import write_page
+from oncelog_bench.throughput import read_perf_test
+from oncelog_devtools.apache_kafka import PartMissing
 
-from oncelog.bench import brokers
-from oncelog.bench.brokers import kept, running
-from oncelog.bench.framework import KAFKA, OURS, figure, load, targets_of
-from oncelog.bench.page import write_page
-from oncelog.bench.throughput import read_perf_test
-from oncelog.dev.apache_kafka import PartMissing
 from oncelog.errors import MisuseError, OncelogError
 
 FIELDS = {

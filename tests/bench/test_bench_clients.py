@@ -6,9 +6,8 @@ import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import pytest
-
-from oncelog.bench.brokers import kept
-from oncelog.bench.framework import load, targets_of
+from oncelog_bench.brokers import kept
+from oncelog_bench.framework import load, targets_of
 
 FIELDS = {
     "producers": {"records_per_s", "mb_per_s", "cpu_us_per_record", "rss_mb"},

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from oncelog_bench.framework import NAMES, Metric, Target, compare, figure, interleaved, load, plan_with
+from oncelog_bench.page import markdown_table, put_section, targets_text
 
-from oncelog.bench.framework import NAMES, Metric, Target, compare, figure, interleaved, load, plan_with
-from oncelog.bench.page import markdown_table, put_section, targets_text
 from oncelog.errors import ConfigError
 
 METRIC = Metric("speed", "MB/s", True)
@@ -93,7 +93,7 @@ def test_sizes_are_read_as_their_defaults_types() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_measurement_has_what_the_framework_asks_for(name: str) -> None:
-    assert importlib.util.find_spec(f"oncelog.bench.{name}")
+    assert importlib.util.find_spec(f"oncelog_bench.{name}")
     measurement = load(name)
     assert name == measurement.NAME and measurement.SUMMARY.endswith(".")
     assert measurement.Plan().repeats >= 5 and measurement.Plan().samples_count > 0

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from oncelog_bench import raw_fetch, raw_produce, raw_transactions
+from oncelog_bench.process import cpu_seconds, rss_mb, settle
+from oncelog_bench.raw_fetch import FetchOrder
+from oncelog_bench.raw_produce import ProduceOrder, Sender, Template
+from oncelog_bench.raw_transactions import TransactionOrder
+from oncelog_bench.raw_wire import receive_frame
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
-from oncelog.bench import raw_fetch, raw_produce, raw_transactions
-from oncelog.bench.process import cpu_seconds, rss_mb, settle
-from oncelog.bench.raw_fetch import FetchOrder
-from oncelog.bench.raw_produce import ProduceOrder, Sender, Template
-from oncelog.bench.raw_transactions import TransactionOrder
-from oncelog.bench.raw_wire import receive_frame
-from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.errors import OncelogError
 from oncelog.wire.batch import iter_batches, verify_crc
 from oncelog.wire.frames import decode_request, encode_response

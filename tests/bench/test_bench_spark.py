@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import pytest
+from oncelog_bench.brokers import kept
+from oncelog_bench.framework import load, targets_of
+from oncelog_bench.spark_engine import CONNECTOR, MASTER
 
-from oncelog.bench.brokers import kept
-from oncelog.bench.framework import load, targets_of
-from oncelog.bench.spark_engine import CONNECTOR, MASTER
 from oncelog.spark.session import local_session
 
 FIELDS = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from helpers_broker import RawClient
 
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
 
 
 @pytest.fixture(scope="module")

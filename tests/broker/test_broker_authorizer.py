@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.broker.authorizer import KEPT_BYTES, MAX_KEPT_NAME, AccessByAcls, Authorizer
-from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
-from oncelog.sim.disk import MemoryDisk
+from oncelog.broker.security.authorizer import KEPT_BYTES, MAX_KEPT_NAME, AccessByAcls, Authorizer
+from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.testing.memory_disk import MemoryDisk
 
 READ, TOPIC = Operation.READ, ResourceType.TOPIC
 

@@ -9,7 +9,7 @@ from helpers_broker import RawClient, wait_until
 from helpers_group_node import join, sync
 from helpers_wait import pass_time
 
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import ApiVersionsRequest, DescribeGroupsRequest, LeaveGroupRequest
 

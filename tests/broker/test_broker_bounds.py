@@ -16,18 +16,18 @@ from helpers_log import NOW_MS, config, open_partition, put
 from helpers_log import batch as log_batch
 
 from oncelog import Consumer
-from oncelog.client import consumer_pieces
-from oncelog.client.consumer_pieces import Piece
-from oncelog.client.fetching import PlacedBatch
-from oncelog.edge import server_connection
-from oncelog.edge.broker import Broker, recover_node
+from oncelog.client.consumer import completed_fetch
+from oncelog.client.consumer.completed_fetch import Piece
+from oncelog.client.consumer.fetch_messages import PlacedBatch
 from oncelog.errors import InvalidRecord, MessageTooLarge
 from oncelog.limits import Limits
 from oncelog.log import compaction, validation
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.partition import Partition
-from oncelog.log.reading import StepCost
-from oncelog.rules.visibility import Verdict
+from oncelog.log.reader import StepCost
+from oncelog.rules.storage.read_committed import Verdict
+from oncelog.server import connection as server_connection
+from oncelog.server.embedded import Broker, recover_node
 from oncelog.types import Compression, TopicPartition
 from oncelog.wire import columns, compression, records
 from oncelog.wire.batch import build_batch, read_header, seal
@@ -171,7 +171,7 @@ def test_a_consumer_reads_a_batch_of_more_records_than_are_decoded_at_once(
 
 
 def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_pieces, "SLICE_RECORDS", 7)
+    monkeypatch.setattr(completed_fetch, "SLICE_RECORDS", 7)
     monkeypatch.setattr(iter_records, "__kwdefaults__", {**iter_records.__kwdefaults__, "slice_records": 7})
     data = memoryview(bytes(numbered(20)))
     header = read_header(data)
@@ -188,7 +188,7 @@ def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: py
 
 
 def test_what_stands_before_a_damaged_record_is_handed_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_pieces, "SLICE_RECORDS", 4)
+    monkeypatch.setattr(completed_fetch, "SLICE_RECORDS", 4)
     monkeypatch.setattr(iter_records, "__kwdefaults__", {**iter_records.__kwdefaults__, "slice_records": 4})
     good = _RECORD * 10
     tail = struct.pack(">hiqqqhii", 0, 11, NOW_MS, NOW_MS, -1, -1, -1, 12) + good + b"\x0e\0\0\0\2k\1\2" * 2
@@ -341,7 +341,7 @@ def test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_jo
 def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The look-up goes on in steps; another client's request is answered before the last of them."""
     limits = Limits(search_step_cost=2)
-    monkeypatch.setattr("oncelog.edge.broker.recover_node", partial(recover_node, limits=limits))
+    monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
     answered_at: list[int] = []
     steps: list[int] = []
     original = Partition.search_timestamp

@@ -16,15 +16,15 @@ from helpers_wait import pause, wait_until
 from oncelog import Broker, Consumer, OffsetAndMetadata, Producer, TopicPartition
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
-from oncelog.dev.served import ServedBroker
-from oncelog.edge.broker import recover_node
-from oncelog.edge.clock import Clock
-from oncelog.edge.disk import RealDisk
 from oncelog.limits import Limits
-from oncelog.rules.offsets import CommittedOffset
-from oncelog.rules.sending import Identity
-from oncelog.rules.transaction_entry import TransactionState
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.transactions.entry import TransactionState
+from oncelog.runtime.clock import Clock
+from oncelog.server.disk import RealDisk
+from oncelog.server.embedded import recover_node
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import ConsumerGroupMetadata, Origin
 from oncelog.wire.batch import build_batch
 from oncelog.wire.records import NewRecord
@@ -266,7 +266,7 @@ def _log_bytes(directory: Path) -> int:
 
 def test_a_group_goes_on_after_its_log_was_compacted(tmp_path: Path) -> None:
     with (
-        patch("oncelog.edge.broker.recover_node", partial(recover_node, limits=SHORT)),
+        patch("oncelog.server.embedded.recover_node", partial(recover_node, limits=SHORT)),
         Broker(tmp_path, config={**QUICK, "offsets.topic.num.partitions": 1}) as broker,
     ):
         servers = broker.bootstrap_servers

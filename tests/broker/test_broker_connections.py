@@ -13,9 +13,9 @@ from helpers_broker import RawClient, batch, fetch_request, produce_request, spl
 
 from oncelog.broker.node import Node
 from oncelog.broker.stepwise import MAX_LARGE
-from oncelog.edge.broker import Broker
-from oncelog.edge.chores import ChoreDriver
-from oncelog.rules.offsets import CommittedOffset
+from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.server.background import ChoreDriver
+from oncelog.server.embedded import Broker
 from oncelog.types import TopicPartition
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import (

@@ -10,11 +10,11 @@ import pytest
 from helpers_fuzz import NOW_MS, open_node
 
 from oncelog.broker.node import Node, Request
-from oncelog.broker.waiting import Deferred
+from oncelog.broker.purgatory import Deferred
 from oncelog.log.partition import Partition
-from oncelog.rules.offsets import CommittedOffset
-from oncelog.rules.sending import Identity
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader

@@ -16,20 +16,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from oncelog.broker import topics as topics_module
+from oncelog.broker.coordinators.internal_topic import StateTopic
+from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.node import Node, Request
-from oncelog.broker.offsets import Offsets
 from oncelog.broker.state_file import write_state
-from oncelog.broker.state_topic import StateTopic
-from oncelog.broker.topics import FILE_NAME, NewTopic, Topics
+from oncelog.broker.topics import topics as topics_module
+from oncelog.broker.topics.topics import FILE_NAME, NewTopic, Topics
 from oncelog.config import BROKER
-from oncelog.edge.broker import Broker, open_node
-from oncelog.edge.clock import Clock
 from oncelog.errors import KafkaStorageError, NotCoordinator, StorageError
 from oncelog.log import store
 from oncelog.log.manager import LogManager
-from oncelog.rules.offsets import CommittedOffset
-from oncelog.rules.sending import Identity
+from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.runtime.clock import Clock
+from oncelog.server.embedded import Broker, open_node
 from oncelog.types import TopicPartition
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.message import Message

@@ -11,8 +11,8 @@ from helpers_broker import RawClient, batch
 from helpers_producer import producer_of
 
 from oncelog import Broker
-from oncelog.broker.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from oncelog.broker.state_topic import partition_for
+from oncelog.broker.coordinators.internal_topic import partition_for
+from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from oncelog.errors import NotCoordinator
 from oncelog.wire import messages as m
 
@@ -203,7 +203,7 @@ def test_a_record_that_means_nothing_is_named_with_its_offset(
     directory = data / f"{TRANSACTION_STATE}-{partition_for('a', PARTITIONS)}"
     log = directory / f"{0:020}.log"
     size = log.stat().st_size
-    from oncelog.broker.transaction_log import encode_key
+    from oncelog.broker.coordinators.transaction_log import encode_key
     from oncelog.wire.batch import build_batch, iter_batches, stamp
     from oncelog.wire.records import NewRecord
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from helpers_broker import RawClient, batch, wait_until
 
-from oncelog.edge.broker import Broker
-from oncelog.edge.chores import ChoreDriver
 from oncelog.limits import DEFAULT_LIMITS
-from oncelog.log.chores import Kind, RunningJob
+from oncelog.log.background import Kind, RunningJob
+from oncelog.server.background import ChoreDriver
+from oncelog.server.embedded import Broker
 from oncelog.types import Compression
 from oncelog.wire.message import Message
 from oncelog.wire.messages import (

@@ -14,11 +14,11 @@ from helpers_broker import RawClient, assert_unanswered, batch, produce_request
 from helpers_wait import wait_until
 
 from oncelog import errors
-from oncelog.broker import topics
-from oncelog.edge import disk
-from oncelog.edge.broker import Broker
-from oncelog.edge.disk import RealDisk, RealFile
+from oncelog.broker.topics import topics as topics_topics
 from oncelog.errors import StorageError
+from oncelog.server import disk
+from oncelog.server.disk import RealDisk, RealFile
+from oncelog.server.embedded import Broker
 from oncelog.wire.messages import CreatePartitionsRequest, CreateTopicsRequest, MetadataRequest
 
 
@@ -235,6 +235,6 @@ def test_a_topic_that_cannot_be_made_by_its_first_use_does_not_end_the_connectio
     )
     with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
         with monkeypatch.context() as patch:
-            patch.setattr(topics, "write_state", no_room)
+            patch.setattr(topics_topics, "write_state", no_room)
             assert client.ask(wanted, 9).topics[0].error_code == errors.KafkaStorageError.code
         assert client.ask(wanted, 9).topics[0].error_code == 0

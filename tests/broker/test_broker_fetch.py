@@ -11,7 +11,7 @@ import pytest
 from helpers_broker import RawClient, batch, fetch_request, split_batches, wait_until
 
 from oncelog import errors
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
 from oncelog.wire.messages import FetchRequest, FetchResponse
 
 

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog import errors
-from oncelog.broker.groups import GroupCoordinator
-from oncelog.broker.offsets import Offsets
-from oncelog.broker.state_topic import StateTopic
-from oncelog.edge.broker import Broker
+from oncelog.broker.coordinators.groups import GroupCoordinator
+from oncelog.broker.coordinators.internal_topic import StateTopic
+from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.limits import Limits
+from oncelog.server.embedded import Broker
 from oncelog.wire.messages import (
     ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from helpers_group_node import GroupNode, commit, create, heartbeat, join, sync
 
-from oncelog.rules.consumer_group import ConsumerGroup
-from oncelog.rules.group import ClassicGroup
-from oncelog.rules.group_member import GroupState
+from oncelog.rules.groups.classic import ClassicGroup
+from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.groups.consumer import ConsumerGroup
 from oncelog.wire.messages import HeartbeatRequest, LeaveGroupRequest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers_broker import RawClient, wait_until
 
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
 from oncelog.wire.messages import (
     DescribeGroupsRequest,
     JoinGroupRequest,

@@ -18,10 +18,10 @@ from helpers_security import make_certificates, secured_broker
 from helpers_wait import pass_time, wait_until
 
 from oncelog.config import BROKER
-from oncelog.dev.served import ServedBroker
-from oncelog.edge import listener, server
-from oncelog.edge.broker import Broker
 from oncelog.errors import ConfigError
+from oncelog.server import listener, server
+from oncelog.server.embedded import Broker
+from oncelog.testing.broker_process import ServedBroker
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import ApiVersionsRequest, MetadataRequest
 

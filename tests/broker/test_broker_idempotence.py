@@ -6,12 +6,12 @@ import pytest
 from helpers_broker import RawClient, batch, produce_request
 from helpers_wait import pass_time, wait_until
 
-from oncelog.edge.broker import Broker
 from oncelog.errors import (
     InvalidProducerEpoch,
     InvalidRecord,
     OutOfOrderSequenceNumber,
 )
+from oncelog.server.embedded import Broker
 from oncelog.wire.messages import (
     DeleteTopicsRequest,
     DescribeProducersRequest,

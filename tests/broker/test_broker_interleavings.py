@@ -12,19 +12,19 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
+from oncelog_simulator.coordinator_state import after_resume, differences, live_state, replayed_state
 
 from oncelog.broker.node import Node, Request
-from oncelog.broker.waiting import Deferred
+from oncelog.broker.purgatory import Deferred
 from oncelog.config import BROKER
 from oncelog.errors import ConcurrentTransactions, CoordinatorNotAvailable, KafkaStorageError, NotCoordinator
 from oncelog.limits import Limits
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
-from oncelog.rules.offsets import CommittedOffset
-from oncelog.rules.sending import Identity
-from oncelog.rules.transaction_entry import TransactionState
-from oncelog.sim.coordinator_state import after_resume, differences, live_state, replayed_state
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.transactions.entry import TransactionState
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader

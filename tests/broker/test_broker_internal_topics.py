@@ -9,8 +9,8 @@ import pytest
 from helpers_broker import RawClient
 
 from oncelog import Admin, Broker
-from oncelog.broker.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE
-from oncelog.client.admin_types import ConfigResource
+from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE
+from oncelog.client.admin.types import ConfigResource
 from oncelog.wire.messages import CreateTopicsRequest
 
 INVALID_CONFIG = 40

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers_broker import RawClient
 
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
 from oncelog.wire.messages import CreatePartitionsRequest, DeleteTopicsRequest, MetadataRequest
 
 COUNT = 130

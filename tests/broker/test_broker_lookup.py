@@ -8,7 +8,7 @@ import pytest
 from helpers_broker import RawClient, batch, produce_request
 
 from oncelog import errors
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import (
     ApiVersionsRequest,

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from helpers_log import values_and_markers
 
-from oncelog.broker.admission import Admission, Dialect
-from oncelog.broker.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from oncelog.broker.coordinators.transaction_verification import Admission, Dialect
+from oncelog.broker.coordinators.transactions import MARKERS_REACH_THE_DISK_MS, TransactionCoordinator
 from oncelog.broker.node import Node
-from oncelog.broker.transactions import MARKERS_REACH_THE_DISK_MS, TransactionCoordinator
 from oncelog.config import BROKER
-from oncelog.edge.broker import recover_node
-from oncelog.edge.clock import Clock
-from oncelog.edge.disk import RealDisk
 from oncelog.limits import Limits
-from oncelog.rules.offsets import CommittedOffset
-from oncelog.rules.sending import Identity
-from oncelog.rules.transaction_entry import EXHAUSTED_EPOCH, NO_ID
+from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH, NO_ID
+from oncelog.runtime.clock import Clock
+from oncelog.server.disk import RealDisk
+from oncelog.server.embedded import recover_node
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.header import iter_batches

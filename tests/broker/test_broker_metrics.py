@@ -20,14 +20,14 @@ from helpers_broker import RawClient, batch, wait_until
 from helpers_fuzz import open_node
 from prometheus_client.parser import text_string_to_metric_families
 
-from oncelog.broker.events import AppendEvent
+from oncelog.broker.append_events import AppendEvent
 from oncelog.broker.metrics import GAUGES, Metrics, to_prometheus_text
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
-from oncelog.edge.broker import Broker, check_metrics
-from oncelog.edge.metrics_server import MAX_CONNECTIONS, MetricsServer
 from oncelog.errors import ConfigError, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequenceNumber
-from oncelog.sim.disk import MemoryDisk
+from oncelog.server.embedded import Broker, check_metrics
+from oncelog.server.metrics_http import MAX_CONNECTIONS, MetricsServer
+from oncelog.testing.memory_disk import MemoryDisk
 
 ALERTS = Path(__file__).parents[2] / "docs" / "alerts.yml"
 

@@ -18,14 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oncelog.broker.node import Node
-from oncelog.broker.topic_file import FILE_NAME
+from oncelog.broker.topics.file import FILE_NAME
 from oncelog.config import BROKER
 from oncelog.limits import Limits
-from oncelog.log.chores import Job
+from oncelog.log.background import Job
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
-from oncelog.rules.sending import Identity
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Isolation, Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.records import NewRecord

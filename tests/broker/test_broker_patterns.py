@@ -10,15 +10,20 @@ from helpers_broker import RawClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.broker.consumer_group_log import encode_entry
-from oncelog.broker.patterns import MAX_PATTERN_BYTES, MAX_UNICODE_CLASSES, Pattern, TopicPatterns
+from oncelog.broker.coordinators.consumer_group_log import encode_entry
+from oncelog.broker.coordinators.patterns import (
+    MAX_PATTERN_BYTES,
+    MAX_UNICODE_CLASSES,
+    Pattern,
+    TopicPatterns,
+)
 from oncelog.config import BROKER
-from oncelog.edge.broker import Broker, open_node, recover_node
-from oncelog.edge.clock import Clock
 from oncelog.errors import InvalidRegularExpression
 from oncelog.limits import DEFAULT_LIMITS, Limits
-from oncelog.log.chores import Chores
-from oncelog.rules.consumer_group import CURRENT, EPOCH, MEMBER, Beat, ConsumerGroup, Entry
+from oncelog.log.background import Chores
+from oncelog.rules.groups.consumer import CURRENT, EPOCH, MEMBER, Beat, ConsumerGroup, Entry
+from oncelog.runtime.clock import Clock
+from oncelog.server.embedded import Broker, open_node, recover_node
 from oncelog.wire.messages import (
     ConsumerGroupHeartbeatRequest,
     InitProducerIdRequest,
@@ -197,7 +202,7 @@ def test_a_long_list_of_transactional_ids_is_matched_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = Limits(pattern_step_cost=1)
-    monkeypatch.setattr("oncelog.edge.broker.recover_node", partial(recover_node, limits=limits))
+    monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
     with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
         for index in range(3):
             init = InitProducerIdRequest(transactional_id=f"stepwise-{index}", transaction_timeout_ms=60_000)

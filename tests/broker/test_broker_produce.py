@@ -8,7 +8,7 @@ import pytest
 from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches
 
 from oncelog import errors
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
 from oncelog.types import Compression
 from oncelog.wire.messages import ProduceRequest
 from oncelog.wire.records import decode_records

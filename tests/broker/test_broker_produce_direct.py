@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from helpers_broker import batch, produce_request
 
-from oncelog.broker.apis.produce_direct import FIRST_ID_VERSION, FIRST_VERSION, LAST_VERSION, answer
+from oncelog.broker.handlers.produce_direct import FIRST_ID_VERSION, FIRST_VERSION, LAST_VERSION, answer
 from oncelog.broker.metrics import Metrics
 from oncelog.broker.node import Node, Request
 from oncelog.config import BROKER
-from oncelog.edge.broker import open_node
-from oncelog.edge.clock import Clock
 from oncelog.errors import UnknownTopicId
-from oncelog.rules.sending import Identity
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.runtime.clock import Clock
+from oncelog.server.embedded import open_node
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import decode_request, encode_request, encode_response

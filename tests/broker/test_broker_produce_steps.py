@@ -12,14 +12,14 @@ from helpers_fuzz import NOW_MS, open_node
 from helpers_log import marker, put, put_marker
 from helpers_wait import wait_until
 
-from oncelog.broker.apis import produce
+from oncelog.broker.handlers import produce
 from oncelog.broker.node import Node, Request
-from oncelog.broker.waiting import Deferred
-from oncelog.edge.broker import Broker
-from oncelog.edge.chores import ChoreDriver
+from oncelog.broker.purgatory import Deferred
 from oncelog.errors import InvalidRecord, InvalidTxnState, TransactionAbortable, UnknownTopicId
-from oncelog.rules.sending import Identity
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.server.background import ChoreDriver
+from oncelog.server.embedded import Broker
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Compression
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader, encode_request

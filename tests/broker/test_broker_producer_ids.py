@@ -10,9 +10,14 @@ from helpers_broker import RawClient, batch
 from helpers_producer import producer_of
 
 from oncelog import Broker
-from oncelog.broker.producer_ids import FILE_NAME, IDS_PER_MS_BITS, ProducerIds, first_producer_id
+from oncelog.broker.coordinators.producer_ids import (
+    FILE_NAME,
+    IDS_PER_MS_BITS,
+    ProducerIds,
+    first_producer_id,
+)
 from oncelog.errors import StorageError
-from oncelog.sim.disk import MemoryDisk
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire import messages as m
 
 NOW_MS = 1_790_000_000_000

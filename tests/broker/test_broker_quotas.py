@@ -13,14 +13,15 @@ from helpers_broker import RawClient, assert_unanswered, batch, produce_request
 from helpers_wait import LIMIT_S, HeldTimers, pass_time, stop_clock, wait_until
 
 from oncelog import Admin, Broker, NewTopic, Producer
-from oncelog.broker import quotas
+from oncelog.broker import quota_manager
 from oncelog.broker.node import Node
-from oncelog.broker.quotas import FILE_NAME, Quotas
+from oncelog.broker.quota_manager import FILE_NAME, Quotas
 from oncelog.config import BROKER
-from oncelog.edge import server_connection, throttle
-from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError, StorageError, ThrottlingQuotaExceeded
-from oncelog.rules.quotas import DEFAULT, Payer, QuotaEntity
+from oncelog.rules.limits.quotas import DEFAULT, Payer, QuotaEntity
+from oncelog.server import connection as server_connection
+from oncelog.server import throttle
+from oncelog.server.disk import RealDisk
 from oncelog.wire import messages as m
 from oncelog.wire.frames import encode_request
 
@@ -274,7 +275,7 @@ def test_connections(limited: Broker, admin: Admin) -> None:
 
 
 def test_memory_is_bounded_whatever_clients_call_themselves(tmp_path: Path) -> None:
-    held = quotas.Quotas(RealDisk(tmp_path), BROKER.parse({}), {}, max_shares=100)
+    held = quota_manager.Quotas(RealDisk(tmp_path), BROKER.parse({}), {}, max_shares=100)
     held.alter(QuotaEntity(client_id=DEFAULT), [("producer_byte_rate", 10.0)], is_test=False)
     for number in range(1_000):
         held.charge("producer_byte_rate", Payer("u", f"client-{number}"), 10, number * 100)

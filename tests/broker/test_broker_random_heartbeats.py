@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from helpers_group_node import GroupNode, create, heartbeat
+from oncelog_simulator.limits import draw_limits
 
-from oncelog.sim.limits import draw_limits
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, DeleteTopicsRequest
 
 TOPICS = ("t0", "t1", "t22", "u0", "u1")

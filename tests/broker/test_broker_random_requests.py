@@ -23,20 +23,20 @@ from random import Random
 from typing import Any
 
 import pytest
+from oncelog_simulator.coordinator_state import differences, live_state, replayed_state
+from oncelog_simulator.limits import draw_limits
 
+from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.broker.node import Node, Request
-from oncelog.broker.transactions import TransactionCoordinator
-from oncelog.broker.waiting import Deferred
+from oncelog.broker.purgatory import Deferred
 from oncelog.config import BROKER
 from oncelog.errors import BrokerError, KafkaStorageError, StorageError
-from oncelog.log.chores import Job
+from oncelog.log.background import Job
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
-from oncelog.rules.hanging import KnownTransaction, OpenTransaction, why_hanging
-from oncelog.rules.sending import MAX_EPOCH, Identity
-from oncelog.sim.coordinator_state import differences, live_state, replayed_state
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
-from oncelog.sim.limits import draw_limits
+from oncelog.rules.idempotence.sequencer import MAX_EPOCH, Identity
+from oncelog.rules.transactions.hanging import KnownTransaction, OpenTransaction, why_hanging
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader

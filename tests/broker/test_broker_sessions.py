@@ -7,8 +7,8 @@ from itertools import count
 import pytest
 from helpers_broker import fetch_request
 
-from oncelog.broker.sessions import FetchSessions
-from oncelog.broker.waiting import Deferred, FetchWait, FetchWaits
+from oncelog.broker.fetch_sessions import FetchSessions
+from oncelog.broker.purgatory import Deferred, FetchWait, FetchWaits
 from oncelog.errors import FetchSessionIdNotFound
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.types import TopicPartition

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog import Broker
-from oncelog.broker.dynamic_config import FILE_NAME as CONFIGS_FILE
-from oncelog.broker.topics import FILE_NAME
+from oncelog.broker.settings.dynamic_config import FILE_NAME as CONFIGS_FILE
+from oncelog.broker.topics.topics import FILE_NAME
 from oncelog.config import BROKER, TOPIC
-from oncelog.edge.disk import RealDisk
 from oncelog.errors import (
     ConfigError,
     InvalidCommitOffsetSize,
@@ -26,8 +25,9 @@ from oncelog.errors import (
     MessageTooLarge,
     StorageError,
 )
-from oncelog.rules.authorization import Operation, Permission, ResourceType
-from oncelog.rules.consumer_group import Beat, ConsumerGroup
+from oncelog.rules.groups.consumer import Beat, ConsumerGroup
+from oncelog.rules.security.authorization import Operation, Permission, ResourceType
+from oncelog.server.disk import RealDisk
 from oncelog.wire import messages as m
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest as Heartbeat
 from oncelog.wire.messages import DescribeConfigsRequest as Describe

@@ -9,7 +9,7 @@ import pytest
 from helpers_fuzz import NOW_MS, open_node
 
 from oncelog.errors import StorageError
-from oncelog.sim.disk import MemoryDisk
+from oncelog.testing.memory_disk import MemoryDisk
 
 FILES = ("oncelog-topics.json", "oncelog-producer-ids.json")
 SETTINGS = {"cleanup.policy": "compact", "retention.ms": "60000"}

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from helpers_fuzz import NOW_MS, open_node
 
-from oncelog.broker.apis.delete_acls import MAX_REPEATED
-from oncelog.broker.authorizer import Authorizer
-from oncelog.broker.markers import MARKER_COST, Marker, write_marker
+from oncelog.broker.coordinators.markers import MARKER_COST, Marker, write_marker
+from oncelog.broker.coordinators.transactions import MAX_MARKERS_AT_ONCE
+from oncelog.broker.handlers.delete_acls import MAX_REPEATED
 from oncelog.broker.node import Node, Request
+from oncelog.broker.purgatory import Deferred
+from oncelog.broker.security.authorizer import Authorizer
 from oncelog.broker.stepwise import FREE_STEPS, MAX_LARGE, StepQueue
-from oncelog.broker.topic_file import FILE_NAME
-from oncelog.broker.topics import Topic
-from oncelog.broker.transactions import MAX_MARKERS_AT_ONCE
-from oncelog.broker.waiting import Deferred
+from oncelog.broker.topics.file import FILE_NAME
+from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     NotCoordinator,
     PolicyViolation,
@@ -29,11 +29,11 @@ from oncelog.errors import (
     UnstableOffsetCommit,
 )
 from oncelog.limits import DEFAULT_LIMITS
-from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
-from oncelog.rules.offsets import CommittedOffset
-from oncelog.rules.sending import Identity
-from oncelog.rules.transaction_entry import TransactionState
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.transactions.entry import TransactionState
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader

@@ -16,13 +16,13 @@ from helpers_faulty_disk import Fault, FaultyDisk
 from helpers_log import NOW_MS, batch, read_all
 
 from oncelog.broker.stepwise import run_work
-from oncelog.broker.takeover import take_over
-from oncelog.broker.topics import Topic, Topics
+from oncelog.broker.topics.takeover import take_over
+from oncelog.broker.topics.topics import Topic, Topics
 from oncelog.config import BROKER
 from oncelog.errors import BrokerError, StorageError
 from oncelog.log.checkpoint import write_partition_metadata
 from oncelog.log.manager import LogManager
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Origin
 
 SETTINGS = BROKER.parse({})

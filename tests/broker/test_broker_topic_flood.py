@@ -8,11 +8,11 @@ import pytest
 from helpers_broker import RawClient
 from helpers_fuzz import NOW_MS, open_node
 
-from oncelog.broker.topics import FILE_NAME, NewTopic, Topic
-from oncelog.edge.broker import Broker
+from oncelog.broker.topics.topics import FILE_NAME, NewTopic, Topic
 from oncelog.errors import InvalidTopicException, PolicyViolation, StorageError, TopicAlreadyExists
 from oncelog.log.manager import LogManager
-from oncelog.sim.disk import MemoryDisk
+from oncelog.server.embedded import Broker
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.messages import CreatePartitionsRequest, CreateTopicsRequest, MetadataRequest
 
 POLICY_VIOLATION = PolicyViolation.code

@@ -17,8 +17,8 @@ from helpers_faulty_disk import Fault, FaultyDisk
 from helpers_log import batch, read_all
 
 from oncelog.broker.node import Node, Request
-from oncelog.broker.topics import Topic
-from oncelog.broker.waiting import Deferred
+from oncelog.broker.purgatory import Deferred
+from oncelog.broker.topics.topics import Topic
 from oncelog.config import BROKER
 from oncelog.errors import (
     InvalidPartitions,
@@ -30,7 +30,7 @@ from oncelog.errors import (
 )
 from oncelog.limits import Limits
 from oncelog.log.manager import LogManager
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Origin
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import (

@@ -11,10 +11,10 @@ from helpers_broker import RawClient, batch
 from helpers_fuzz import NOW_MS, open_node
 
 from oncelog import errors
-from oncelog.broker.topic_file import FILE_NAME
-from oncelog.edge.broker import Broker
-from oncelog.edge.disk import RealDisk
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.broker.topics.file import FILE_NAME
+from oncelog.server.disk import RealDisk
+from oncelog.server.embedded import Broker
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.messages import (
     AlterConfigsRequest,

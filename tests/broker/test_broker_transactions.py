@@ -12,14 +12,12 @@ from helpers_broker import RawClient
 from helpers_group_node import GroupNode, create
 from helpers_log import values_and_markers
 
-from oncelog.broker import transactions as coordinator
-from oncelog.broker.markers import Marker
+from oncelog.broker.coordinators import transactions as coordinator
+from oncelog.broker.coordinators.internal_topic import Written, must_wait, partition_for, when_durable
+from oncelog.broker.coordinators.markers import Marker
 from oncelog.broker.node import Answer, Node, Request
-from oncelog.broker.state_topic import Written, must_wait, partition_for, when_durable
-from oncelog.broker.waiting import Deferred
+from oncelog.broker.purgatory import Deferred
 from oncelog.config import BROKER
-from oncelog.edge.broker import Broker, open_node
-from oncelog.edge.clock import Clock
 from oncelog.errors import (
     BrokerError,
     InvalidTopicException,
@@ -30,10 +28,12 @@ from oncelog.errors import (
     UnstableOffsetCommit,
 )
 from oncelog.log.manager import LogManager
-from oncelog.rules.offsets import CommittedOffset
-from oncelog.rules.sending import Identity
-from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
+from oncelog.runtime.clock import Clock
+from oncelog.server.embedded import Broker, open_node
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader

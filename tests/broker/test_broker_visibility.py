@@ -13,16 +13,16 @@ from helpers_broker import RawClient, batch, fetch_request, produce_request, spl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.broker.internal_topics import CONSUMER_OFFSETS
-from oncelog.broker.markers import Marker, write_marker
+from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS
+from oncelog.broker.coordinators.markers import Marker, write_marker
 from oncelog.broker.node import Node, Request
-from oncelog.broker.waiting import Deferred
+from oncelog.broker.purgatory import Deferred
 from oncelog.config import BROKER
-from oncelog.edge.broker import Broker, recover_node
-from oncelog.edge.clock import Clock
 from oncelog.log.disk import SyncFailed
 from oncelog.log.partition import Partition
-from oncelog.sim.disk import MemoryDisk
+from oncelog.runtime.clock import Clock
+from oncelog.server.embedded import Broker, recover_node
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import RequestHeader

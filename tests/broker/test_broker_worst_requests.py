@@ -1,7 +1,7 @@
 """The worst requests of a given size, for each API: what the broker reads, keeps and answers is bounded.
 
-The catalogue is `oncelog.bench.worst_requests`. Work is counted in elements and bytes, never in seconds. The
-limits are a fiftieth of the real ones here, and so is what a request may cost.
+The catalogue is `oncelog_devtools.worst_requests`. Work is counted in elements and bytes, never in seconds.
+The limits are a fiftieth of the real ones here, and so is what a request may cost.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from helpers_broker import RawClient
 from helpers_fuzz import NOW_MS, open_node
+from oncelog_devtools.worst_requests import WorstRequest, by_hand, from_tables, worst_requests
 
-from oncelog.bench.worst_requests import WorstRequest, by_hand, from_tables, worst_requests
 from oncelog.broker import request_limits
-from oncelog.broker.apis import describe_configs
+from oncelog.broker.handlers import describe_configs
 from oncelog.broker.node import Node, Request
+from oncelog.broker.purgatory import Deferred
 from oncelog.broker.registry import OFFERED
 from oncelog.broker.request_limits import MAX_BYTES, MAX_NAMES, MAX_PARTITIONS, MAX_TOPICS, max_elements
-from oncelog.broker.waiting import Deferred
-from oncelog.edge import server_connection
-from oncelog.edge.broker import Broker
 from oncelog.errors import OncelogError, PeerError
-from oncelog.sim.disk import MemoryDisk
+from oncelog.server import connection as server_connection
+from oncelog.server.embedded import Broker
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.frames import decode_request_header, encode_response
 from oncelog.wire.message import Api, Part
 from oncelog.wire.messages import API_BY_NAME, DescribeConfigsRequest, DescribeGroupsRequest

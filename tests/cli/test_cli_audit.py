@@ -14,12 +14,12 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("pyspark")
 
-import oncelog.spark.audit
+import oncelog.spark.audit.audit
 import oncelog.spark.session
+from oncelog.audit.partition import PartitionTotals
 from oncelog.cli.main import cli
 from oncelog.errors import ConfigError
-from oncelog.rules.audit import PartitionTotals
-from oncelog.spark.audit import AuditFinding, AuditResult, Difference, KeyTotals
+from oncelog.spark.audit.audit import AuditFinding, AuditResult, Difference, KeyTotals
 from oncelog.types import TopicPartition
 
 FINDING = AuditFinding(
@@ -58,8 +58,8 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(paths=paths, **options)
         return asked["result"]
 
-    monkeypatch.setattr(oncelog.spark.audit, "audit_topic", audit_topic)
-    monkeypatch.setattr(oncelog.spark.audit, "audit_files", audit_files)
+    monkeypatch.setattr(oncelog.spark.audit.audit, "audit_topic", audit_topic)
+    monkeypatch.setattr(oncelog.spark.audit.audit, "audit_files", audit_files)
     return asked
 
 

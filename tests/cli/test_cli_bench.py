@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from oncelog_bench.cli import command
+from oncelog_bench.framework import NAMES
+from oncelog_bench.idempotence import METRICS, available_clients
+from oncelog_bench.page import write_page
 
-from oncelog.bench.framework import NAMES
-from oncelog.bench.idempotence import METRICS, available_clients
-from oncelog.bench.page import write_page
-from oncelog.cli.bench import command
 from oncelog.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -193,11 +193,16 @@ def test_every_command_goes_where_the_environment_says(name: str, monkeypatch: p
     monkeypatch.setenv("ONCELOG_BOOTSTRAP_SERVERS", "named.example:7")
     monkeypatch.setattr("sys.stdin", io.StringIO("password\n"))
     # All are imported first: one that came later would keep the stand-in.
-    names = ("edge.cluster", "edge.async_admin", "edge.async_consumer", "edge.producer")
+    names = (
+        "client.connection.cluster",
+        "client.admin.aio",
+        "client.consumer.aio",
+        "client.producer.blocking",
+    )
     for module in [importlib.import_module(f"oncelog.{name}") for name in names]:
         monkeypatch.setattr(module, "parse_bootstrap", refuse)
     monkeypatch.setattr("oncelog.spark.session.local_session", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr("oncelog.spark.audit.audit_topic", refuse)
+    monkeypatch.setattr("oncelog.spark.audit.audit.audit_topic", refuse)
     got = oncelog(*name.split(), *ARGUMENTS.get(name, []))
     assert got.code != 2, got.err
     assert asked and "named.example:7" in str(asked), (got.err, asked)

@@ -16,26 +16,26 @@ import pytest
 from click.testing import CliRunner
 from helpers_broker import wait_until
 from helpers_browser import chromium
-from playwright.sync_api import Browser
-
-from oncelog.cli.demo import command
-from oncelog.demo.enriching import Job
-from oncelog.demo.flights import (
+from oncelog_demo.cli import command
+from oncelog_demo.driver_kill import _Driver, choose_moment
+from oncelog_demo.enriching import Job
+from oncelog_demo.flights import (
     RESULT_COLUMNS,
     TOTAL_ROWS,
     delays_by_carrier_and_hour,
     enriched_truth,
     load_flights,
 )
-from oncelog.demo.killing import _Driver, choose_moment
-from oncelog.demo.lanes import Ended, rows_that, tell_lanes, with_rows
-from oncelog.demo.loading import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Load, Semantics, run_load
-from oncelog.demo.pictures import counts_picture, delay_picture, lanes_picture, sequences_picture
-from oncelog.demo.run import create_topics
-from oncelog.demo.story import Happened, Mark, count_faults, first_lost_acknowledgement, tell
-from oncelog.demo.svg import bar_chart, mix, nice_ticks
-from oncelog.dev.served import ServedBroker
-from oncelog.faults import Action, BatchSummary, Direction, Fate, Outcome, Rule, WireEvent
+from oncelog_demo.loading import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Load, Semantics, run_load
+from oncelog_demo.pictures import counts_picture, delay_picture, lanes_picture, sequences_picture
+from oncelog_demo.run import create_topics
+from oncelog_demo.sink_attempts import Ended, rows_that, tell_lanes, with_rows
+from oncelog_demo.timeline import Happened, Mark, count_faults, first_lost_acknowledgement, tell
+from oncelog_devtools.svg_charts import bar_chart, mix, nice_ticks
+from playwright.sync_api import Browser
+
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.proxy import Action, BatchSummary, Direction, Fate, Outcome, Rule, WireEvent
 
 # -- the story, from events ----------------------------------------------------------------------------
 

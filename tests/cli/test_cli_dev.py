@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from helpers_broker import wait_until
+from oncelog_devtools import apache_kafka, cluster_state
 
-from oncelog.dev import apache_kafka, standing
 from oncelog.errors import MisuseError
 
 
@@ -40,7 +40,7 @@ def test_a_node_has_its_temporary_files_in_its_own_directory(
 @pytest.fixture
 def directory(tmp_path: Path, kafka_class_path: str) -> Iterator[Path]:
     yield tmp_path / "kafka"
-    standing.stop(tmp_path / "kafka")
+    cluster_state.stop(tmp_path / "kafka")
 
 
 @contextlib.contextmanager
@@ -69,7 +69,7 @@ def test_in_the_foreground_a_signal_stops_the_cluster(directory: Path, number: s
     with launched(directory, "--foreground") as command:
         assert command.stdout is not None
         address = command.stdout.readline().strip()
-        (node,) = standing.find(directory)
+        (node,) = cluster_state.find(directory)
         assert address == f"127.0.0.1:{node.port}"
         assert nodes_of(directory) == [node.pid]
         command.send_signal(number)
@@ -78,19 +78,19 @@ def test_in_the_foreground_a_signal_stops_the_cluster(directory: Path, number: s
 
 
 def test_a_killed_node_is_started_again_and_ports_stay(directory: Path) -> None:
-    started = standing.start_kafka(directory, nodes=2, properties={})
+    started = cluster_state.start_kafka(directory, nodes=2, properties={})
     os.kill(started[0].pid, signal.SIGKILL)
     wait_until(lambda: not started[0].is_running)
     with pytest.raises(MisuseError, match="keep the settings they had"):
-        standing.start_kafka(directory, nodes=2, properties={"num.partitions": 2})
-    again = standing.start_kafka(directory, nodes=2, properties={})
+        cluster_state.start_kafka(directory, nodes=2, properties={"num.partitions": 2})
+    again = cluster_state.start_kafka(directory, nodes=2, properties={})
     assert [node.port for node in again] == [node.port for node in started]
     assert again[1] == started[1] and again[0].pid != started[0].pid
-    assert sorted(nodes_of(directory)) == sorted(node.pid for node in standing.find(directory))
+    assert sorted(nodes_of(directory)) == sorted(node.pid for node in cluster_state.find(directory))
     with pytest.raises(MisuseError, match="a cluster runs on"):
-        standing.start_kafka(directory, nodes=2, properties={})
-    standing.stop(directory)
-    anew = standing.start_kafka(directory, nodes=2, properties={})
+        cluster_state.start_kafka(directory, nodes=2, properties={})
+    cluster_state.stop(directory)
+    anew = cluster_state.start_kafka(directory, nodes=2, properties={})
     assert [node.port for node in anew] == [node.port for node in started]
 
 
@@ -112,12 +112,12 @@ def test_killed_nodes_are_all_launched_before_one_is_waited_for(
 
     home = str(tmp_path / "node-{}" / "server.properties")
     rows = [(name, 9000 + name, os.getpid(), home.format(name), "") for name in range(1, 5)]
-    (tmp_path / standing.FILE_NAME).write_text(json.dumps({"nodes": rows}))
-    monkeypatch.setattr(standing, "kafka_node", Node)
-    monkeypatch.setattr(standing, "_command_line", lambda _: home.format(4))
-    again = standing.start_kafka(tmp_path, nodes=4, properties={})
+    (tmp_path / cluster_state.FILE_NAME).write_text(json.dumps({"nodes": rows}))
+    monkeypatch.setattr(cluster_state, "kafka_node", Node)
+    monkeypatch.setattr(cluster_state, "_command_line", lambda _: home.format(4))
+    again = cluster_state.start_kafka(tmp_path, nodes=4, properties={})
     assert steps == ["launch"] * 3 + ["wait"] * 3
-    assert again == standing.find(tmp_path)
+    assert again == cluster_state.find(tmp_path)
 
 
 def test_a_start_that_is_broken_off_leaves_no_process(directory: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from oncelog.cli.main import cli
-from oncelog.faults import stories
+from oncelog.explain import stories
 
 
 def test_the_stories_are_listed() -> None:

@@ -13,12 +13,12 @@ from helpers_broker import wait_until
 from helpers_cli import oncelog
 from helpers_client import append, batch_of
 from helpers_producer import new_topic, producer_of
+from oncelog_devtools.apache_kafka import ApacheKafka, run_tool
 
 from oncelog import Admin, Broker, Consumer, OffsetAndMetadata, TopicPartition
-from oncelog.client.admin_types import PartitionProducers
-from oncelog.dev.apache_kafka import ApacheKafka, run_tool
-from oncelog.edge.async_admin import AsyncAdmin
-from oncelog.edge.partition_ends import partition_ends
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.admin.types import PartitionProducers
+from oncelog.client.consumer.partition_ends import partition_ends
 from oncelog.errors import TopicAuthorizationFailed
 
 _numbers = itertools.count()

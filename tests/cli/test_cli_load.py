@@ -22,13 +22,13 @@ from helpers_load import PARTITIONS, content, expected, write_csv
 from helpers_producer import new_topic, values
 
 from oncelog import Admin, Broker, Producer
-from oncelog.edge.admin import ConfigResource, NewTopic
+from oncelog.client.admin.blocking import ConfigResource, NewTopic
 from oncelog.errors import InvalidTxnState, LoadRefused, OncelogError, PeerError
-from oncelog.load import marks
+from oncelog.load import checkpoints
+from oncelog.load.checkpoints import MARKS_TOPIC, decode_mark, encode_mark, marks_partition
+from oncelog.load.decisions import Mark
 from oncelog.load.loader import Load, Report, run_load, taking_over
-from oncelog.load.marks import MARKS_TOPIC, decode_mark, encode_mark, marks_partition
 from oncelog.load.parsing import Options
-from oncelog.rules.loading import Mark
 
 ROWS = 500
 
@@ -384,4 +384,4 @@ def test_marks_are_json() -> None:
     assert decode_mark(value) == mark
     with pytest.raises(PeerError):
         decode_mark(b"{}")
-    assert len({marks.marks_partition(f"load-{n}") for n in range(100)}) == 16
+    assert len({checkpoints.marks_partition(f"load-{n}") for n in range(100)}) == 16

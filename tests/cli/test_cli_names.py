@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from oncelog.cli.common import emit, printable, say
-from oncelog.edge.event_log import _shown
+from oncelog.runtime.event_log import _shown
 
 HOSTILE = [
     "[bold red]admin[/bold red]",

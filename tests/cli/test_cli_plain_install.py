@@ -42,7 +42,8 @@ def test_a_command_that_needs_spark_says_what_to_install(arguments: list[str]) -
 
 
 @pytest.mark.parametrize(
-    "statement", ["from oncelog.spark import write_atomic", "from oncelog.spark.audit import audit_topic"]
+    "statement",
+    ["from oncelog.spark import write_atomic", "from oncelog.spark.audit import audit_topic"],
 )
 def test_an_import_that_needs_spark_says_what_to_install(statement: str) -> None:
     ended = run(f"try:\n    {statement}\nexcept ImportError as error:\n    print(error)")
@@ -50,5 +51,8 @@ def test_an_import_that_needs_spark_says_what_to_install(statement: str) -> None
 
 
 def test_what_needs_no_spark_is_there() -> None:
-    ended = run("import oncelog.spark, oncelog.cli.simulate, oncelog.sim.lanes, oncelog.pipeline.supervisor")
+    ended = run(
+        "import oncelog.spark, oncelog.pipeline.supervisor\n"
+        "import oncelog_simulator.cli, oncelog_simulator.sink_tasks"
+    )
     assert (ended.returncode, ended.stderr) == (0, "")

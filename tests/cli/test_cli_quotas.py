@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from helpers_cli import oncelog
 
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
 
 
 @pytest.fixture(scope="module")

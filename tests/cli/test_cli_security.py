@@ -20,7 +20,7 @@ from helpers_security import (
     secured_broker,
 )
 
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
 
 
 def typed(line: str) -> io.TextIOWrapper:

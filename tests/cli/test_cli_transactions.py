@@ -14,10 +14,10 @@ from helpers_broker import wait_until
 from helpers_cli import oncelog
 from helpers_client import append, batch_of
 from helpers_producer import new_topic, producer_of, values
+from oncelog_devtools.apache_kafka import ApacheKafka, run_tool
 
 from oncelog import Admin, Broker, Consumer, TopicPartition
-from oncelog.client.admin_types import ConfigResource
-from oncelog.dev.apache_kafka import ApacheKafka, run_tool
+from oncelog.client.admin.types import ConfigResource
 
 _numbers = itertools.count()
 UNVERIFIED = "transaction.partition.verification.enable"

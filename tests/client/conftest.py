@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 from helpers_wait import JumpingClock
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Broker
-from oncelog.dev.apache_kafka import ApacheKafka
 
 _numbers = itertools.count()
 SOON = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}

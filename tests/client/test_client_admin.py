@@ -10,8 +10,8 @@ import pytest
 from helpers_client import ScriptedBroker, api_versions, metadata, scripted_broker
 
 from oncelog.aio import Admin
-from oncelog.client.admin import config_text, raise_first, topic_id_text
-from oncelog.edge.admin import ConfigResource, NewTopic, TopicOutcome
+from oncelog.client.admin.blocking import ConfigResource, NewTopic, TopicOutcome
+from oncelog.client.admin.core import config_text, raise_first, topic_id_text
 from oncelog.errors import (
     BrokerError,
     InvalidTopicException,

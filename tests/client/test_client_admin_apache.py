@@ -10,10 +10,10 @@ import confluent_kafka
 import pytest
 from helpers_broker import wait_until
 from helpers_client import append, batch_of
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Admin, Consumer, NewTopic, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.edge.admin import ConfigResource
+from oncelog.client.admin.blocking import ConfigResource
 from oncelog.errors import (
     InvalidConfig,
     InvalidPartitions,

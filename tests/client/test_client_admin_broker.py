@@ -9,7 +9,7 @@ from helpers_client import append, batch_of
 from helpers_wait import JumpingClock
 
 from oncelog import Admin, Broker, NewTopic, TopicPartition
-from oncelog.edge.admin import ConfigResource
+from oncelog.client.admin.blocking import ConfigResource
 from oncelog.errors import (
     BrokerNotAvailable,
     InvalidConfig,

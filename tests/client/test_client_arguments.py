@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
+from oncelog.client.admin.blocking import ConfigResource
 from oncelog.client.arguments import by_partition, mapping_of, names_of, offsets_of, partitions_of
-from oncelog.edge.admin import ConfigResource
 from oncelog.errors import MisuseError
 from oncelog.types import OffsetAndMetadata
 

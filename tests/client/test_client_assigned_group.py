@@ -13,7 +13,7 @@ from helpers_groups import fill, member, take, wait_for
 from helpers_producer import new_topic
 
 from oncelog import Admin, Consumer, Producer, TopicPartition
-from oncelog.edge.async_consumer import AsyncConsumer
+from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.errors import MisuseError
 from oncelog.types import ConsumerGroupMetadata
 

@@ -16,8 +16,8 @@ from helpers_wait import hang, wait_until
 
 from oncelog import Broker
 from oncelog.aio import Producer as AsyncProducer
-from oncelog.client.producer_batch import Outcome
-from oncelog.edge.delivery import RecordFuture
+from oncelog.client.producer.batch import Outcome
+from oncelog.client.producer.delivery import RecordFuture
 from oncelog.types import TopicPartition
 
 WAIT_S = 60

@@ -11,7 +11,7 @@ from helpers_group_session import Coordinator, Member
 
 from oncelog import Broker
 from oncelog.aio import Producer as AsyncProducer
-from oncelog.edge.group_consumer import ConsumerProtocolSession
+from oncelog.client.group.consumer_member import ConsumerProtocolSession
 from oncelog.errors import OncelogError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers_client import metadata
 
-from oncelog.client.cluster import ClusterMetadata
+from oncelog.client.connection.metadata import ClusterMetadata
 from oncelog.errors import InvalidTopicException, UnknownTopicOrPartition
 from oncelog.types import TopicPartition
 

@@ -10,9 +10,9 @@ import pytest
 from helpers_client import CUT, ScriptedBroker, free_port, metadata, scripted_broker
 from helpers_wait import hang, until
 
-from oncelog.client.cluster import ClusterMetadata
+from oncelog.client.connection.cluster import ClusterConnection, parse_bootstrap
+from oncelog.client.connection.metadata import ClusterMetadata
 from oncelog.config import ADMIN
-from oncelog.edge.cluster import ClusterConnection, parse_bootstrap
 from oncelog.errors import (
     ConfigError,
     DisconnectedError,
@@ -531,7 +531,7 @@ def test_refreshes_at_the_same_time_close_each_link_once() -> None:
 
 
 def test_a_topic_may_be_waited_for_longer_than_the_short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oncelog.edge.cluster.UNKNOWN_TOPIC_PATIENCE_MS", 0)
+    monkeypatch.setattr("oncelog.client.connection.cluster.UNKNOWN_TOPIC_PATIENCE_MS", 0)
 
     def slow(broker: ScriptedBroker) -> None:
         answers = iter([3] * 8)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.client.commit_queue import Commit, CommitQueue, Offsets
+from oncelog.client.group.commit_queue import Commit, CommitQueue, Offsets
 from oncelog.errors import (
     CoordinatorLoadInProgress,
     DisconnectedError,

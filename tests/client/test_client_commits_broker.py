@@ -12,8 +12,8 @@ from helpers_wait import attempts
 
 from oncelog import Admin, Consumer, TopicPartition
 from oncelog.errors import TimedOut
-from oncelog.faults import Proxy
-from oncelog.faults.rules import parse_rule
+from oncelog.testing.proxy import Proxy
+from oncelog.testing.proxy.rules import parse_rule
 
 LOSSES = [
     "response OffsetCommit drop nth=1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers_client import api_versions, metadata
 
-from oncelog.client.connection import ConnectionCore
+from oncelog.client.connection.core import ConnectionCore
 from oncelog.errors import PeerError, UnsupportedVersion
 from oncelog.wire.frames import decode_request, encode_response
 from oncelog.wire.messages import (

@@ -22,7 +22,7 @@ from oncelog.errors import (
     OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
-from oncelog.faults import Direction, Proxy
+from oncelog.testing.proxy import Direction, Proxy
 from oncelog.types import Compression, TimestampType
 from oncelog.wire.batch import build_batch, iter_batches
 from oncelog.wire.records import NewRecord

@@ -19,7 +19,7 @@ from helpers_consumer_core import (
     values,
 )
 
-from oncelog.client.offsets import OffsetAt
+from oncelog.client.consumer.list_offsets import OffsetAt
 from oncelog.errors import CorruptMessage, MisuseError, OffsetOutOfRange, TopicAuthorizationFailed
 from oncelog.wire.batch import stamp
 from oncelog.wire.control import encode_end_marker

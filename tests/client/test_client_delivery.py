@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from oncelog.client.consumer import ConsumerCore
+from oncelog.client.consumer.core import ConsumerCore
 from oncelog.errors import OffsetOutOfRange
 from oncelog.types import TopicPartition
 

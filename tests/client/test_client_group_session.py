@@ -13,8 +13,8 @@ from helpers_wait import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.client.poll_activity import PollActivity
-from oncelog.edge.group import Change
+from oncelog.client.consumer.poll_activity import PollActivity
+from oncelog.client.group.aio import Change
 from oncelog.errors import (
     BrokerError,
     CoordinatorLoadInProgress,
@@ -467,7 +467,7 @@ def test_a_rebalance_compares_few_of_many_partitions(protocol: str, monkeypatch:
 
         __hash__ = TopicPartition.__hash__
 
-    for module in ("client.subscription", "client.heartbeats"):
+    for module in ("client.group.subscription", "client.group.consumer_heartbeat"):
         monkeypatch.setattr(f"oncelog.{module}.TopicPartition", Counting)
     many = [TopicPartition(TOPIC, number) for number in range(500)]
 

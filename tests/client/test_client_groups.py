@@ -20,7 +20,7 @@ from helpers_producer import new_topic
 from helpers_wait import attempts
 
 from oncelog import Consumer, TopicPartition
-from oncelog.edge.async_consumer import AsyncConsumer
+from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.errors import BrokerError, ConfigError, MisuseError
 
 

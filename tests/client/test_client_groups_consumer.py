@@ -20,9 +20,9 @@ from helpers_groups import member as any_member
 from helpers_producer import new_topic
 
 from oncelog import Admin, Broker, Consumer
-from oncelog.client.admin_types import NewTopic
-from oncelog.dev.served import ServedBroker
+from oncelog.client.admin.types import NewTopic
 from oncelog.errors import ConfigError, GroupIdNotFound
+from oncelog.testing.broker_process import ServedBroker
 
 QUICK = {"group.consumer.heartbeat.interval.ms": 100, "group.consumer.session.timeout.ms": 2_000}
 

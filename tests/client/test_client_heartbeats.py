@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.client.heartbeats import Difference, Heartbeats, Place, difference
+from oncelog.client.group.consumer_heartbeat import Difference, Heartbeats, Place, difference
 from oncelog.config import CONSUMER
 from oncelog.errors import ConfigError, FencedMemberEpoch
 from oncelog.types import TopicPartition

@@ -10,7 +10,7 @@ import pytest
 from helpers_wait import attempts, wait_until
 
 from oncelog import Admin, Consumer, NewTopic, Producer, TopicPartition
-from oncelog.edge.cluster import ClusterConnection
+from oncelog.client.connection.cluster import ClusterConnection
 from oncelog.errors import UnknownTopicOrPartition
 
 _numbers = itertools.count()
@@ -84,7 +84,7 @@ def test_an_admin_client_keeps_nothing_of_the_topics_it_was_asked_about(ours: st
 def test_polling_waits_for_a_topic_that_is_about_to_exist(
     ours: str, monkeypatch: pytest.MonkeyPatch, is_at_an_offset: bool
 ) -> None:
-    monkeypatch.setattr("oncelog.edge.cluster.UNKNOWN_TOPIC_PATIENCE_MS", 50)
+    monkeypatch.setattr("oncelog.client.connection.cluster.UNKNOWN_TOPIC_PATIENCE_MS", 50)
     topic = new_name()
     at = {"bootstrap.servers": ours}
     with Consumer(at, auto_offset_reset="earliest") as consumer:

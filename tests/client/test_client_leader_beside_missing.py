@@ -11,9 +11,9 @@ from helpers_producer import new_topic, requests
 from helpers_wait import until
 
 from oncelog import Broker, Consumer, Producer, TopicPartition
-from oncelog.edge.producer import AsyncProducer
+from oncelog.client.producer.blocking import AsyncProducer
 from oncelog.errors import LeaderNotAvailable, UnknownTopicOrPartition
-from oncelog.faults import Proxy, Rule
+from oncelog.testing.proxy import Proxy, Rule
 from oncelog.wire.messages import ProduceResponse
 
 

@@ -16,9 +16,9 @@ from helpers_producer import new_topic
 from helpers_wait import rest
 
 from oncelog import Admin, Consumer, TopicPartition
-from oncelog.edge.async_admin import AsyncAdmin
-from oncelog.edge.async_consumer import AsyncConsumer
-from oncelog.edge.group import Change
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.consumer.aio import AsyncConsumer
+from oncelog.client.group.aio import Change
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest
 
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from oncelog.client.offsets import OffsetAt
-from oncelog.edge.cluster import ClusterConnection
-from oncelog.edge.offsets import list_offsets
+from oncelog.client.connection.cluster import ClusterConnection
+from oncelog.client.consumer.list_offsets import OffsetAt
+from oncelog.client.consumer.offset_lookup import list_offsets
 from oncelog.errors import UnknownTopicOrPartition
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.messages import ListOffsetsResponse

@@ -9,8 +9,8 @@ import threading
 import pytest
 from helpers_wait import hang
 
-from oncelog.edge.loop import LoopThread
 from oncelog.errors import MisuseError, TimedOut
+from oncelog.runtime.loop_thread import LoopThread
 
 
 async def give(value: int) -> int:

@@ -18,9 +18,9 @@ from helpers_producer import new_topic
 from helpers_wait import JumpingClock, until
 
 from oncelog import Broker, Consumer, TopicPartition
-from oncelog.dev.served import ServedBroker
-from oncelog.edge.async_consumer import AsyncConsumer
+from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.errors import FencedInstanceId, MisuseError, UnreleasedInstanceId
+from oncelog.testing.broker_process import ServedBroker
 
 QUICK = {
     "offsets.topic.num.partitions": 4,

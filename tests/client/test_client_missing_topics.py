@@ -10,11 +10,11 @@ import pytest
 from helpers_groups import fill, member, take
 from helpers_producer import new_topic
 from helpers_security import AUTHORIZER, PASSWORD, secured_broker
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.errors import InvalidTopicException, OncelogError, TopicAlreadyExists, TopicAuthorizationFailed
-from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 
 HOUR_MS = 3_600_000
 

@@ -12,8 +12,8 @@ from helpers_wait import attempts, rest
 
 from oncelog import Admin, Broker, TopicPartition
 from oncelog.aio import Consumer
+from oncelog.client.connection.broker_connection import BrokerLink, _address_of
 from oncelog.config import CONSUMER
-from oncelog.edge.link import BrokerLink, _address_of
 from oncelog.errors import DisconnectedError, LeaderNotAvailable, NotConnectedError
 from oncelog.wire.batch import stamp
 from oncelog.wire.messages import (

@@ -17,7 +17,7 @@ import pytest
 from helpers_wait import until
 
 from oncelog import Admin, Consumer, Producer, TopicPartition, aio
-from oncelog.dev.served import ServedBroker
+from oncelog.testing.broker_process import ServedBroker
 
 ROUNDS = 10
 T0 = TopicPartition("opened", 0)

@@ -13,7 +13,7 @@ from helpers_producer import new_topic, producer_of, read, requests, sequences, 
 from helpers_wait import JumpingClock, wait_until
 
 from oncelog import Admin, Broker, Producer, TopicPartition
-from oncelog.client.producer_batch import ProducerBatch
+from oncelog.client.producer.batch import ProducerBatch
 from oncelog.errors import (
     ConfigError,
     DeliveryUnknown,
@@ -24,7 +24,7 @@ from oncelog.errors import (
     TimedOut,
     UnknownTopicOrPartition,
 )
-from oncelog.faults import Proxy, Rule
+from oncelog.testing.proxy import Proxy, Rule
 from oncelog.wire.batch import build_batch
 from oncelog.wire.records import NewRecord
 

@@ -11,11 +11,11 @@ from unittest.mock import patch
 
 import pytest
 
-from oncelog.client.cluster import ClusterMetadata
-from oncelog.client.producer import ProducerCore
-from oncelog.client.producer_batch import ProducerBatch, row_size_bytes
-from oncelog.client.producer_options import resolve
-from oncelog.client.producer_request import ProduceCall
+from oncelog.client.connection.metadata import ClusterMetadata
+from oncelog.client.producer.batch import ProducerBatch, row_size_bytes
+from oncelog.client.producer.core import ProducerCore
+from oncelog.client.producer.options import resolve
+from oncelog.client.producer.produce_messages import ProduceCall
 from oncelog.config import PRODUCER
 from oncelog.errors import (
     DisconnectedError,
@@ -26,7 +26,14 @@ from oncelog.errors import (
     RequestTimedOut,
     TimedOut,
 )
-from oncelog.rules.append import Duplicate, ProducedBatch, ProducerEntry, Refuse, Store, decide_append
+from oncelog.rules.idempotence.append import (
+    Duplicate,
+    ProducedBatch,
+    ProducerEntry,
+    Refuse,
+    Store,
+    decide_append,
+)
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import read_header
 from oncelog.wire.messages import MetadataResponse, ProduceResponse
@@ -380,7 +387,7 @@ def test_a_topic_with_records_under_way_is_not_forgotten() -> None:
 def test_sequences_of_too_many_forgotten_partitions_are_dropped_with_a_new_epoch() -> None:
     world = World(0)
     world.trouble = False
-    with patch("oncelog.client.producer.MAX_KEPT_SEQUENCES", 1):
+    with patch("oncelog.client.producer.core.MAX_KEPT_SEQUENCES", 1):
         for number in range(2):
             world.send(number)
         for _ in range(20):

@@ -18,7 +18,7 @@ from helpers_wait import JumpingClock
 from oncelog import Admin, Broker, Producer
 from oncelog.aio import Producer as AsyncProducer
 from oncelog.errors import DisconnectedError, MisuseError, OncelogError, TimedOut
-from oncelog.faults import Proxy, Rule
+from oncelog.testing.proxy import Proxy, Rule
 from oncelog.types import RecordMetadata
 
 

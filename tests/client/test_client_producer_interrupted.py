@@ -19,7 +19,7 @@ from helpers_wait import LIMIT_S, wait_until
 
 from oncelog import Broker
 from oncelog.errors import MisuseError, OncelogError
-from oncelog.rules.txn_session import State
+from oncelog.rules.transactions.client_session import State
 from oncelog.types import RecordMetadata
 
 pytestmark = [

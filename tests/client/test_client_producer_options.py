@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import oncelog
-from oncelog.client.producer_options import resolve
+from oncelog.client.producer.options import resolve
 from oncelog.config import PRODUCER
 from oncelog.errors import ConfigError
-from oncelog.rules.reactions import Mode
+from oncelog.rules.idempotence.error_policy import Mode
 
 IN_FLIGHT = "max.in.flight.requests.per.connection"
 CONFLICTS = [("acks", "0"), ("acks", "1"), ("retries", 0), (IN_FLIGHT, 6)]

@@ -16,7 +16,7 @@ from helpers_wait import wait_until
 from oncelog import Admin, Broker, NewTopic
 from oncelog.aio import Producer as AsyncProducer
 from oncelog.errors import MisuseError
-from oncelog.faults import Proxy, Rule
+from oncelog.testing.proxy import Proxy, Rule
 from oncelog.types import RecordMetadata
 
 THREADS = 4

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Collection
 
 import pytest
+from oncelog_simulator.clients import QUICK, Sender
+from oncelog_simulator.history.check import Outcome
+from oncelog_simulator.world import BrokerHost, Host, World
 
+from oncelog.client.connection.cluster import ClusterConnection
 from oncelog.config import PRODUCER
-from oncelog.edge.cluster import ClusterConnection
 from oncelog.errors import MisuseError, NotConnectedError, TimedOut
-from oncelog.rules.history import Outcome
-from oncelog.sim.clients import QUICK, Sender
-from oncelog.sim.world import BrokerHost, Host, World
 
 
 def test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms() -> None:

@@ -13,8 +13,8 @@ from helpers_wait import hang, wait_until
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
-from oncelog.edge.loop import LoopThread, result_of
 from oncelog.errors import MisuseError
+from oncelog.runtime.loop_thread import LoopThread, result_of
 
 T0 = TopicPartition("two-threads", 0)
 

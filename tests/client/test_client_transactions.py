@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import confluent_kafka
 import pytest
 from helpers_producer import new_topic, producer_of, requests, values
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Producer, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.edge.producer import AsyncProducer
+from oncelog.client.producer.blocking import AsyncProducer
 from oncelog.errors import (
     InvalidProducerEpoch,
     MessageTooLarge,
@@ -24,7 +24,7 @@ from oncelog.errors import (
     TransactionAborted,
     UnknownMemberId,
 )
-from oncelog.faults import Proxy, Rule
+from oncelog.testing.proxy import Proxy, Rule
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata
 
 _numbers = itertools.count()

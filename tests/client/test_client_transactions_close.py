@@ -12,10 +12,10 @@ import pytest
 from helpers_broker import wait_until
 from helpers_producer import new_topic, producer_of, requests, values
 from helpers_wait import until
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Admin, Consumer, Producer, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.edge.producer import AsyncProducer
+from oncelog.client.producer.blocking import AsyncProducer
 from oncelog.errors import (
     BrokerError,
     MisuseError,
@@ -24,8 +24,8 @@ from oncelog.errors import (
     TransactionAborted,
     UnknownTopicOrPartition,
 )
-from oncelog.faults import Proxy, Rule
-from oncelog.rules.txn_session import State
+from oncelog.rules.transactions.client_session import State
+from oncelog.testing.proxy import Proxy, Rule
 from oncelog.types import OffsetAndMetadata
 
 _numbers = itertools.count()
@@ -285,7 +285,7 @@ def test_closing_a_producer_that_joined_leaves_the_transaction_to_its_owner(serv
 def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(
     servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncelog.rules.txn_session.UNKNOWN_TOPIC_PATIENCE_MS", 300)
+    monkeypatch.setattr("oncelog.rules.transactions.client_session.UNKNOWN_TOPIC_PATIENCE_MS", 300)
     missing = f"missing-{next(_numbers)}-{os.getpid()}"
     # Longer than this test may take.
     with producer_of(servers, transactional_id=name(), max_block_ms=3_600_000) as producer:

@@ -13,7 +13,7 @@ from helpers_producer import new_topic, read, values
 from helpers_wait import wait_until
 
 from oncelog import Producer, Record, TopicPartition
-from oncelog.edge.async_consumer import AsyncConsumer
+from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.errors import MisuseError
 
 PAGE = Path(__file__).parents[2] / "docs" / "transactions.md"

@@ -16,9 +16,8 @@ from helpers_producer import new_topic, producer_of, requests, values
 from helpers_wait import LIMIT_S, until, wait_until
 
 from oncelog import Admin, Broker, Producer, TopicPartition
-from oncelog.broker import transactions
-from oncelog.edge.broker import recover_node
-from oncelog.edge.producer import AsyncProducer
+from oncelog.broker.coordinators import transactions
+from oncelog.client.producer.blocking import AsyncProducer
 from oncelog.errors import (
     ConcurrentTransactions,
     InvalidTxnState,
@@ -26,10 +25,11 @@ from oncelog.errors import (
     ProducerFenced,
     TransactionAborted,
 )
-from oncelog.faults import Proxy, Rule
 from oncelog.limits import Limits
-from oncelog.rules.append import Refuse
-from oncelog.rules.sending import Identity
+from oncelog.rules.idempotence.append import Refuse
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.server.embedded import recover_node
+from oncelog.testing.proxy import Proxy, Rule
 from oncelog.wire.messages import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 
 _names = (f"early-{number}" for number in itertools.count())
@@ -52,7 +52,7 @@ def proxy(servers: str) -> Iterator[Proxy]:
 def last_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A broker whose new transactional ids begin with the last epoch of their producer id."""
     limits = Limits(first_producer_epoch=32_766)
-    monkeypatch.setattr("oncelog.edge.broker.recover_node", partial(recover_node, limits=limits))
+    monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
     with Broker() as broker:
         yield broker.bootstrap_servers
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 from helpers_producer import new_topic, producer_of, values
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Broker, Consumer, Producer, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.errors import BrokerError, MisuseError, TimedOut
-from oncelog.faults import Proxy, Rule
-from oncelog.faults.events import Fate
+from oncelog.testing.proxy import Proxy, Rule
+from oncelog.testing.proxy.events import Fate
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from helpers_security import AUTHORIZER
 from helpers_wait import JumpingClock, until
 
 from oncelog import Admin, Broker, TopicPartition
-from oncelog.edge.producer import AsyncProducer
+from oncelog.client.producer.blocking import AsyncProducer
 from oncelog.errors import GroupAuthorizationFailed, TimedOut, TransactionAborted
-from oncelog.faults import Proxy, Rule
-from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
-from oncelog.rules.txn_session import State
+from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.transactions.client_session import State
+from oncelog.testing.proxy import Proxy, Rule
 
 _numbers = itertools.count()
 

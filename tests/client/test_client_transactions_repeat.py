@@ -10,7 +10,7 @@ from helpers_wait import JumpingClock, wait_until
 
 from oncelog import Broker
 from oncelog.errors import MessageTooLarge, TimedOut, TransactionAbortable
-from oncelog.faults import Proxy, Rule
+from oncelog.testing.proxy import Proxy, Rule
 
 
 @pytest.fixture(scope="module")

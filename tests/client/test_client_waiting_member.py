@@ -11,7 +11,7 @@ from helpers_producer import new_topic, requests
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
 from oncelog.errors import TimedOut, UnstableOffsetCommit
-from oncelog.faults import Proxy
+from oncelog.testing.proxy import Proxy
 from oncelog.types import OffsetAndMetadata
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from helpers_broker import wait_until
 from helpers_cli import oncelog
+from oncelog_devtools.apache_kafka import ApacheKafka, KafkaNode
 
 from oncelog import Admin, Consumer, NewTopic, Producer, TopicPartition
-from oncelog.client.admin_types import ConfigResource
-from oncelog.dev.apache_kafka import ApacheKafka, KafkaNode
-from oncelog.edge.delivery import RecordFuture
+from oncelog.client.admin.types import ConfigResource
+from oncelog.client.producer.delivery import RecordFuture
 from oncelog.errors import OncelogError, TimedOut
 
 TOPIC = "replicated"

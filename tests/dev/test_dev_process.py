@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.dev.process import NodeProcess
+from oncelog.testing.process import NodeProcess
 
 SLEEPING = [sys.executable, "-c", "import time; time.sleep(60)"]
 

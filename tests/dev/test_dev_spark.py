@@ -13,9 +13,9 @@ import pytest
 from helpers_broker import wait_until
 from helpers_cli import oncelog
 from helpers_spark_cluster import create_topics, expected, launch_forward, read_values, send_orders
+from oncelog_devtools import cluster_state
 
 from oncelog import Broker, Producer
-from oncelog.dev import standing
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 ORDERS = 3_000
@@ -30,7 +30,7 @@ def processes_of(directory: Path) -> list[str]:
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "spark"
-    standing.stop(tmp_path / "spark")
+    cluster_state.stop(tmp_path / "spark")
 
 
 @pytest.mark.soak

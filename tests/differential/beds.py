@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.dev.process import free_ports
-from oncelog.dev.served import ServedBroker
+from oncelog_devtools.apache_kafka import ApacheKafka
+
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.process import free_ports
 
 SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
 SHORT = {

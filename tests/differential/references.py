@@ -8,7 +8,7 @@ from typing import Any
 from helpers_scenario_values import UNKNOWN_ID, batch_of
 
 from differential.sequence import SALT
-from oncelog.rules.scram import Mechanism, salt_password
+from oncelog.rules.security.scram import Mechanism, salt_password
 from oncelog.wire.message import Part
 
 AGE_MS = 600_000

@@ -23,7 +23,7 @@ from helpers_security_table import log_in
 from differential.compare import CLOSED, DONE, NO_ANSWER, NO_RESPONSE, Difference, Explained, Symbols, compare
 from differential.references import Names, as_body, value_at
 from differential.sequence import PASSWORD, RESTARTS, SENTINEL, Rule, Sequence, Step, restarts_of
-from oncelog.broker.state_topic import java_hash
+from oncelog.broker.coordinators.internal_topic import java_hash
 from oncelog.errors import MemberIdRequired, OncelogError
 from oncelog.wire.frames import decode_response, encode_request
 from oncelog.wire.message import Part

@@ -12,7 +12,7 @@ import kafka
 import pytest
 
 from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
-from oncelog.faults import Direction, Fate, Proxy, Rule
+from oncelog.testing.proxy import Direction, Fate, Proxy, Rule
 
 RECORDS = [b"value %d" % number for number in range(12)]
 TOPIC = "lost-ack"

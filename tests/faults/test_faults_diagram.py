@@ -5,11 +5,11 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
-from oncelog.faults import BatchSummary, Direction, Fate, Outcome, WireEvent
-from oncelog.faults.diagram import Arrow, Lane, Note, Tone, hidden_apis, plan
-from oncelog.faults.svg import draw_svg
-from oncelog.faults.text import draw_text
-from oncelog.faults.wording import event_line
+from oncelog.explain.diagram import Arrow, Lane, Note, Tone, hidden_apis, plan
+from oncelog.explain.svg import draw_svg
+from oncelog.explain.text import draw_text
+from oncelog.testing.proxy import BatchSummary, Direction, Fate, Outcome, WireEvent
+from oncelog.testing.proxy.event_format import event_line
 
 
 def request(correlation: int, sequence: int, fate: Fate = Fate.PASSED, connection: int = 1) -> WireEvent:

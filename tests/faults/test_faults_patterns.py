@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from oncelog.faults import Direction, Fate, Rule, WireEvent
-from oncelog.faults.stories import Scene, Stage
-from oncelog.faults.stories.flows import numbers
-from oncelog.faults.stories.scene import PATIENCE_SECONDS
+from oncelog.explain.stories import Scene, Stage
+from oncelog.explain.stories.flows import numbers
+from oncelog.explain.stories.scene import PATIENCE_SECONDS
+from oncelog.testing.proxy import Direction, Fate, Rule, WireEvent
 
 BATCHES = 40
 SENT_BY_CLIENT = {Fate.PASSED, Fate.DROPPED, Fate.CUT, Fate.HELD, Fate.FORGED}

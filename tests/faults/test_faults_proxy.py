@@ -9,7 +9,7 @@ import pytest
 from helpers_faults import ScriptedBroker, TinyClient, base_offset, produce
 
 from oncelog.errors import ConfigError, MisuseError
-from oncelog.faults import Direction, Fate, Proxy, Rule, WireEvent
+from oncelog.testing.proxy import Direction, Fate, Proxy, Rule, WireEvent
 from oncelog.wire.messages import (
     ApiVersionsRequest,
     DescribeClusterRequest,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oncelog.errors import ConfigError
-from oncelog.faults import Action, Direction, Rule, WireEvent, parse_rule
-from oncelog.faults.rules import RuleBook
+from oncelog.testing.proxy import Action, Direction, Rule, WireEvent, parse_rule
+from oncelog.testing.proxy.rules import RuleBook
 
 REQUEST = WireEvent(Direction.REQUEST, "Produce", size_bytes=500)
 RESPONSE = WireEvent(Direction.RESPONSE, "Produce")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import groupby
 
 import pytest
+from oncelog_devtools.apache_kafka import ApacheKafka
 
-from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.errors import MisuseError
-from oncelog.faults import Direction, Fate
-from oncelog.faults.stories import STORIES, Scene, play
+from oncelog.explain.stories import STORIES, Scene, play
+from oncelog.testing.proxy import Direction, Fate
 
 
 def as_told(scenes: list[Scene]) -> list[str]:

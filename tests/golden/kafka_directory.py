@@ -18,11 +18,11 @@ sys.path.insert(0, str(GOLDEN.parent))
 
 from helpers_broker import RawClient, batch  # noqa: E402
 from helpers_producer import producer_of  # noqa: E402
+from oncelog_devtools.apache_kafka import VERSION, ApacheKafka  # noqa: E402
 
 import oncelog  # noqa: E402
 from oncelog import Consumer, ConsumerGroupMetadata, NewTopic, OffsetAndMetadata, TopicPartition  # noqa: E402
-from oncelog.client.admin_types import ConfigResource  # noqa: E402
-from oncelog.dev.apache_kafka import VERSION, ApacheKafka  # noqa: E402
+from oncelog.client.admin.types import ConfigResource  # noqa: E402
 from oncelog.wire.messages import InitProducerIdRequest  # noqa: E402
 
 MONTH_MS = 30 * 86_400_000

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 from helpers_broker import wait_until
 from helpers_interop import stored_batches
+from oncelog_devtools.apache_kafka import ApacheKafka, KafkaNode
 
 from oncelog import Admin, Consumer, NewTopic, Producer, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka, KafkaNode
-from oncelog.edge.delivery import RecordFuture
+from oncelog.audit.partition import Finding, PartitionAudit, StoredBatch
+from oncelog.client.producer.delivery import RecordFuture
 from oncelog.errors import TimedOut
-from oncelog.rules.audit import Finding, PartitionAudit, StoredBatch
 from oncelog.wire.header import iter_batches
 
 PARTITIONS = 3

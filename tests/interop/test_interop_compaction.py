@@ -10,9 +10,9 @@ import pytest
 from helpers_broker import RawClient, batch, wait_until
 from helpers_interop import ReadRow, read_aiokafka, read_confluent, read_kafka_python, read_oncelog
 from helpers_producer import new_topic, producer_of
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Broker
-from oncelog.dev.apache_kafka import ApacheKafka
 
 QUICK = {"log.cleaner.backoff.ms": 20, "log.index.interval.bytes": 200}
 KEYS = 4

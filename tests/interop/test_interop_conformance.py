@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from helpers_scenario_run import Run, TopicPool
 from helpers_scenarios import Scenario, read_scenarios
+from oncelog_devtools.apache_kafka import ApacheKafka
 
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.dev.served import ServedBroker
+from oncelog.testing.broker_process import ServedBroker
 
 DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
 BROKERS = ("oncelog", "apache")

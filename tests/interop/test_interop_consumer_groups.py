@@ -15,7 +15,7 @@ from helpers_producer import new_topic
 from helpers_wait import attempts
 
 from oncelog import Broker
-from oncelog.dev.served import ServedBroker
+from oncelog.testing.broker_process import ServedBroker
 
 QUICK = {"group.consumer.heartbeat.interval.ms": 100}
 

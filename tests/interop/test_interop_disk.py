@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from helpers_broker import RawClient, batch, wait_until
 from helpers_producer import new_topic, producer_of
+from oncelog_devtools.apache_kafka import ApacheKafka
 from scenario_produce import Step, create_topic, new_producer_id, produce
 
 import oncelog
 from oncelog import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka
 
 BATCHES = 40
 

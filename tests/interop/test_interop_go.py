@@ -23,9 +23,9 @@ from helpers_foreign_pipe import (
     pipe_killed_at_every_step,
     pipe_past_lost_answers,
 )
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Broker
-from oncelog.dev.apache_kafka import ApacheKafka
 
 SOURCES = INTEROP / "go"
 OTHER_CLASSIC_STEPS = ("AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn")

@@ -18,8 +18,8 @@ from helpers_wait import attempts
 from kafka.coordinator.assignors.range import RangePartitionAssignor as KafkaPythonRange
 
 from oncelog import Producer
-from oncelog.dev.served import ServedBroker
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
+from oncelog.testing.broker_process import ServedBroker
 
 PARTITIONS = 4
 SECONDS = 120.0

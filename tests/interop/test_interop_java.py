@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from helpers_foreign import Command, compiled_java, load_past_a_kill, load_past_a_lost_acknowledgement, run
 from helpers_foreign_pipe import pipe_past_killed_brokers
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Broker
-from oncelog.dev.apache_kafka import ApacheKafka
 
 TRANSACTIONS = ["endings", "group", "offsets", "zombie member", "fencing"]
 

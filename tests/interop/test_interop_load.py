@@ -8,8 +8,7 @@ import pytest
 from helpers_cli import oncelog
 from helpers_load import PARTITIONS, Loader, content, expected, write_csv
 from helpers_producer import new_topic
-
-from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 ROWS = 2_000
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import confluent_kafka
 import pytest
 from helpers_broker import wait_until
+from oncelog_devtools.apache_kafka import ApacheKafka, run_tool
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka, run_tool
 from oncelog.errors import InvalidRequest
-from oncelog.rules.quotas import DEFAULT, QuotaEntity, QuotaFilter
+from oncelog.rules.limits.quotas import DEFAULT, QuotaEntity, QuotaFilter
 
 EVERYBODY = QuotaEntity(DEFAULT)
 

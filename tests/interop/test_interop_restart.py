@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers_interop import READERS, WRITERS, Row, make_topic, stored_batches
 
-from oncelog.dev.served import ServedBroker
+from oncelog.testing.broker_process import ServedBroker
 
 PARTITIONS = 12
 RECORDS = 8_000

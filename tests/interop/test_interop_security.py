@@ -24,14 +24,14 @@ from helpers_security import (
 )
 from helpers_wait import pause
 from joserfc.jwk import RSAKey
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 import oncelog
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.edge.admin import Admin, NewTopic
-from oncelog.edge.broker import Broker
+from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.errors import AuthenticationError, GroupAuthorizationFailed, TopicAuthorizationFailed
-from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
-from oncelog.rules.scram import Mechanism
+from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.security.scram import Mechanism
+from oncelog.server.embedded import Broker
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 

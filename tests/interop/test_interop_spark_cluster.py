@@ -11,10 +11,10 @@ import pytest
 from helpers_cli import oncelog
 from helpers_spark_cluster import create_topics, expected, launch_forward, read_values, send_orders
 from helpers_wait import attempts, pause
+from oncelog_devtools.apache_kafka import ApacheKafka
+from oncelog_devtools.spark_cluster import SparkCluster
 
 from oncelog import Admin, Consumer, Producer, TopicPartition
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.dev.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(3600)]
 PROPERTIES = {

@@ -15,10 +15,10 @@ from helpers_foreign import CACHE, Command, compiled_java, prepare
 from helpers_interop import make_topic
 from helpers_producer import read
 from helpers_wait import LIMIT_S, pause, wait_until
+from oncelog_devtools.apache_kafka import VERSION
 
 from oncelog import Producer
-from oncelog.dev.apache_kafka import VERSION
-from oncelog.dev.served import ServedBroker
+from oncelog.testing.broker_process import ServedBroker
 
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>oncelog</groupId><artifactId>streams</artifactId><version>1</version><dependencies>

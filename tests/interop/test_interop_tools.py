@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from helpers_broker import RawClient, batch
+from oncelog_devtools.apache_kafka import run_tool
 
 from oncelog import Broker
-from oncelog.dev.apache_kafka import run_tool
 from oncelog.errors import OncelogError
 
 TOOLS = "org.apache.kafka.tools."

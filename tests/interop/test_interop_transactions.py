@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.structs import OffsetAndMetadata as KafkaPythonOffset
 
-from oncelog.edge.broker import Broker
+from oncelog.server.embedded import Broker
 
 SECONDS = 120
 

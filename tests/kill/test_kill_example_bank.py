@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from oncelog.dev.apache_kafka import ApacheKafka
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 pytestmark = pytest.mark.timeout(400)
 BANK = Path(__file__).parents[2] / "examples" / "bank.py"

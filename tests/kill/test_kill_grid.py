@@ -22,9 +22,9 @@ from helpers_producer import new_topic, producer_of, read
 from helpers_wait import pause, wait_until
 
 from oncelog import Consumer, TopicPartition
-from oncelog.dev.process import end_process
-from oncelog.dev.served import ServedBroker
 from oncelog.errors import OncelogError
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.process import end_process
 
 SIZE, COPIERS, BOUNCES = 750, 2, 2
 SETTINGS = {"group.min.session.timeout.ms": 500}  # so that a killed member is missed soon

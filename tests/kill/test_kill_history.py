@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from helpers_history import Load, copied_once, lost_messages, network_faults, says_something
 from helpers_wait import pause
+from oncelog_devtools.apache_kafka import ApacheKafka
+from oncelog_simulator.history.check import AbortedRead, Anomaly, EarlyRead, Operation, check
 
 from oncelog import Broker
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.dev.served import ServedBroker
-from oncelog.faults import Proxy, Rule
-from oncelog.rules.history import AbortedRead, Anomaly, EarlyRead, Operation, check
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.proxy import Proxy, Rule
 
 SEED = 4
 

@@ -13,11 +13,11 @@ from helpers_load import BATCH_RECORDS, PARTITIONS, Loader, content, expected, w
 from helpers_producer import new_topic
 from helpers_wait import pause
 
-from oncelog.dev.served import ServedBroker
-from oncelog.edge.broker import Broker
-from oncelog.faults import Proxy, Rule, WireEvent
 from oncelog.load.loader import Load, Report, run_load
 from oncelog.load.parsing import Options
+from oncelog.server.embedded import Broker
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.proxy import Proxy, Rule, WireEvent
 
 ROWS, FEW = 1_500, 1_000
 

@@ -11,9 +11,9 @@ from random import Random
 import pytest
 from helpers_log import TOPIC_ID, TP, batch, config, put
 
-from oncelog.edge.disk import RealDisk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
+from oncelog.server.disk import RealDisk
 from oncelog.wire.batch import iter_batches, verify_crc
 
 ROUNDS = 8
@@ -24,7 +24,7 @@ CHILD = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from helpers_log import TOPIC_ID, TP, batch, config, put
-from oncelog.edge.disk import RealDisk
+from oncelog.server.disk import RealDisk
 from oncelog.log.manager import LogManager
 
 manager = LogManager.open(RealDisk(sys.argv[1]), node_id=1, new_uuid=lambda: bytes(16), now_ms=0)

@@ -14,7 +14,7 @@ import pytest
 from helpers_kill import World
 from helpers_wait import pause
 
-from oncelog.faults.rules import Action, Rule
+from oncelog.testing.proxy.rules import Action, Rule
 
 CLASSIC, EPOCHS = 0, 2
 """Versions of transactions: partitions announced first; the epoch raised by every end (KIP-890)."""

@@ -15,7 +15,7 @@ from helpers_producer import new_topic, read
 from helpers_wait import pause
 
 from oncelog import Producer
-from oncelog.dev.served import ServedBroker
+from oncelog.testing.broker_process import ServedBroker
 
 PARTITIONS = 3
 KILLS = 12

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.load import files
+from oncelog.load.decisions import Layout
 from oncelog.load.files import open_reader
 from oncelog.load.parsing import Options
-from oncelog.rules.loading import Layout
 
 MARK = b"\xef\xbb\xbf"
 

@@ -16,9 +16,9 @@ import zstandard
 
 from oncelog.errors import LoadRefused, MisuseError, OncelogError, StorageError
 from oncelog.load import files
+from oncelog.load.decisions import layout_of
 from oncelog.load.files import Piece, open_reader
 from oncelog.load.parsing import Options
-from oncelog.rules.loading import layout_of
 
 LINES = [f"line {number}" * (number % 7) for number in range(200)]
 

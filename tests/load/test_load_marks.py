@@ -11,12 +11,12 @@ from helpers_load import PARTITIONS, content, expected, write_csv
 from helpers_producer import new_topic, read
 
 from oncelog import Admin, Broker
-from oncelog.edge.admin import NewTopic
+from oncelog.client.admin.blocking import NewTopic
 from oncelog.load import on_spark
+from oncelog.load.checkpoints import MARKS_TOPIC, marks_partition, read_marks
+from oncelog.load.decisions import Layout
 from oncelog.load.loader import Load, Report, run_load
-from oncelog.load.marks import MARKS_TOPIC, marks_partition, read_marks
 from oncelog.load.parsing import Options
-from oncelog.rules.loading import Layout
 
 ROWS = 400
 CSV = Layout("csv", None)

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.errors import MisuseError
-from oncelog.load.cutting import csv_record_ends, cuts, line_ends
 from oncelog.load.parsing import CsvRows, JsonLines, Lines, Options
+from oncelog.load.record_boundaries import csv_record_ends, cuts, line_ends
 from oncelog.load.rows import json_rows, quoted, typed_key, typed_to_json
 
 

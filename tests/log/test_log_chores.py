@@ -12,14 +12,14 @@ from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, open_partition, put
 
 from oncelog.errors import KafkaStorageError
 from oncelog.limits import Limits
-from oncelog.log.chores import Chore, Chores, Job, Kind, RunningJob, run
+from oncelog.log.background import Chore, Chores, Job, Kind, RunningJob, run
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.log.snapshot import Snapshots
-from oncelog.rules import producers
-from oncelog.rules.append import ProducerEntry, RememberedBatch
-from oncelog.rules.producers import ProducerTable, unpack_entry
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.rules.idempotence import producer_state
+from oncelog.rules.idempotence.append import ProducerEntry, RememberedBatch
+from oncelog.rules.idempotence.producer_state import ProducerTable, unpack_entry
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import TopicPartition
 
 # A few dozen ids make a large table.
@@ -209,7 +209,7 @@ def _entry(pid: int, sequence: int) -> ProducerEntry:
 @pytest.mark.parametrize("seed", range(20))
 def test_an_image_does_not_change(seed: int) -> None:
     rng, table, model = Random(seed), ProducerTable(4, 4), {}
-    images: list[tuple[producers.ProducerImage, dict[int, ProducerEntry]]] = []
+    images: list[tuple[producer_state.ProducerImage, dict[int, ProducerEntry]]] = []
     for step in range(600):
         pid = rng.randrange(1 << rng.randrange(1, 9))
         model[pid] = _entry(pid, step)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncelog.edge.collector import LONG_SECONDS, Collector
+from oncelog.server.gc_tuner import LONG_SECONDS, Collector
 
 
 @pytest.fixture(autouse=True)

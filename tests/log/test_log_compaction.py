@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError
 from oncelog.limits import Limits
-from oncelog.log.chores import Chores, run
+from oncelog.log.background import Chores, run
 from oncelog.log.config import LogConfig
 from oncelog.log.partition import Partition
-from oncelog.rules.visibility import Verdict, VisibilityFilter
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Compression, Isolation, Origin
 from oncelog.wire.batch import build_batch, iter_batches
 from oncelog.wire.control import ControlType, decode_control

@@ -10,9 +10,9 @@ from random import Random
 import pytest
 from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
 
-from oncelog.log.chores import Chores
+from oncelog.log.background import Chores
 from oncelog.log.partition import Partition
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Origin
 from oncelog.wire.batch import iter_batches
 

@@ -17,17 +17,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
+from oncelog.log.background import RunningJob
 from oncelog.log.checkpoint import RECOVERY_POINTS, read_offsets
-from oncelog.log.chores import RunningJob
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.log.partition_disk import PartitionDisk
-from oncelog.rules.visibility import Verdict, VisibilityFilter
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
+from oncelog.server.disk import RealDisk
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.batch import iter_batches
 from oncelog.wire.control import ControlType, decode_control

@@ -15,11 +15,11 @@ from random import Random
 import pytest
 from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 
-from oncelog.edge.disk import RealDisk, RealFile
 from oncelog.errors import KafkaStorageError
 from oncelog.log.disk import Disk
 from oncelog.log.partition import Partition
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.server.disk import RealDisk, RealFile
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 
 
 @pytest.fixture(params=["real", "memory"])
@@ -130,7 +130,7 @@ def test_closing_a_file_does_not_wait_for_its_sync(tmp_path: Path, monkeypatch: 
         assert may_end.wait(60)
         was_valid.append(os.fstat(fd).st_ino == inode)
 
-    monkeypatch.setattr("oncelog.edge.disk._fdatasync", slow_sync)
+    monkeypatch.setattr("oncelog.server.disk._fdatasync", slow_sync)
     file = RealDisk(tmp_path).open("file", create=True)
     file.pwrite(b"a", 0)
     inode, before = (tmp_path / "file").stat().st_ino, len(os.listdir("/dev/fd"))
@@ -378,7 +378,7 @@ FULL_FILE = """
 import resource, signal, sys
 sys.path.insert(0, sys.argv[2])
 from helpers_log import batch, config, open_partition, put, read_all
-from oncelog.edge.disk import RealDisk
+from oncelog.server.disk import RealDisk
 from oncelog.errors import KafkaStorageError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

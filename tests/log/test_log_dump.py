@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker
 
 from oncelog.cli.dump import command
-from oncelog.edge.disk import RealDisk
+from oncelog.server.disk import RealDisk
 from oncelog.types import Compression
 
 

@@ -11,11 +11,11 @@ from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError
-from oncelog.log.chores import run
+from oncelog.log.background import run
 from oncelog.log.partition import Partition
-from oncelog.sim.disk import MemoryDisk
+from oncelog.server.disk import RealDisk
+from oncelog.testing.memory_disk import MemoryDisk
 
 SMALL = config(segment_bytes=500, index_interval_bytes=100)
 

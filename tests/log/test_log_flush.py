@@ -11,13 +11,13 @@ from random import Random
 import pytest
 from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 
-import oncelog.edge.disk
+import oncelog.server.disk
 from oncelog.broker.node import Node
 from oncelog.config import BROKER
-from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError
 from oncelog.log.manager import LogManager
-from oncelog.sim.disk import MemoryDisk
+from oncelog.server.disk import RealDisk
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import TopicPartition
 
 SMALL = config(segment_bytes=2000, index_interval_bytes=0)
@@ -130,14 +130,14 @@ def test_a_start_needs_few_descriptors_however_many_segments_it_checks(
     for path in (tmp_path / str(TP)).iterdir():
         if path.suffix in (".snapshot", ".producers"):
             path.unlink()
-    open_file, counts = oncelog.edge.disk._open, []
+    open_file, counts = oncelog.server.disk._open, []
 
     def counted(path: str, flags: int) -> int:
         fd = open_file(path, flags)
         counts.append(_open_files(tmp_path))
         return fd
 
-    monkeypatch.setattr(oncelog.edge.disk, "_open", counted)
+    monkeypatch.setattr(oncelog.server.disk, "_open", counted)
     again = open_partition(disk, SMALL, clean_shutdown=is_clean, recovery_point=0)
     assert (again.segment_count, again.log_end_offset) == (segment_count, 300)
     assert max(counts) < 5 < segment_count

@@ -10,9 +10,9 @@ from helpers_log import batch, config, marker, open_partition, put, put_marker
 
 from oncelog.log.segment import Segment
 from oncelog.log.segments import Segments
-from oncelog.rules.append import ProducerEntry
-from oncelog.rules.producers import ProducerTable
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.idempotence.append import ProducerEntry
+from oncelog.rules.idempotence.producer_state import ProducerTable
+from oncelog.testing.memory_disk import MemoryDisk
 
 
 def test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry(

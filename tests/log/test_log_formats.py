@@ -10,14 +10,14 @@ import crc32c
 import pytest
 from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, open_partition, put, put_marker
 
-from oncelog.edge.disk import RealDisk
 from oncelog.errors import StorageError
+from oncelog.log.background import run
 from oncelog.log.checkpoint import decode_checkpoint, decode_uuid, encode_checkpoint, encode_uuid
-from oncelog.log.chores import run
 from oncelog.log.snapshot import Snapshots, crc_of, decode_full, decode_snapshot
-from oncelog.rules.append import ProducerEntry, RememberedBatch
-from oncelog.rules.producers import ProducerTable, pack_entry, unpack_entry
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.idempotence.append import ProducerEntry, RememberedBatch
+from oncelog.rules.idempotence.producer_state import ProducerTable, pack_entry, unpack_entry
+from oncelog.server.disk import RealDisk
+from oncelog.testing.memory_disk import MemoryDisk
 
 ENTRY = ProducerEntry(
     3, None, 1700, 1800, None, (RememberedBatch(4, 10, 4, 1600), RememberedBatch(9, 20, 4, 1700))

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import pytest
 from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, put, put_marker, read_all
 
-from oncelog.edge.disk import RealDisk
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
+from oncelog.log.background import Chore
 from oncelog.log.checkpoint import (
     CLEANED_OFFSETS,
     INDEX_STARTS,
@@ -28,13 +28,13 @@ from oncelog.log.checkpoint import (
     encode_offsets,
     read_offsets,
 )
-from oncelog.log.chores import Chore
 from oncelog.log.compaction import Compaction
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.log.segment import Segment
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.server.disk import RealDisk
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Compression, TopicPartition
 from oncelog.wire.batch import HEADER_BYTES
 from oncelog.wire.compression import compress
@@ -190,7 +190,7 @@ def test_a_directory_of_something_else() -> None:
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     manager = _open(RealDisk(tmp_path))
     code = (
-        "import sys\nfrom oncelog.edge.disk import RealDisk\nfrom oncelog.log.manager import LogManager\n"
+        "import sys\nfrom oncelog.server.disk import RealDisk\nfrom oncelog.log.manager import LogManager\n"
         "LogManager.open(RealDisk(sys.argv[1]), node_id=1, new_uuid=lambda: bytes(16), now_ms=0)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from helpers_log import NOW_MS, TOPIC_ID, batch, config, marker, open_partition, put, put_marker, read_all
 
-from oncelog.edge.disk import RealDisk
 from oncelog.errors import StorageError
 from oncelog.limits import Limits
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
-from oncelog.sim.disk import MemoryDisk
+from oncelog.server.disk import RealDisk
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import TopicPartition
 
 PARTITIONS = [TopicPartition("t", number) for number in range(30)]
@@ -128,7 +128,7 @@ OUT_OF_FILES = """
 import resource, sys
 sys.path.insert(0, sys.argv[2])
 from helpers_log import batch, config, put, NOW_MS, TOPIC_ID
-from oncelog.edge.disk import RealDisk
+from oncelog.server.disk import RealDisk
 from oncelog.errors import OncelogError
 from oncelog.log.manager import LogManager
 from oncelog.types import TopicPartition

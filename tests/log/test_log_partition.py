@@ -22,7 +22,7 @@ from oncelog.errors import (
     RecordListTooLarge,
     TransactionCoordinatorFenced,
 )
-from oncelog.sim.disk import MemoryDisk
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Compression, Origin, TimestampType
 from oncelog.wire.batch import read_header, restamp_time, verify_crc
 from oncelog.wire.records import decode_records

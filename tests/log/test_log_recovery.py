@@ -25,11 +25,11 @@ from helpers_log_model import read_rows
 
 from oncelog.errors import CorruptMessage, KafkaStorageError, OutOfOrderSequenceNumber
 from oncelog.limits import Limits
-from oncelog.log.chores import Chores, run
+from oncelog.log.background import Chores, run
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import write_synced
 from oncelog.log.partition import Partition
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Isolation
 from oncelog.wire.batch import iter_batches
 from oncelog.wire.header import verify_crc

@@ -10,11 +10,11 @@ from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_
 
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log import scan
-from oncelog.log.chores import Chores
+from oncelog.log.background import Chores
 from oncelog.log.producers import PartitionProducers
 from oncelog.log.scan import HEADERS, FoundBatch, scan_headers
 from oncelog.log.snapshot import Snapshots
-from oncelog.sim.disk import MemoryDisk, MemoryFile
+from oncelog.testing.memory_disk import MemoryDisk, MemoryFile
 from oncelog.wire.batch import HEADER_BYTES, read_header, stamp
 
 

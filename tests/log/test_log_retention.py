@@ -12,10 +12,10 @@ import pytest
 from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 
 from oncelog.errors import KafkaStorageError, OffsetOutOfRange
-from oncelog.log.chores import Chores, run
+from oncelog.log.background import Chores, run
 from oncelog.log.config import LogConfig
 from oncelog.log.partition import Partition
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 
 SIZE = len(batch())
 

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from oncelog.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
 from oncelog.limits import Limits
-from oncelog.log.chores import Chores
+from oncelog.log.background import Chores
 from oncelog.log.partition import Partition
-from oncelog.sim.disk import MemoryDisk
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.batch import iter_batches
 
 SMALL = config(segment_bytes=500, index_interval_bytes=80)

@@ -13,7 +13,7 @@ from oncelog.errors import CorruptMessage
 from oncelog.limits import Limits
 from oncelog.log import index
 from oncelog.log.partition import Partition
-from oncelog.sim.disk import MemoryDisk, SimulatedCrash
+from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.wire.batch import iter_batches
 
 HOUR_MS = 3_600_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.dev import served
+from oncelog.testing import broker_process
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that starts a hundred times in a row meets a busy machine once."""
-    monkeypatch.setattr(served, "READY_TIMEOUT_S", 120.0)
+    monkeypatch.setattr(broker_process, "READY_TIMEOUT_S", 120.0)

@@ -11,8 +11,8 @@ from helpers_operations import Load, frozen
 from helpers_producer import new_topic, producer_of, values
 
 from oncelog import Broker, Consumer, TopicPartition
-from oncelog.dev.served import ServedBroker
 from oncelog.errors import InvalidProducerIdMapping, ProducerFenced, error_for_code
+from oncelog.testing.broker_process import ServedBroker
 from oncelog.wire.messages import EndTxnRequest, InitProducerIdRequest
 
 SETTINGS = {

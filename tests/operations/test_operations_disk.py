@@ -16,9 +16,9 @@ from helpers_producer import producer_of
 from helpers_wait import pause
 
 from oncelog import errors
-from oncelog.dev.served import ServedBroker
-from oncelog.edge.broker import Broker
 from oncelog.errors import DeliveryUnknown
+from oncelog.server.embedded import Broker
+from oncelog.testing.broker_process import ServedBroker
 from oncelog.wire.messages import InitProducerIdRequest
 
 SMALL = {

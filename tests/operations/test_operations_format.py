@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from helpers_operations import Load
+from oncelog_devtools.apache_kafka import ApacheKafka
 
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.dev.served import ServedBroker
+from oncelog.testing.broker_process import ServedBroker
 
 
 @pytest.mark.soak

@@ -12,8 +12,8 @@ import pytest
 from helpers_operations import Load
 from helpers_wait import pause
 
-from oncelog.dev.process import STOP_TIMEOUT_S
-from oncelog.dev.served import ServedBroker
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.process import STOP_TIMEOUT_S
 
 
 @pytest.fixture

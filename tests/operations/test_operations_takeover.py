@@ -16,16 +16,16 @@ from helpers_broker import RawClient, batch, wait_until
 from helpers_producer import producer_of, values
 
 from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
-from oncelog.broker.internal_topics import INTERNAL_TOPICS
-from oncelog.broker.kafka_metadata import DIRECTORY, read_metadata
-from oncelog.broker.takeover import take_over
-from oncelog.broker.transaction_log import decode_key, decode_value
-from oncelog.client.admin_types import ConfigResource
+from oncelog.broker.coordinators.internal_topics import INTERNAL_TOPICS
+from oncelog.broker.coordinators.transaction_log import decode_key, decode_value
+from oncelog.broker.topics.kafka_metadata import DIRECTORY, read_metadata
+from oncelog.broker.topics.takeover import take_over
+from oncelog.client.admin.types import ConfigResource
 from oncelog.config import BROKER
-from oncelog.edge.disk import RealDisk
 from oncelog.errors import StorageError
 from oncelog.log.manager import LogManager
-from oncelog.rules.transaction_entry import TransactionState
+from oncelog.rules.transactions.entry import TransactionState
+from oncelog.server.disk import RealDisk
 from oncelog.settings import Settings
 from oncelog.wire.batch import build_batch, iter_batches, stamp
 from oncelog.wire.records import NewRecord, decode_records

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from helpers_pipeline import CASES, EXAMPLES, PER_BATCH, Supervised
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 import oncelog
-from oncelog.dev.apache_kafka import ApacheKafka
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 MAX_LINES = 80

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from oncelog.pipeline.progress import batch_summary
-from oncelog.rules.lane import RowSum
-from oncelog.spark.lane import LaneReport
-from oncelog.spark.metrics import FILE_VARIABLE, SinkMetrics, publish
+from oncelog.spark.sink.decisions import RowSum
+from oncelog.spark.sink.sink_metrics import FILE_VARIABLE, SinkMetrics, publish
+from oncelog.spark.sink.task import LaneReport
 
 REPORTS = [
     LaneReport(0, RowSum(3, 7), False, 30, 0.25),

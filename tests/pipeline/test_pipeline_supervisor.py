@@ -19,9 +19,9 @@ DONE = {"event": "ended", "ending": "done"}
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from oncelog.edge.event_log import log_to_stderr
+from oncelog.runtime.event_log import log_to_stderr
 from oncelog.pipeline.supervisor import Pipeline, Supervisor
-from oncelog.rules.supervision import Limits
+from oncelog.pipeline.restart_policy import Limits
 log_to_stderr()
 child, directory, plan = sys.argv[1:]
 settings = {"COUNTER": directory + "/runs", "SETTING": "given"}

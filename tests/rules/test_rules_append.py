@@ -9,8 +9,15 @@ from helpers_rules_append import BATCH_MS, NOW_MS, format_entry, parse_batch, pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.rules.append import Duplicate, ProducedBatch, Refuse, Store, Verification, decide_append
-from oncelog.rules.sequence import SEQUENCE_MAX, advance
+from oncelog.rules.idempotence.append import (
+    Duplicate,
+    ProducedBatch,
+    Refuse,
+    Store,
+    Verification,
+    decide_append,
+)
+from oncelog.rules.idempotence.sequence import SEQUENCE_MAX, advance
 from oncelog.types import Origin
 
 CASES = list(rows("append.txt"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.rules.assignors import Subscriber
-from oncelog.rules.sticky import ASSIGNORS
+from oncelog.rules.groups.assignors import Subscriber
+from oncelog.rules.groups.sticky import ASSIGNORS
 from oncelog.types import TopicPartition
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.rules.append import ProducedBatch, ProducerEntry, Store, decide_append
-from oncelog.rules.audit import BumpedOutcome, Finding, FindingKind, PartitionAudit, StoredBatch
-from oncelog.rules.sequence import SEQUENCE_MAX, advance
+from oncelog.audit.partition import BumpedOutcome, Finding, FindingKind, PartitionAudit, StoredBatch
+from oncelog.rules.idempotence.append import ProducedBatch, ProducerEntry, Store, decide_append
+from oncelog.rules.idempotence.sequence import SEQUENCE_MAX, advance
 from oncelog.types import Origin
 
 TABLE = Path(__file__).parents[1] / "tables" / "audit.txt"

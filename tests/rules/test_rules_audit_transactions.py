@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.rules.audit import FindingKind, PartitionAudit, StoredBatch
-from oncelog.rules.sequence import SEQUENCE_MAX, advance
-from oncelog.rules.visibility import Verdict, VisibilityFilter
+from oncelog.audit.partition import FindingKind, PartitionAudit, StoredBatch
+from oncelog.rules.idempotence.sequence import SEQUENCE_MAX, advance
+from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.types import Isolation
 
 pytestmark = pytest.mark.behaviour("P5")

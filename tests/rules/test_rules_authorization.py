@@ -1,4 +1,4 @@
-"""rules/authorization.py by tables/authorization.txt, and beside a naive reading of all ACLs."""
+"""rules/security/authorization.py by tables/authorization.txt, and beside a naive reading of all ACLs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.errors import InvalidRequest
-from oncelog.rules.authorization import (
+from oncelog.rules.security.authorization import (
     Acl,
     AclFilter,
     AclTable,

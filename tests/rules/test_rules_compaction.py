@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncelog.rules.compaction import (
+from oncelog.rules.storage.compaction import (
     Aborted,
     BatchFacts,
     Cleaning,

@@ -1,4 +1,4 @@
-"""rules/connections.py: tables/connections.txt, who is admitted, and who goes when memory is short."""
+"""rules/limits/connections.py: tables/connections.txt, who is admitted, and who goes when memory is short."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.errors import ConfigError
-from oncelog.rules.connections import (
+from oncelog.rules.limits.connections import (
     Admission,
     Bound,
     Deadlines,

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.errors import BrokerError
-from oncelog.rules import consumer_group
-from oncelog.rules.assignors import Shares
-from oncelog.rules.consumer_group import Beat, BeatAnswer, ConsumerGroup, ConsumerGroupState, TopicInfo
-from oncelog.rules.consumer_member import NOTHING, ConsumerMember, MemberState, Place, reconcile
-from oncelog.rules.sticky import assign_sticky
+from oncelog.rules.groups import consumer as groups_consumer
+from oncelog.rules.groups.assignors import Shares
+from oncelog.rules.groups.consumer import Beat, BeatAnswer, ConsumerGroup, ConsumerGroupState, TopicInfo
+from oncelog.rules.groups.consumer_member import NOTHING, ConsumerMember, MemberState, Place, reconcile
+from oncelog.rules.groups.sticky import assign_sticky
 
 TOPICS = {"t": TopicInfo(b"t" * 16, 4), "u": TopicInfo(b"u" * 16, 3)}
 
@@ -155,7 +155,7 @@ def test_many_joins_share_few_assignments(monkeypatch: pytest.MonkeyPatch) -> No
         made += 1
         return assign_sticky(*arguments)
 
-    monkeypatch.setitem(consumer_group.SERVER_ASSIGNORS, "uniform", assign)
+    monkeypatch.setitem(groups_consumer.SERVER_ASSIGNORS, "uniform", assign)
     group = ConsumerGroup("g", session_timeout_ms=45_000, assignment_burst=2_000)
     beats: dict[str, Beat] = {}
 

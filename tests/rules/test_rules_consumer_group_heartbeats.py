@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from oncelog.errors import BrokerError, InvalidRegularExpression
-from oncelog.rules import consumer_group
-from oncelog.rules.assignors import Shares
-from oncelog.rules.consumer_group import (
+from oncelog.rules.groups import consumer as groups_consumer
+from oncelog.rules.groups.assignors import Shares
+from oncelog.rules.groups.consumer import (
     CURRENT,
     EPOCH,
     MEMBER,
@@ -25,8 +25,8 @@ from oncelog.rules.consumer_group import (
     Entry,
     TopicInfo,
 )
-from oncelog.rules.consumer_member import NOTHING, ConsumerMember, MemberState, Place
-from oncelog.rules.sticky import assign_sticky
+from oncelog.rules.groups.consumer_member import NOTHING, ConsumerMember, MemberState, Place
+from oncelog.rules.groups.sticky import assign_sticky
 
 
 class Broker:
@@ -203,7 +203,7 @@ def test_a_quiet_heartbeat_asks_for_the_topics_once_and_makes_no_target(
         made += 1
         return assign_sticky(*arguments)
 
-    monkeypatch.setitem(consumer_group.SERVER_ASSIGNORS, "uniform", assign)
+    monkeypatch.setitem(groups_consumer.SERVER_ASSIGNORS, "uniform", assign)
     broker.beat("a", 0, "t")
     broker.beat("b", 0, "t")
     assert broker.group.members["b"].state is MemberState.UNRELEASED

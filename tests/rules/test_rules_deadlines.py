@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.rules.deadlines import Deadlines
+from oncelog.rules.groups.deadlines import Deadlines
 
 CALLS = st.lists(
     st.tuples(

@@ -1,4 +1,4 @@
-"""rules/door.py as the table at its top says, and rules/principal.py."""
+"""rules/security/auth_state.py as the table at its top says, and rules/security/principal.py."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from pathlib import Path
 import pytest
 
 from oncelog.errors import ConfigError
-from oncelog.rules import door
-from oncelog.rules.door import DoorState, may_authenticate_again, next_state, session_lifetime_ms
-from oncelog.rules.principal import distinguished_name, principal_mapper
+from oncelog.rules.security import auth_state
+from oncelog.rules.security.auth_state import (
+    DoorState,
+    may_authenticate_again,
+    next_state,
+    session_lifetime_ms,
+)
+from oncelog.rules.security.principal import distinguished_name, principal_mapper
 
-COLUMNS = (door.API_VERSIONS, door.SASL_HANDSHAKE, door.SASL_AUTHENTICATE, 3)
+COLUMNS = (auth_state.API_VERSIONS, auth_state.SASL_HANDSHAKE, auth_state.SASL_AUTHENTICATE, 3)
 
 
 def rows() -> list[tuple[str, list[str]]]:
-    source = Path(door.__file__).read_text()  # python -OO drops docstrings
+    source = Path(auth_state.__file__).read_text()  # python -OO drops docstrings
     lines = (ast.get_docstring(ast.parse(source)) or "").splitlines()
     start = next(number for number, line in enumerate(lines) if line.strip().startswith("state "))
     cells = [line.split() for line in lines[start + 1 : start + 1 + len(DoorState)]]
@@ -47,7 +52,7 @@ def test_who_may_authenticate_again(
 
 def test_a_handshake_that_comes_too_early() -> None:
     def after(state: DoorState) -> DoorState | None:
-        return next_state(state, door.SASL_HANDSHAKE, may_authenticate_again=False)
+        return next_state(state, auth_state.SASL_HANDSHAKE, may_authenticate_again=False)
 
     assert after(DoorState.KNOWN) is DoorState.KNOWN
     assert after(DoorState.EXPIRED) is None

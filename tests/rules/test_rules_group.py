@@ -16,8 +16,8 @@ from oncelog.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-from oncelog.rules.group import ClassicGroup
-from oncelog.rules.group_member import (
+from oncelog.rules.groups.classic import ClassicGroup
+from oncelog.rules.groups.classic_member import (
     PROTOCOL_BYTES,
     GroupState,
     JoinAnswer,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oncelog.errors import ERROR_BY_CODE
-from oncelog.rules.group_errors import GroupAction, GroupRequest, group_action
+from oncelog.rules.groups.error_policy import GroupAction, GroupRequest, group_action
 
 TABLE = Path(__file__).parents[1] / "tables" / "group_errors.txt"
 NAMES = {cls.kafka_name: code for code, cls in ERROR_BY_CODE.items()}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from oncelog.errors import GroupMaxSizeReached, MemberIdRequired, UnknownMemberId
-from oncelog.rules import group_member
-from oncelog.rules.group import ClassicGroup
-from oncelog.rules.group_member import (
+from oncelog.rules.groups import classic_member
+from oncelog.rules.groups.classic import ClassicGroup
+from oncelog.rules.groups.classic_member import (
     GroupState,
     JoinAnswer,
     JoinRequest,
@@ -80,12 +80,12 @@ def test_what_members_offer_together_is_known_without_a_look_at_them(offers: tup
 def test_joins_of_many_members_do_not_look_at_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def counted(protocols: Collection[Protocol], original: Any = group_member.metadata_bytes) -> int:
+    def counted(protocols: Collection[Protocol], original: Any = classic_member.metadata_bytes) -> int:
         nonlocal looks
         looks += 1
         return int(original(protocols))
 
-    monkeypatch.setattr(group_member, "metadata_bytes", counted)
+    monkeypatch.setattr(classic_member, "metadata_bytes", counted)
     group = ClassicGroup("g", 0)
     for index in range(100):
         join(group, f"m{index}")

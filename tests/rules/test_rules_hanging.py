@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.rules.hanging import Hanging, HeldBack, KnownTransaction, OpenTransaction, judge, why_hanging
+from oncelog.rules.transactions.hanging import (
+    Hanging,
+    HeldBack,
+    KnownTransaction,
+    OpenTransaction,
+    judge,
+    why_hanging,
+)
 from oncelog.types import TopicPartition
 
 AT, OTHER = TopicPartition("t", 0), TopicPartition("t", 1)

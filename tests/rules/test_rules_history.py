@@ -10,9 +10,8 @@ from helpers_history_text import format_anomaly, parse_history
 from helpers_rules_append import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from oncelog.rules.history import Item, Kind, Operation, Outcome, check
-from oncelog.rules.history_cycles import components
+from oncelog_simulator.history.check import Item, Kind, Operation, Outcome, check
+from oncelog_simulator.history.cycles import components
 
 CASES = list(rows("history.txt"))
 

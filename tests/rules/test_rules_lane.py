@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers_rules_append import rows
 
-from oncelog.rules.lane import (
+from oncelog.spark.sink.decisions import (
     Already,
     BatchBegun,
     Claim,

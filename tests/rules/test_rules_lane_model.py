@@ -1,7 +1,7 @@
 """A model of the sink: runs of one batch whose tasks, zombies and drivers take steps in any order.
 
 The cluster of the model knows transactional ids, epochs and offsets. What may be done is decided by
-rules/lane.py; what came of it is judged by counting rows against the source.
+spark/sink/decisions.py; what came of it is judged by counting rows against the source.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.rules.lane import (
+from oncelog.spark.sink.decisions import (
     Already,
     Compare,
     Finished,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from oncelog.rules.loading import (
+from oncelog.load.decisions import (
     DELIMITED_BY,
     Complete,
     GoOn,

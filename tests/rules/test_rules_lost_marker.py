@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.rules.lost_marker import abort_of, decided_transaction, is_awaited, lost_end
-from oncelog.rules.sending import MAX_EPOCH, Identity
-from oncelog.rules.transaction import Persist, complete, decide_add, decide_end, fence, retire
-from oncelog.rules.transaction_entry import EXHAUSTED_EPOCH, TransactionEntry, TransactionState
+from oncelog.rules.idempotence.lost_markers import abort_of, decided_transaction, is_awaited, lost_end
+from oncelog.rules.idempotence.sequencer import MAX_EPOCH, Identity
+from oncelog.rules.transactions.coordinator import Persist, complete, decide_add, decide_end, fence, retire
+from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH, TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
 
 S = TransactionState

@@ -7,8 +7,8 @@ import re
 import pytest
 from helpers_rules_append import NOW_MS, format_entry, parse_entry, rows
 
-from oncelog.rules.append import Refuse
-from oncelog.rules.marker import EndMarker, StoreMarker, decide_marker, refuse_same_epoch
+from oncelog.rules.idempotence.append import Refuse
+from oncelog.rules.idempotence.markers import EndMarker, StoreMarker, decide_marker, refuse_same_epoch
 from oncelog.types import Origin
 
 CASES = list(rows("marker.txt"))

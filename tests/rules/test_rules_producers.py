@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from oncelog.limits import DEFAULT_LIMITS
-from oncelog.rules.append import (
+from oncelog.rules.idempotence.append import (
     Duplicate,
     ProducedBatch,
     ProducerEntry,
@@ -22,7 +22,7 @@ from oncelog.rules.append import (
     Store,
     decide_append,
 )
-from oncelog.rules.producers import (
+from oncelog.rules.idempotence.producer_state import (
     PLAIN,
     PLAIN_BYTES,
     ProducerTable,

@@ -1,4 +1,4 @@
-"""rules/quotas.py by tables/quotas.txt and tables/quota_waits.txt, and that a rate is kept (hypothesis)."""
+"""Quotas by tables/quotas.txt and tables/quota_waits.txt, and that a rate is kept (hypothesis)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncelog.errors import InvalidRequest, UnsupportedVersion
-from oncelog.rules.quotas import (
+from oncelog.rules.limits.quotas import (
     DEFAULT,
     EMPTY,
     Payer,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oncelog.errors import ERROR_BY_CODE
-from oncelog.rules.reactions import Mode, reaction_to
+from oncelog.rules.idempotence.error_policy import Mode, reaction_to
 
 TABLE = Path(__file__).parents[1] / "tables" / "reactions.txt"
 NAMES = {cls.kafka_name: code for code, cls in ERROR_BY_CODE.items()}

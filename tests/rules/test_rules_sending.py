@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.rules.sending import (
+from oncelog.rules.idempotence.sequencer import (
     MAX_EPOCH,
     Identity,
     NumberedBatch,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.rules.sequence import SEQUENCE_MAX, advance, first_sequence, is_next, last_sequence
+from oncelog.rules.idempotence.sequence import SEQUENCE_MAX, advance, first_sequence, is_next, last_sequence
 
 SEQUENCES = st.integers(0, SEQUENCE_MAX) | st.integers(SEQUENCE_MAX - 9, SEQUENCE_MAX) | st.integers(0, 9)
 

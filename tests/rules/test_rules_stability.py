@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.rules.marker import CompletedTransaction
-from oncelog.rules.stability import last_stable_offset, stable_offset_after
+from oncelog.rules.idempotence.last_stable_offset import last_stable_offset, stable_offset_after
+from oncelog.rules.idempotence.markers import CompletedTransaction
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.rules import sticky
-from oncelog.rules.assignors import Shares, Subscriber
-from oncelog.rules.sticky import assign_cooperative, assign_sticky, is_cooperative
+from oncelog.rules.groups import sticky
+from oncelog.rules.groups.assignors import Shares, Subscriber
+from oncelog.rules.groups.sticky import assign_cooperative, assign_sticky, is_cooperative
 from oncelog.types import TopicPartition
 
 Counts = dict[str, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers_rules_append import rows
 
-from oncelog.rules.supervision import (
+from oncelog.pipeline.restart_policy import (
     Ending,
     History,
     Leave,
@@ -73,11 +73,26 @@ oncelog is named here: to no effect"""
 @pytest.mark.parametrize(
     ("types", "error", "is_started", "ending"),
     [
-        ("StreamingQueryException", "oncelog.rules.lane.SinkRefused: batch 7 was ...", True, "REFUSED"),
-        ("StreamingQueryException", "oncelog.rules.lane.RowRefused: row 3 ...", True, "REFUSED"),
-        ("StreamingQueryException", "oncelog.spark.offsets.DataLossError: t-0: offset", True, "REFUSED"),
+        (
+            "StreamingQueryException",
+            "oncelog.spark.sink.decisions.SinkRefused: batch 7 was ...",
+            True,
+            "REFUSED",
+        ),
+        ("StreamingQueryException", "oncelog.spark.sink.decisions.RowRefused: row 3 ...", True, "REFUSED"),
+        (
+            "StreamingQueryException",
+            "oncelog.spark.source.offset_ranges.DataLossError: t-0: offset",
+            True,
+            "REFUSED",
+        ),
         ("StreamingQueryException", "oncelog.errors.ConfigError: unknown option", True, "REFUSED"),
-        ("StreamingQueryException", "oncelog.rules.lane.SinkError: lane 0: cannot connect", True, "FAILED"),
+        (
+            "StreamingQueryException",
+            "oncelog.spark.sink.decisions.SinkError: lane 0: cannot connect",
+            True,
+            "FAILED",
+        ),
         ("StreamingQueryException", "the sink said SinkRefused", True, "FAILED"),
         ("ConfigError ValueError", "-", True, "REFUSED"),  # another query id than before
         ("KeyError LookupError", "-", True, "FAILED"),  # in foreachBatch
@@ -97,7 +112,7 @@ def test_what_errors_mean(types: str, error: str, is_started: bool, ending: str)
 
 
 def test_the_headline_is_what_was_raised_or_the_first_line() -> None:
-    text = TASK_FAILED.format(error="oncelog.rules.lane.SinkRefused: batch 7 was committed")
+    text = TASK_FAILED.format(error="oncelog.spark.sink.decisions.SinkRefused: batch 7 was committed")
     assert headline(text) == "SinkRefused: batch 7 was committed"
     assert headline(TASK_FAILED.format(error="KeyError: 'x'")) == "KeyError: 'x'"
     assert headline("\n[PATH_NOT_FOUND] no such path\n\nmore") == "[PATH_NOT_FOUND] no such path"

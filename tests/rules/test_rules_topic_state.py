@@ -6,7 +6,14 @@ import pytest
 from helpers_rules_append import rows
 
 from oncelog.errors import MisuseError
-from oncelog.rules.topic_state import TopicEvent, TopicState, is_going, listed, next_state, state_at_start
+from oncelog.rules.storage.topic_state import (
+    TopicEvent,
+    TopicState,
+    is_going,
+    listed,
+    next_state,
+    state_at_start,
+)
 
 
 @pytest.mark.parametrize("row", list(rows("topic_state.txt")), ids=lambda row: f"{row[0]}, {row[1]}")

@@ -13,9 +13,9 @@ from oncelog.errors import (
     ProducerFenced,
     TransactionAbortable,
 )
-from oncelog.rules.append import Refuse
-from oncelog.rules.sending import Identity
-from oncelog.rules.transaction import (
+from oncelog.rules.idempotence.append import Refuse
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.transactions.coordinator import (
     FenceFirst,
     NeedsProducerId,
     Persist,
@@ -30,7 +30,7 @@ from oncelog.rules.transaction import (
     retire,
     verify,
 )
-from oncelog.rules.transaction_entry import TransactionEntry, TransactionState
+from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
 
 NOW_MS = 50_000

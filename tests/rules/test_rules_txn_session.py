@@ -15,8 +15,8 @@ from oncelog.errors import (
     TransactionAbortable,
     error_for_code,
 )
-from oncelog.rules.sending import Identity
-from oncelog.rules.txn_session import (
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.transactions.client_session import (
     ABORT_OWN_EPOCH,
     ADD_OFFSETS,
     ADD_PARTITIONS,

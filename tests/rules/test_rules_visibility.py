@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.rules.visibility import Verdict, VisibilityFilter
+from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.types import Isolation
 
 COMMITTED, UNCOMMITTED = Isolation.READ_COMMITTED, Isolation.READ_UNCOMMITTED

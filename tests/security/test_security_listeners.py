@@ -19,13 +19,13 @@ from helpers_security import (
 )
 
 import oncelog
-from oncelog.broker.listeners import listeners_of
-from oncelog.client.admin_types import ConfigResource
+from oncelog.broker.settings.listeners import listeners_of
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.admin.types import ConfigResource
 from oncelog.config import BROKER
-from oncelog.edge.admin import Admin
-from oncelog.edge.broker import Broker, checked_listeners
-from oncelog.edge.listener import Accepted, listen
 from oncelog.errors import AuthenticationError, ConfigError, StorageError, TopicAuthorizationFailed
+from oncelog.server.embedded import Broker, checked_listeners
+from oncelog.server.listener import Accepted, listen
 from oncelog.wire.messages import DescribeClusterRequest, FindCoordinatorRequest, MetadataRequest
 
 MAP = "listener.security.protocol.map"

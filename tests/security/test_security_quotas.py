@@ -9,9 +9,9 @@ from helpers_broker import RawClient
 from helpers_security import AUTHORIZER, PASSWORD, client_config, secured_broker
 from helpers_security_table import log_in
 
-from oncelog.edge.admin import Admin
+from oncelog.client.admin.blocking import Admin
 from oncelog.errors import ClusterAuthorizationFailed
-from oncelog.rules.quotas import DEFAULT, QuotaEntity
+from oncelog.rules.limits.quotas import DEFAULT, QuotaEntity
 from oncelog.wire import messages as m
 
 

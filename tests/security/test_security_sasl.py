@@ -25,21 +25,21 @@ from helpers_security import (
 from helpers_wait import HeldTimers, attempts, pass_time, wait_until
 
 import oncelog
-from oncelog.broker import door, sasl
-from oncelog.broker.sasl import ScramExchange
-from oncelog.broker.users import Users
-from oncelog.client.admin_types import ConfigResource
-from oncelog.edge import server_connection
-from oncelog.edge.admin import Admin
-from oncelog.edge.broker import Broker
+from oncelog.broker.security import authenticator, sasl
+from oncelog.broker.security.sasl import ScramExchange
+from oncelog.broker.security.users import Users
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.admin.types import ConfigResource
 from oncelog.errors import (
     AuthenticationError,
     ConfigError,
     SaslAuthenticationFailed,
     UnacceptableCredential,
 )
-from oncelog.rules.scram import Mechanism
-from oncelog.sim.disk import MemoryDisk
+from oncelog.rules.security.scram import Mechanism
+from oncelog.server import connection as server_connection
+from oncelog.server.embedded import Broker
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import (
     ApiVersionsRequest,
@@ -279,7 +279,7 @@ def test_secrets_are_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_sparks_options_are_the_same_settings() -> None:
-    from oncelog.spark.options import parse_options
+    from oncelog.spark.source.source_options import parse_options
 
     given = {
         "kafka.bootstrap.servers": "h:1",
@@ -333,7 +333,7 @@ def test_one_password_is_checked_before_others_have_their_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a client logs in more often than it may."""
-    monkeypatch.setattr(door, "may_authenticate_again", lambda *_: True)
+    monkeypatch.setattr(authenticator, "may_authenticate_again", lambda *_: True)
     checked: list[str] = []
     begun, sent, answered = threading.Event(), threading.Event(), threading.Event()
     was_answered: list[bool] = []

@@ -12,14 +12,14 @@ import pytest
 from helpers_broker import RawClient
 from helpers_security import AUTHORIZER, PASSWORD, client_config, secured_broker
 from helpers_security_table import GRANTS, GROUP, TOPIC, TRANSACTION, log_in, requests, told
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 import oncelog
-from oncelog.broker.needs import FREE, NEEDS
 from oncelog.broker.registry import OFFERED
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.edge.admin import Admin, NewTopic
-from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
-from oncelog.rules.scram import Mechanism
+from oncelog.broker.security.acl_operations import FREE, NEEDS
+from oncelog.client.admin.blocking import Admin, NewTopic
+from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.security.scram import Mechanism
 
 Told = dict[tuple[str, str], list[str]]
 

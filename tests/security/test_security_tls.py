@@ -18,12 +18,10 @@ from helpers_security import Certificates, client_config, make_certificates, sec
 from helpers_wait import pass_time, wait_until
 
 import oncelog
-from oncelog.client.connection import ConnectionCore
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.connection.broker_protocol import LinkProtocol
+from oncelog.client.connection.core import ConnectionCore
 from oncelog.config import ADMIN, BROKER
-from oncelog.edge.admin import Admin
-from oncelog.edge.broker import Broker
-from oncelog.edge.link_protocol import LinkProtocol
-from oncelog.edge.tls import ServerTls, WatchedFile, client_context
 from oncelog.errors import (
     AuthenticationError,
     ConfigError,
@@ -31,6 +29,8 @@ from oncelog.errors import (
     NotConnectedError,
     OncelogError,
 )
+from oncelog.runtime.tls import ServerTls, WatchedFile, client_context
+from oncelog.server.embedded import Broker
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import MetadataRequest
 

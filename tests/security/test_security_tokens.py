@@ -23,10 +23,10 @@ from helpers_wait import pass_time, set_wall_clock, wait_until
 from joserfc.jwk import OctKey, RSAKey
 
 import oncelog
-from oncelog.edge.admin import Admin
-from oncelog.edge.broker import Broker
+from oncelog.client.admin.blocking import Admin
 from oncelog.errors import AuthenticationError, ConfigError, TopicAuthorizationFailed
-from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.server.embedded import Broker
 
 KEY = RSAKey.generate_key(2048, {"kid": "one"})
 OTHER = RSAKey.generate_key(2048, {"kid": "one"})

@@ -12,22 +12,22 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from oncelog_simulator.backup import play_restored
+from oncelog_simulator.blocking import play_threads
+from oncelog_simulator.cancelling import play_cancelled
+from oncelog_simulator.cli import command
+from oncelog_simulator.event_loop import Livelock
+from oncelog_simulator.expected_errors import Excuses
+from oncelog_simulator.mutants.interrupted import CLIENT_MUTANTS, NOT_CAUGHT
+from oncelog_simulator.mutants.mutant import search
+from oncelog_simulator.scene import Run, has_faults
+from oncelog_simulator.scheduler import Scheduler
+from oncelog_simulator.shrink import shrink_run
+from oncelog_simulator.unsynced import play_unsynced
+from oncelog_simulator.world import World
 
-from oncelog.broker.transactions import TransactionCoordinator
-from oncelog.cli.simulate import command
+from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.errors import MisuseError, RebalanceInProgress, TimedOut, TopicAuthorizationFailed
-from oncelog.sim.backup import play_restored
-from oncelog.sim.blocking import play_threads
-from oncelog.sim.cancelling import play_cancelled
-from oncelog.sim.excuses import Excuses
-from oncelog.sim.loop import Livelock
-from oncelog.sim.mutants.interrupted import CLIENT_MUTANTS, NOT_CAUGHT
-from oncelog.sim.mutants.mutant import search
-from oncelog.sim.scene import Run, has_faults
-from oncelog.sim.scheduler import Scheduler
-from oncelog.sim.shrink import shrink_run
-from oncelog.sim.unsynced import play_unsynced
-from oncelog.sim.world import World
 
 Play = Callable[[int], Run]
 

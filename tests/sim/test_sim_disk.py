@@ -8,11 +8,11 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from oncelog_simulator.jobs import JobSettings
+from oncelog_simulator.world import Host, World
 
 from oncelog.log.disk import SyncFailed
-from oncelog.sim.disk import MemoryDisk
-from oncelog.sim.jobs import JobSettings
-from oncelog.sim.world import Host, World
+from oncelog.testing.memory_disk import MemoryDisk
 
 SEEDS = range(200)
 SPLIT = JobSettings(share=1.0, pause_s=0.01, stop_chance=1.0, preempt_chance=0.0)

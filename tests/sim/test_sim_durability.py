@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
+from oncelog_simulator.checks import InvariantMonitor
+from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.world import BrokerHost, World
 
-from oncelog.client.admin_types import ConfigResource, NewTopic
-from oncelog.edge.async_admin import AsyncAdmin
-from oncelog.edge.producer import AsyncProducer
-from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
-from oncelog.rules.scram import Mechanism
-from oncelog.sim.checks import InvariantMonitor
-from oncelog.sim.clients import QUICK, Application
-from oncelog.sim.world import BrokerHost, World
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.admin.types import ConfigResource, NewTopic
+from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.security.scram import Mechanism
 
 UNLIMITED = 2**63 - 1
 STEPS = 6

@@ -9,10 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from oncelog.sim.mutants import MUTANTS, NOT_CAUGHT
-from oncelog.sim.mutants.findings import OUT_OF_REACH, reason_of
-from oncelog.sim.mutants.mutant import search
+from oncelog_simulator.mutants import MUTANTS, NOT_CAUGHT
+from oncelog_simulator.mutants.findings import OUT_OF_REACH, reason_of
+from oncelog_simulator.mutants.mutant import search
 
 ALL = {mutant.name: mutant for mutant in MUTANTS}
 ROOT = Path(__file__).parents[2]
@@ -76,7 +75,9 @@ def test_every_finding_has_a_mutant_or_a_reason(tool: ModuleType) -> None:
     known = tool.findings_of(tool.FINDINGS.read_text())
     put_back = {finding for mutant in MUTANTS for finding in mutant.findings}
     undecided = [each for each in known if each not in put_back and reason_of(each) is None]
-    assert undecided == [], "name them in a mutant or in src/oncelog/sim/mutants/findings.py"
+    assert undecided == [], (
+        "name them in a mutant or in packages/oncelog-simulator/src/oncelog_simulator/mutants/findings.py"
+    )
 
 
 def test_reasons_are_given_once_and_for_findings_without_a_mutant(tool: ModuleType) -> None:

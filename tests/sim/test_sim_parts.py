@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from oncelog_simulator.cli import parse_seeds
+from oncelog_simulator.event_loop import Livelock
+from oncelog_simulator.faults import Fault
+from oncelog_simulator.shrink import shrink
+from oncelog_simulator.simulation import Result, Scenario, scenario_for
+from oncelog_simulator.world import Host, World
 
-from oncelog.cli.simulate import parse_seeds
 from oncelog.errors import ConfigError
-from oncelog.sim.faults import Fault
-from oncelog.sim.loop import Livelock
-from oncelog.sim.shrink import shrink
-from oncelog.sim.simulation import Result, Scenario, scenario_for
-from oncelog.sim.world import Host, World
 
 
 class Echo(asyncio.Protocol):

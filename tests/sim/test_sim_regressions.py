@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 
-from oncelog.edge.async_consumer import AsyncConsumer
-from oncelog.edge.producer import AsyncProducer
-from oncelog.sim.clients import QUICK
-from oncelog.sim.world import BrokerHost, Host, Listening, World
+from oncelog_simulator.clients import QUICK
+from oncelog_simulator.world import BrokerHost, Host, Listening, World
+
+from oncelog.client.consumer.aio import AsyncConsumer
+from oncelog.client.producer.blocking import AsyncProducer
 from oncelog.types import TopicPartition
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from oncelog_simulator.cli import command
+from oncelog_simulator.mutants import MUTANTS
+from oncelog_simulator.mutants.mutant import search
+from oncelog_simulator.simulation import Result, play, scenario_for
 
 from oncelog.cli.main import EXIT_VIOLATIONS
-from oncelog.cli.simulate import command
-from oncelog.sim.mutants import MUTANTS
-from oncelog.sim.mutants.mutant import search
-from oncelog.sim.simulation import Result, play, scenario_for
 
 ROOT = Path(__file__).parents[2]
 CHUNK = 25

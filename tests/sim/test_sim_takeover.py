@@ -9,13 +9,9 @@ from random import Random
 
 import pytest
 from helpers_log import config
-
-from oncelog.broker.node import Node
-from oncelog.log.partition import Partition
-from oncelog.sim import takeover
-from oncelog.sim.checks import batches_of
-from oncelog.sim.disk import MemoryDisk
-from oncelog.sim.kafka_directory import (
+from oncelog_simulator import takeover
+from oncelog_simulator.checks import batches_of
+from oncelog_simulator.kafka_directory import (
     COMPLETE_COMMIT,
     EMPTY,
     ONGOING,
@@ -26,8 +22,12 @@ from oncelog.sim.kafka_directory import (
     offset_commit,
     transaction_record,
 )
-from oncelog.sim.kafka_log import TRANSACTIONAL, KafkaBatch, KafkaLog, KafkaRecord
-from oncelog.sim.simulation import play, scenario_for
+from oncelog_simulator.kafka_log import TRANSACTIONAL, KafkaBatch, KafkaLog, KafkaRecord
+from oncelog_simulator.simulation import play, scenario_for
+
+from oncelog.broker.node import Node
+from oncelog.log.partition import Partition
+from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import iter_batches
 from oncelog.wire.records import DecodedRecord, decode_records

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 import pytest
+from oncelog_simulator.clients import QUICK
+from oncelog_simulator.threads import in_thread, sleep
+from oncelog_simulator.world import BrokerHost, Host, World
 
-from oncelog.edge.admin import Admin
-from oncelog.edge.producer import Producer
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.producer.blocking import Producer
 from oncelog.errors import MisuseError, TimedOut
-from oncelog.sim.clients import QUICK
-from oncelog.sim.threads import in_thread, sleep
-from oncelog.sim.world import BrokerHost, Host, World
 from oncelog.types import TopicPartition
 
 

@@ -7,16 +7,16 @@ from collections.abc import Collection
 from random import Random
 
 import pytest
+from oncelog_simulator import hostile
+from oncelog_simulator.event_loop import Process
+from oncelog_simulator.faults import BATCH_HEAD_BYTES, CRC_FROM, harm_batches
+from oncelog_simulator.hostile import CallCounter, draw_request, draw_worst
+from oncelog_simulator.loading import KINDS, FileList
+from oncelog_simulator.runtime import EPOCH_NS
+from oncelog_simulator.simulation import play, scenario_for
+from oncelog_simulator.sink_tasks import Source
+from oncelog_simulator.world import World
 
-from oncelog.sim import hostile
-from oncelog.sim.faults import BATCH_HEAD_BYTES, CRC_FROM, harm_batches
-from oncelog.sim.hostile import CallCounter, draw_request, draw_worst
-from oncelog.sim.lanes import Source
-from oncelog.sim.loading import KINDS, FileList
-from oncelog.sim.loop import Process
-from oncelog.sim.machine import EPOCH_NS
-from oncelog.sim.simulation import play, scenario_for
-from oncelog.sim.world import World
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import decode_request
 from oncelog.wire.records import NewRecord

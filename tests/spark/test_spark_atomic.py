@@ -10,13 +10,14 @@ import pytest
 from helpers_spark import create_topic, fill, read, read_stream, take_back
 
 import oncelog
-from oncelog.edge.producer import Producer
+from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError
-from oncelog.rules.lane import LaneMarker, RowSum, SinkError
-from oncelog.spark import atomic, atomic_task, write_atomic
-from oncelog.spark.lane import Sink
-from oncelog.spark.metrics import FILE_VARIABLE, SinkMetrics
-from oncelog.spark.sink_options import FULL_RETRY, parse_sink_options
+from oncelog.spark import write_atomic
+from oncelog.spark.sink import atomic, atomic_task
+from oncelog.spark.sink.decisions import LaneMarker, RowSum, SinkError
+from oncelog.spark.sink.sink_metrics import FILE_VARIABLE, SinkMetrics
+from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options
+from oncelog.spark.sink.task import Sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -13,13 +13,14 @@ from helpers_spark import START_MS, create_topic, fill, records, store
 from helpers_spark_txn import create_compacted, write_transactions
 
 import oncelog
-from oncelog.edge.admin import Admin, ConfigResource
+from oncelog.client.admin.blocking import Admin, ConfigResource
 from oncelog.errors import MisuseError
-from oncelog.faults import Proxy, Rule
-from oncelog.spark import audit, audit_keys
-from oncelog.spark.audit import audit_topic
-from oncelog.spark.audit_keys import check_keys
-from oncelog.spark.offsets import DataLossError
+from oncelog.spark.audit import audit as audit_audit
+from oncelog.spark.audit import keys as audit_keys
+from oncelog.spark.audit.audit import audit_topic
+from oncelog.spark.audit.keys import check_keys
+from oncelog.spark.source.offset_ranges import DataLossError
+from oncelog.testing.proxy import Proxy, Rule
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, iter_batches, stamp
 from oncelog.wire.control import encode_end_marker
@@ -389,7 +390,7 @@ def test_only_what_was_looked_up_is_read(
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     store(bootstrap, topic, numbered(7))
-    look_up = audit._look_up
+    look_up = audit_audit._look_up
 
     def change_after(change: Callable[[Admin], object]) -> None:
         def look_up_and_change(*args: Any) -> Any:
@@ -398,7 +399,7 @@ def test_only_what_was_looked_up_is_read(
                 change(admin)
             return found
 
-        monkeypatch.setattr(audit, "_look_up", look_up_and_change)
+        monkeypatch.setattr(audit_audit, "_look_up", look_up_and_change)
 
     change_after(lambda admin: (admin.create_partitions({topic: 2}), store(bootstrap, topic, numbered(8), 1)))
     result = audit_topic(spark, bootstrap, topic)
@@ -407,13 +408,13 @@ def test_only_what_was_looked_up_is_read(
 
 def change_before(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[], object]) -> None:
     """Change something in the moment in which the audit calls a function of its own."""
-    call = getattr(audit, name)
+    call = getattr(audit_audit, name)
 
     def change_and_call(*args: Any) -> Any:
         change()
         return call(*args)
 
-    monkeypatch.setattr(audit, name, change_and_call)
+    monkeypatch.setattr(audit_audit, name, change_and_call)
 
 
 @pytest.mark.parametrize("step", ["judge", "_with_keys"])

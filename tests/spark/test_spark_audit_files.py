@@ -14,16 +14,16 @@ from crc32c import crc32c
 from helpers_cli import oncelog as oncelog_command
 from helpers_spark import START_MS, create_topic, records
 from helpers_spark_txn import RECORDS, create_compacted, wait_for_stable_end, write_transactions
+from oncelog_devtools.apache_kafka import ApacheKafka
 from pyarrow import fs
 
 import oncelog
+from oncelog.audit.partition import FindingKind
 from oncelog.cli.audit import EXIT_VIOLATIONS
-from oncelog.dev.apache_kafka import ApacheKafka
 from oncelog.errors import ConfigError, MisuseError
 from oncelog.log.checkpoint import CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS, encode_offsets
-from oncelog.rules.audit import FindingKind
-from oncelog.spark.audit import AuditResult, Difference, KeyTotals, audit_files, audit_topic
-from oncelog.spark.segments import find_segments
+from oncelog.spark.audit.audit import AuditResult, Difference, KeyTotals, audit_files, audit_topic
+from oncelog.spark.audit.segment_batches import find_segments
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, read_header, stamp
 from oncelog.wire.control import ControlType, decode_control, encode_end_marker

@@ -6,9 +6,9 @@ import pytest
 from crc32c import crc32c
 from helpers_spark import records
 
-from oncelog.rules.audit import PartitionAudit
-from oncelog.spark.headers import no_batch, stored_batch
-from oncelog.spark.segments import Damage, walk_segment
+from oncelog.audit.partition import PartitionAudit
+from oncelog.spark.audit.segment_batches import Damage, walk_segment
+from oncelog.spark.audit.topic_batches import no_batch, stored_batch
 from oncelog.wire.batch import build_batch, stamp
 from oncelog.wire.control import encode_end_marker
 

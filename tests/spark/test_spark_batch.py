@@ -9,7 +9,7 @@ import pytest
 from helpers_spark import START_MS, create_topic, fill, read, records, store
 
 import oncelog
-from oncelog.edge.admin import Admin
+from oncelog.client.admin.blocking import Admin
 from oncelog.types import Compression, TopicPartition
 from oncelog.wire.batch import build_batch
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from helpers_spark import START_MS, Collected, create_topic, fill, records, store
 from helpers_spark_txn import wait_for_stable_end, write_transactions
+from oncelog_devtools.apache_kafka import PartMissing
+from oncelog_devtools.spark_connector import add_connector
 
-from oncelog.dev.apache_kafka import PartMissing
-from oncelog.dev.spark_connector import add_connector
 from oncelog.types import Compression
 from oncelog.wire.batch import build_batch
 

@@ -12,7 +12,7 @@ import pytest
 from helpers_spark import START_MS, create_topic, store
 
 import oncelog
-from oncelog.rules.audit import FindingKind
+from oncelog.audit.partition import FindingKind
 from oncelog.wire.batch import build_batch
 from oncelog.wire.records import NewRecord
 

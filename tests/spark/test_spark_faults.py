@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from helpers_spark_faults import CALM, FAULTS, Leg, Outcome, Query, run, table
 
-from oncelog.dev.served import ServedBroker
-from oncelog.spark.audit import audit_topic
+from oncelog.spark.audit.audit import audit_topic
+from oncelog.testing.broker_process import ServedBroker
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 

@@ -16,15 +16,15 @@ from helpers_spark import create_topic
 
 import oncelog
 from oncelog.broker import node
-from oncelog.edge.admin import Admin
-from oncelog.edge.producer import Producer
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError, ProducerFenced
-from oncelog.rules.lane import BatchBegun, PlanNote, RowRefused, RowSum, SinkError, SinkRefused
-from oncelog.spark.lane import LaneReport, Sink, abandon, finish, write_lane
-from oncelog.spark.row_hash import hash_rows
-from oncelog.spark.sink_options import SINK_OPTIONS, parse_sink_options, repeats_whole_stages
-from oncelog.spark.sink_rows import LaneRows, check_columns
-from oncelog.spark.sink_state import KEPT_MS, new_run_id
+from oncelog.spark.audit.row_hash import hash_rows
+from oncelog.spark.sink.decisions import BatchBegun, PlanNote, RowRefused, RowSum, SinkError, SinkRefused
+from oncelog.spark.sink.rows import LaneRows, check_columns
+from oncelog.spark.sink.sink_options import SINK_OPTIONS, parse_sink_options, repeats_whole_stages
+from oncelog.spark.sink.state import KEPT_MS, new_run_id
+from oncelog.spark.sink.task import LaneReport, Sink, abandon, finish, write_lane
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 FAST = {"kafka.max.block.ms": "1500", "kafka.request.timeout.ms": "1500"}

@@ -23,16 +23,16 @@ from helpers_cli import Outcome, oncelog
 from helpers_load import PARTITIONS, content, expected, write_csv
 from helpers_producer import new_topic, values
 from helpers_wait import attempts, pause
+from oncelog_devtools.apache_kafka import ApacheKafka
+from oncelog_devtools.spark_cluster import SparkCluster
 
 from oncelog import Admin, Broker, Producer
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.dev.spark_cluster import SparkCluster
 from oncelog.errors import ProducerFenced
-from oncelog.faults import Proxy, Rule, WireEvent
+from oncelog.load.checkpoints import read_marks
 from oncelog.load.loader import Load, check_load, commit_steps, file_steps, taking_over
-from oncelog.load.marks import read_marks
 from oncelog.load.on_spark import _how, _load
 from oncelog.load.parsing import Options
+from oncelog.testing.proxy import Proxy, Rule, WireEvent
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 FILES, ROWS, KILLS = 4, 600, 4

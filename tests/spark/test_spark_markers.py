@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from helpers_spark import Collected, create_topic, read, read_stream
+from oncelog_devtools.apache_kafka import ApacheKafka
 
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.edge.admin import Admin
-from oncelog.spark.audit import audit_topic
+from oncelog.client.admin.blocking import Admin
+from oncelog.spark.audit.audit import audit_topic
 from oncelog.types import TopicPartition
 
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.errors import ConfigError
-from oncelog.spark.offsets import (
+from oncelog.spark.source.offset_ranges import (
     EARLIEST,
     LATEST,
     Available,
@@ -23,8 +23,8 @@ from oncelog.spark.offsets import (
     ranges_of_batch,
     split_ranges,
 )
-from oncelog.spark.options import OPTIONS, parse_options
-from oncelog.spark.reading import LARGE_BATCH_BYTES, SMALL_BATCH_BYTES, regroup
+from oncelog.spark.source.reader import LARGE_BATCH_BYTES, SMALL_BATCH_BYTES, regroup
+from oncelog.spark.source.source_options import OPTIONS, parse_options
 from oncelog.types import TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)

@@ -17,9 +17,7 @@ from pyspark.sql import datasource
 from pyspark.sql.types import VariantVal
 from pyspark.sql.variant_utils import VariantUtils
 
-from oncelog.spark.admission import Admission
-from oncelog.spark.filters import narrowing_of, times_beyond_python
-from oncelog.spark.offsets import (
+from oncelog.spark.source.offset_ranges import (
     Available,
     OffsetRange,
     Offsets,
@@ -28,7 +26,9 @@ from oncelog.spark.offsets import (
     next_position,
     ranges_of_batch,
 )
-from oncelog.spark.source import NarrowingReader
+from oncelog.spark.source.pushed_filters import narrowing_of, times_beyond_python
+from oncelog.spark.source.source import NarrowingReader
+from oncelog.spark.source.trigger_limit import Admission
 from oncelog.types import TopicPartition
 
 pytestmark = pytest.mark.behaviour("P1")

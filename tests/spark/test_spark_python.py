@@ -15,7 +15,7 @@ from helpers_spark_python import spark_python
 SECRET = b"0123456789abcdef" * 4
 ECHO = """
 import os, sys
-from_the_start = "oncelog.spark.source" in sys.modules
+from_the_start = "oncelog.spark.source.source" in sys.modules
 print(sys.argv[1:], __name__, os.environ["WORD"], sys.stdin.read(), from_the_start)
 print("to errors", file=sys.stderr)
 """

@@ -14,14 +14,14 @@ from helpers_spark_txn import wait_for_stable_end, write_transactions
 from helpers_wait import attempts
 
 import oncelog
-from oncelog.edge.admin import Admin
+from oncelog.client.admin.blocking import Admin
 from oncelog.errors import OncelogError
-from oncelog.faults import Proxy
-from oncelog.spark import reading
-from oncelog.spark.lookup import Lookup
-from oncelog.spark.offsets import DataLossError, OffsetRange
-from oncelog.spark.options import parse_options
-from oncelog.spark.source import BatchReader, StreamReader
+from oncelog.spark.source import reader as source_reader
+from oncelog.spark.source.offset_ranges import DataLossError, OffsetRange
+from oncelog.spark.source.offset_resolver import Lookup
+from oncelog.spark.source.source import BatchReader, StreamReader
+from oncelog.spark.source.source_options import parse_options
+from oncelog.testing.proxy import Proxy
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.records import NewRecord
@@ -124,7 +124,7 @@ def test_rows_of_two_topics_are_never_one_range(
     shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With failOnDataLoss=false rows of the new topic were given, and again by the next micro-batch."""
-    monkeypatch.setattr(reading, "SMALL_BATCH_BYTES", 1)
+    monkeypatch.setattr(source_reader, "SMALL_BATCH_BYTES", 1)
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     fill(bootstrap, topic, 0, 200, size_bytes=5000)
@@ -133,7 +133,7 @@ def test_rows_of_two_topics_are_never_one_range(
     wanted = OffsetRange(TopicPartition(topic, 0), 0, 200)
     client = {"bootstrap.servers": bootstrap, "max.partition.fetch.bytes": 50_000}
     lenient = {"topic_id": planned, "include_headers": False, "fail_on_data_loss": False}
-    rows = reading.read_range(client, wanted, **lenient)
+    rows = source_reader.read_range(client, wanted, **lenient)
     next(rows)
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_topics([topic])
@@ -141,7 +141,7 @@ def test_rows_of_two_topics_are_never_one_range(
     fill(bootstrap, topic, 1000, 200, size_bytes=5000)
     with pytest.raises(DataLossError, match="while they were read: rows of both may have been read"):
         list(rows)
-    assert list(reading.read_range(client, wanted, **lenient)) == []
+    assert list(source_reader.read_range(client, wanted, **lenient)) == []
 
 
 def test_a_micro_batch_is_not_repeated_from_another_topic(

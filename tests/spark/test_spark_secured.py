@@ -22,24 +22,24 @@ from helpers_security import (
     documented_acls,
     make_certificates,
 )
+from oncelog_devtools.apache_kafka import ApacheKafka
 
 import oncelog
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.edge.admin import Admin, NewTopic
-from oncelog.edge.broker import Broker
+from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.errors import OncelogError
+from oncelog.load.checkpoints import MARKS_TOPIC, PARTITIONS
 from oncelog.load.loader import Load, run_load
-from oncelog.load.marks import MARKS_TOPIC, PARTITIONS
-from oncelog.rules.authorization import AclFilter, Operation
-from oncelog.rules.hanging import Hanging
+from oncelog.rules.security.authorization import AclFilter, Operation
+from oncelog.rules.transactions.hanging import Hanging
+from oncelog.server.embedded import Broker
 from oncelog.spark import write_atomic
-from oncelog.spark.audit import audit_topic
-from oncelog.spark.lane import Sink, finish, write_lane
-from oncelog.spark.lookup import Lookup
-from oncelog.spark.options import parse_options
-from oncelog.spark.reading import read_range
-from oncelog.spark.sink_options import parse_sink_options
-from oncelog.spark.source import plan_batch
+from oncelog.spark.audit.audit import audit_topic
+from oncelog.spark.sink.sink_options import parse_sink_options
+from oncelog.spark.sink.task import Sink, finish, write_lane
+from oncelog.spark.source.offset_resolver import Lookup
+from oncelog.spark.source.reader import read_range
+from oncelog.spark.source.source import plan_batch
+from oncelog.spark.source.source_options import parse_options
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -14,9 +14,9 @@ from helpers_broker import wait_until
 from helpers_spark_cluster import SUBMIT, create_topics, read_values
 from helpers_spark_python import spark_python
 from helpers_spark_shuffle import GO_ON, LANES, MAP_TASKS, PATIENCE_S, ROWS
+from oncelog_devtools.spark_cluster import SparkCluster
 
 from oncelog import Broker
-from oncelog.dev.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.timeout(900)]
 

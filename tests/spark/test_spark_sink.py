@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from helpers_spark import create_topic, fill, read, read_stream, take_back
+from oncelog_devtools.apache_kafka import ApacheKafka
 from pyspark import TaskContext
 from pyspark.sql.functions import expr
 
 import oncelog
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.rules.lane import Finished
 from oncelog.spark import write_atomic
-from oncelog.spark.lane import Sink
-from oncelog.spark.sink_options import parse_sink_options
+from oncelog.spark.sink.decisions import Finished
+from oncelog.spark.sink.sink_options import parse_sink_options
+from oncelog.spark.sink.task import Sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

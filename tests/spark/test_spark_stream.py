@@ -13,7 +13,7 @@ from helpers_spark import Collected, create_topic, fill, read_stream
 from helpers_wait import attempts
 
 import oncelog
-from oncelog.edge.admin import Admin
+from oncelog.client.admin.blocking import Admin
 from oncelog.types import TopicPartition
 
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]

@@ -16,12 +16,12 @@ import pytest
 from helpers_cli import oncelog
 from helpers_client import append, batch_of
 from helpers_producer import new_topic, producer_of, values
+from oncelog_devtools.apache_kafka import ApacheKafka
 from starlette.testclient import TestClient
 
 from oncelog import Admin, Broker, Consumer, OffsetAndMetadata, TopicPartition
-from oncelog.client.coordination import TransactionDescription
-from oncelog.dev.apache_kafka import ApacheKafka
-from oncelog.edge.async_admin import AsyncAdmin
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.admin.groups_and_transactions import TransactionDescription
 from oncelog.errors import TransactionalIdNotFound
 from oncelog.web.app import make_app
 

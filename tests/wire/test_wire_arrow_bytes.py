@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from oncelog.client.partitioner import Partitioner
-from oncelog.spark.row_hash import checksums_in_step
+from oncelog.client.producer.partitioner import Partitioner
+from oncelog.spark.audit.row_hash import checksums_in_step
 from oncelog.wire.arrow_bytes import RowBytes
 
 columns = st.lists(st.none() | st.binary(max_size=40), max_size=60)

@@ -16,7 +16,7 @@ from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
 from oncelog.errors import CorruptMessage, InvalidRecord, MisuseError
-from oncelog.rules.sequence import last_sequence
+from oncelog.rules.idempotence.sequence import last_sequence
 from oncelog.types import Compression, TimestampType
 from oncelog.wire.batch import (
     HEADER_BYTES,

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import trustme
 from cryptography.hazmat.primitives import serialization
+from oncelog_devtools.apache_kafka import ApacheKafka, fetch_jars
 
-from oncelog.dev.apache_kafka import ApacheKafka, fetch_jars
-from oncelog.dev.process import NodeProcess, dying_with_parent, free_ports
-from oncelog.edge.admin import Admin
+from oncelog.client.admin.blocking import Admin
+from oncelog.testing.process import NodeProcess, dying_with_parent, free_ports
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 USERS = {"admin": "admin", "test": "test", "testuser": "testpass", "alice": "alice-secret"}

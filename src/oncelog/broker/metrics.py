@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from oncelog.rules.connections import Bound
-from oncelog.rules.quotas import QUOTAS
+from oncelog.rules.limits.connections import Bound
+from oncelog.rules.limits.quotas import QUOTAS
 
 LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 

@@ -12,34 +12,34 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from oncelog.broker.apis import api_versions
-from oncelog.broker.authorizer import EVERYTHING, Access, Authorizer, refusal_of
-from oncelog.broker.door import Door, Farewell
-from oncelog.broker.dynamic_config import DynamicConfig
-from oncelog.broker.events import AppendEvent
-from oncelog.broker.flushing import Flushes, FlushWait
-from oncelog.broker.groups import GroupCoordinator
+from oncelog.broker.append_events import AppendEvent
+from oncelog.broker.coordinators.groups import GroupCoordinator
+from oncelog.broker.coordinators.producer_ids import ProducerIds
+from oncelog.broker.coordinators.transactions import TransactionCoordinator
+from oncelog.broker.fetch_sessions import FetchSessions
+from oncelog.broker.group_commit import Flushes, FlushWait
+from oncelog.broker.handlers import api_versions
 from oncelog.broker.metrics import Metrics
-from oncelog.broker.needs import NEEDS
-from oncelog.broker.producer_ids import ProducerIds
-from oncelog.broker.quotas import Quotas
+from oncelog.broker.purgatory import Deferred, Disconnect, FetchWaits
+from oncelog.broker.quota_manager import Quotas
 from oncelog.broker.registry import HANDLERS, OFFERED
-from oncelog.broker.sasl import TokenCheck, token_check
-from oncelog.broker.sessions import FetchSessions
+from oncelog.broker.security.acl_operations import NEEDS
+from oncelog.broker.security.authenticator import Door, Farewell
+from oncelog.broker.security.authorizer import EVERYTHING, Access, Authorizer, refusal_of
+from oncelog.broker.security.sasl import TokenCheck, token_check
+from oncelog.broker.security.users import Users
+from oncelog.broker.settings.dynamic_config import DynamicConfig
 from oncelog.broker.stepwise import StepQueue
-from oncelog.broker.takeover import take_over
-from oncelog.broker.topics import Topics
-from oncelog.broker.transactions import TransactionCoordinator
-from oncelog.broker.users import Users
-from oncelog.broker.waiting import Deferred, Disconnect, FetchWaits
+from oncelog.broker.topics.takeover import take_over
+from oncelog.broker.topics.topics import Topics
 from oncelog.config import INT64_MAX
 from oncelog.limits import Limits
-from oncelog.log.chores import Chore
+from oncelog.log.background import Chore
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
-from oncelog.rules.authorization import CLUSTER_NAME, ResourceType
-from oncelog.rules.connections import Holdings
-from oncelog.rules.quotas import Payer
+from oncelog.rules.limits.connections import Holdings
+from oncelog.rules.limits.quotas import Payer
+from oncelog.rules.security.authorization import CLUSTER_NAME, ResourceType
 from oncelog.settings import Settings
 from oncelog.types import BrokerAddress, TopicPartition
 from oncelog.wire.frames import RequestHeader
@@ -81,7 +81,7 @@ class Request:
         return "" if self.door is None else self.door.principal or ""
 
     def may(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Whether its client may do to the resource what its API does (`broker.needs`)."""
+        """Whether its client may do to the resource what its API does (`broker.security.acl_operations`)."""
         access = self.access
         return access is EVERYTHING or access.may(
             NEEDS[self.message.api.name][resource_type], resource_type, name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from oncelog.broker.apis import (
+from oncelog.broker.handlers import (
     add_offsets_to_txn,
     add_partitions_to_txn,
     alter_client_quotas,

@@ -11,15 +11,15 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from oncelog.broker.waiting import Deferred, Disconnect
-from oncelog.log.chores import Chore, Job, Kind
+from oncelog.broker.purgatory import Deferred, Disconnect
+from oncelog.log.background import Chore, Job, Kind
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
 
 _T = TypeVar("_T")
 Work = Generator[Job | None, None, _T]
-"""Work in bounded steps, as `oncelog.log.chores` does it, and what comes of it."""
+"""Work in bounded steps, as `oncelog.log.background` does it, and what comes of it."""
 
 
 NAME_COST_CHARACTERS = 64

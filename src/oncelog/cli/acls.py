@@ -56,8 +56,8 @@ def _resource_options(function: F) -> F:
 
 
 def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.client.admin.blocking import Admin
     from oncelog.config import ADMIN
-    from oncelog.edge.admin import Admin
 
     return Admin(only_settings_of(ADMIN, client_config))
 
@@ -96,7 +96,7 @@ def list_acls(output: str, client_config: dict[str, Any], **given: Any) -> None:
 
 
 def _filters(given: dict[str, Any]) -> list[Any]:
-    from oncelog.rules.authorization import AclFilter, PatternType, ResourceType
+    from oncelog.rules.security.authorization import AclFilter, PatternType, ResourceType
 
     pattern = PatternType.PREFIXED if given["prefixed"] else PatternType.MATCH
     named = [
@@ -117,7 +117,7 @@ def _filters(given: dict[str, Any]) -> list[Any]:
 @bootstrap_options
 def add(client_config: dict[str, Any], **given: Any) -> None:
     """Add ACLs."""
-    from oncelog.client.permissions import acl_text
+    from oncelog.client.admin.acls_and_users import acl_text
 
     acls = list(_acls(given))
     if not acls:
@@ -132,7 +132,7 @@ def add(client_config: dict[str, Any], **given: Any) -> None:
 
 
 def _acls(given: dict[str, Any]) -> Iterator[Any]:
-    from oncelog.rules.authorization import Acl, Operation, PatternType, Permission, ResourceType
+    from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 
     pattern = PatternType.PREFIXED if given["prefixed"] else PatternType.LITERAL
     principals = [(each, Permission.ALLOW) for each in given["allow_principal"]]
@@ -171,8 +171,8 @@ def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
     """Remove the ACLs of a resource (of this name or prefix exactly), of a principal, or both."""
     from dataclasses import replace
 
-    from oncelog.client.permissions import acl_text
-    from oncelog.rules.authorization import PatternType
+    from oncelog.client.admin.acls_and_users import acl_text
+    from oncelog.rules.security.authorization import PatternType
 
     if given["principal"] is None and not list(_resources(given)):
         raise click.UsageError("say which: --principal, --topic, --group, --transactional-id or --cluster")

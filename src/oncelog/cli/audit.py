@@ -10,7 +10,7 @@ import click
 from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 
 if TYPE_CHECKING:
-    from oncelog.spark.audit import AuditResult
+    from oncelog.spark.audit.audit import AuditResult
 
 EXIT_ERROR, EXIT_VIOLATIONS = 1, 3
 _COLUMNS = ("kind", "topic", "partition", "base_offset", "last_offset", "explanation")
@@ -80,7 +80,7 @@ def command(
     from oncelog.spark.session import check_spark, local_session
 
     check_spark()
-    from oncelog.spark.audit import audit_files, audit_topic
+    from oncelog.spark.audit.audit import audit_files, audit_topic
 
     config = only_settings_of(CONSUMER, client_config)
     bootstrap = str(config.pop("bootstrap.servers"))
@@ -112,7 +112,7 @@ def _show(result: AuditResult, what: str, output: str, html: Path | None) -> Non
         emit(rows, output, columns=_COLUMNS, wide=_WIDE)
     say("\n".join(summary), err=True)
     if html is not None:
-        from oncelog.spark.audit_page import render_audit
+        from oncelog.spark.audit.page import render_audit
 
         html.write_text(render_audit(result, what, summary), encoding="utf-8")
 

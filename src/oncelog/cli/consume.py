@@ -100,8 +100,8 @@ def command(
 def _consumer(
     client_config: dict[str, Any], isolation_level: str | None, group: str | None, from_beginning: bool
 ) -> Any:
+    from oncelog.client.consumer.blocking import Consumer
     from oncelog.config import CONSUMER
-    from oncelog.edge.consumer import Consumer
 
     config = only_settings_of(CONSUMER, client_config)
     if isolation_level:

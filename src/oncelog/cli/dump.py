@@ -40,9 +40,9 @@ def command(files: tuple[str, ...], print_records: bool, verify_index_only: bool
 
 
 def _read(path: str, print_records: bool) -> tuple[list[dict[str, Any]], Exception | None]:
-    from oncelog.edge.disk import RealDisk
     from oncelog.errors import OncelogError
     from oncelog.log.dump import dump_file
+    from oncelog.server.disk import RealDisk
 
     directory, name = os.path.split(os.path.abspath(path))
     rows: list[dict[str, Any]] = []

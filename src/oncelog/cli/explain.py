@@ -14,7 +14,7 @@ import click
 from oncelog.cli.common import environment_servers
 
 if TYPE_CHECKING:
-    from oncelog.faults.stories import Scene, Story
+    from oncelog.explain.stories import Scene, Story
 
 EXIT_NOT_AS_TOLD = 1
 
@@ -22,7 +22,7 @@ EXIT_NOT_AS_TOLD = 1
 def _list_stories(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if not value:
         return
-    from oncelog.faults.stories import STORIES
+    from oncelog.explain.stories import STORIES
 
     width = max(map(len, STORIES))
     for name, story in STORIES.items():
@@ -59,7 +59,7 @@ def command(
       oncelog explain reorder --svg reorder.svg
       oncelog explain delivery -b kafka:9092
     """
-    from oncelog.faults.stories import STORIES, play
+    from oncelog.explain.stories import STORIES, play
 
     if name not in STORIES:
         raise click.BadParameter(f"{name!r}: expected one of {', '.join(STORIES)}", param_hint="STORY")
@@ -95,8 +95,8 @@ def _document(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> dict[s
 
 
 def _text(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> str:
-    from oncelog.faults.diagram import hidden_apis, plan
-    from oncelog.faults.text import draw_text
+    from oncelog.explain.diagram import hidden_apis, plan
+    from oncelog.explain.text import draw_text
 
     parts = [story.title, "═" * len(story.title), *textwrap.wrap(story.text, 96), ""]
     for scene in scenes:
@@ -122,8 +122,8 @@ def _verdict(scene: Scene) -> list[str]:
 
 
 def _drawing(story: Story, scenes: Sequence[Scene]) -> str:
-    from oncelog.faults.diagram import Note, Step, plan
-    from oncelog.faults.svg import draw_svg
+    from oncelog.explain.diagram import Note, Step, plan
+    from oncelog.explain.svg import draw_svg
 
     steps: list[Step] = []
     for scene in scenes:

@@ -39,8 +39,8 @@ def command() -> None:
 
 
 def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.client.admin.blocking import Admin
     from oncelog.config import ADMIN
-    from oncelog.edge.admin import Admin
 
     return Admin(only_settings_of(ADMIN, client_config))
 
@@ -101,7 +101,7 @@ def describe(group: str, members: bool, output: str, client_config: dict[str, An
 
 
 def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
-    from oncelog.edge.partition_ends import partition_ends
+    from oncelog.client.consumer.partition_ends import partition_ends
 
     offsets = admin.group_offsets(described.group_id)
     readers = {tp: member.member_id for member in described.members for tp in member.partitions}

@@ -1,10 +1,14 @@
-"""`oncelog`: one file per command, loaded only when it is called, so that `serve` starts fast."""
+"""`oncelog`: one file per command, loaded only when it is called, so that `serve` starts fast.
+
+Other packages add commands by the entry point group `oncelog.commands`.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import sys
+from importlib.metadata import EntryPoint, entry_points
 
 import click
 
@@ -27,14 +31,19 @@ COMMANDS = {
     "explain": "Run a fault story for real and draw what crossed the wire.",
     "proxy": "Stand between clients and a broker and lose, delay, repeat or cut.",
     "pipeline": "Run a streaming query of Spark and keep it running.",
-    "simulate": "Run everything against simulated faults, from a seed.",
     "audit": "Prove or refute that a log is exactly-once.",
-    "bench": "Measure.",
-    "dev": "Start and stop Apache Kafka itself, to compare with.",
-    "demo": "Real flights, real faults, Spark, and the count of what was lost and doubled.",
 }
 
 EXIT_ERROR, EXIT_USAGE, EXIT_VIOLATIONS, EXIT_TIMEOUT = 1, 2, 3, 4
+
+
+def _added() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in sorted(entry_points(group="oncelog.commands"))}
+
+
+def _help_line(entry: EntryPoint) -> str:
+    command: click.Command = entry.load()
+    return command.get_short_help_str(200)
 
 
 class _LazyGroup(click.Group):
@@ -42,25 +51,33 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
+        is_known = name in COMMANDS or name.startswith("-") or ctx.resilient_parsing or name in _added()
+        if not is_known:
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
             raise click.UsageError(
                 f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""), ctx
             )
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *_added()]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
+        command: click.Command
+        if name in COMMANDS:
+            command = importlib.import_module(f"oncelog.cli.{name}").command
+        elif (entry := _added().get(name)) is not None:
+            command = entry.load()
+        else:
             return None
-        command: click.Command = importlib.import_module(f"oncelog.cli.{name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+        if added := _added():
+            with formatter.section("Commands of other packages"):
+                formatter.write_dl([(name, _help_line(entry)) for name, entry in added.items()])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -66,9 +66,9 @@ def run(
     is (the file, a setting, or a refusal of source or sink), 128+N broken off by signal N.
     """
     from oncelog.config import PIPELINE
-    from oncelog.edge.event_log import log_to_stderr
+    from oncelog.pipeline.restart_policy import Limits
     from oncelog.pipeline.supervisor import Pipeline, Supervisor
-    from oncelog.rules.supervision import Limits
+    from oncelog.runtime.event_log import log_to_stderr
     from oncelog.spark.session import check_spark
 
     check_spark()  # here, so that no child ends with a traceback

@@ -168,8 +168,8 @@ def _send_all(
     tally: _Tally,
 ) -> Exception | None:
     """Send and flush; gives what ended it before its time. Records before that are sent all the same."""
+    from oncelog.client.producer.blocking import Producer
     from oncelog.config import PRODUCER
-    from oncelog.edge.producer import Producer
 
     _occupy_standard_input()
     config = only_settings_of(PRODUCER, client_config)
@@ -203,7 +203,7 @@ async def _check_topic(settings: Settings, topic: str) -> None:
 
     An application may start before its topic exists. In a command the name is more likely mistyped.
     """
-    from oncelog.edge.cluster import UNKNOWN_TOPIC_PATIENCE_MS, ClusterConnection
+    from oncelog.client.connection.cluster import UNKNOWN_TOPIC_PATIENCE_MS, ClusterConnection
 
     cluster = ClusterConnection(settings)
     try:

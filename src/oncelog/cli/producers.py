@@ -55,8 +55,8 @@ def parse_where(where: str) -> tuple[str, int | None]:
 
 
 def _rows(where: str, client_config: dict[str, Any]) -> list[dict[str, Any]]:
+    from oncelog.client.admin.blocking import Admin
     from oncelog.config import ADMIN
-    from oncelog.edge.admin import Admin
     from oncelog.types import TopicPartition
 
     topic, partition = parse_where(where)

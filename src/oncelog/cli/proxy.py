@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from oncelog.cli.common import printable
-from oncelog.edge.listen_errors import listen_error_text
-from oncelog.faults.diagram import DRAWN_APIS
-from oncelog.faults.events import Direction, Fate, WireEvent
-from oncelog.faults.proxy import Proxy, parse_address
-from oncelog.faults.rules import parse_rule
-from oncelog.faults.wording import event_line
+from oncelog.explain.diagram import DRAWN_APIS
+from oncelog.server.listen_errors import listen_error_text
+from oncelog.testing.proxy.event_format import event_line
+from oncelog.testing.proxy.events import Direction, Fate, WireEvent
+from oncelog.testing.proxy.proxy import Proxy, parse_address
+from oncelog.testing.proxy.rules import parse_rule
 
 
 @click.command("proxy")

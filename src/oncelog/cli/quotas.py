@@ -53,8 +53,8 @@ def _entity_options(function: F) -> F:
 
 
 def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.client.admin.blocking import Admin
     from oncelog.config import ADMIN
-    from oncelog.edge.admin import Admin
 
     return Admin(only_settings_of(ADMIN, client_config))
 
@@ -75,7 +75,7 @@ def _parts(given: dict[str, Any]) -> dict[str, str]:
 
 
 def _entity(given: dict[str, Any]) -> Any:
-    from oncelog.rules.quotas import entity_of
+    from oncelog.rules.limits.quotas import entity_of
 
     parts = _parts(given)
     if not parts:
@@ -89,7 +89,7 @@ def _entity(given: dict[str, Any]) -> Any:
 @output_option
 def list_quotas(output: str, client_config: dict[str, Any], **given: Any) -> None:
     """The quotas; of the entities that the options name, whatever else they name."""
-    from oncelog.rules.quotas import QuotaFilter
+    from oncelog.rules.limits.quotas import QuotaFilter
 
     with _admin(client_config) as admin:
         found = admin.describe_client_quotas(QuotaFilter(_parts(given)))
@@ -142,7 +142,7 @@ def _pair(text: str) -> tuple[str, float]:
 @bootstrap_options
 def remove(quotas: tuple[str, ...], yes: bool, client_config: dict[str, Any], **given: Any) -> None:
     """Remove quotas of exactly this entity; without names all of them."""
-    from oncelog.rules.quotas import QuotaFilter
+    from oncelog.rules.limits.quotas import QuotaFilter
 
     entity = _entity(given)
     say_target(client_config)

@@ -15,7 +15,7 @@ from oncelog.cli.properties import read_properties
 from oncelog.config import BROKER
 
 if TYPE_CHECKING:
-    from oncelog.broker.listeners import Listener
+    from oncelog.broker.settings.listeners import Listener
 
 
 def default_data_dir() -> Path:
@@ -41,7 +41,7 @@ def say(lines: Iterable[str]) -> None:
 
     A broker starts on a full disk, and serves on when nobody reads its output (`oncelog serve | head -1`).
     """
-    from oncelog.edge.event_log import log_event
+    from oncelog.runtime.event_log import log_event
 
     try:
         for line in lines:
@@ -112,8 +112,8 @@ def command(
     there are several; the log goes to standard error.
     A second broker on the same data directory is refused with exit code 1.
     """
-    from oncelog.edge.broker import run_foreground
-    from oncelog.edge.event_log import log_to_stderr
+    from oncelog.runtime.event_log import log_to_stderr
+    from oncelog.server.embedded import run_foreground
 
     log_to_stderr(log_level)
     raise_file_limit()

@@ -40,8 +40,8 @@ def command() -> None:
 
 
 def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.client.admin.blocking import Admin
     from oncelog.config import ADMIN
-    from oncelog.edge.admin import Admin
 
     return Admin(only_settings_of(ADMIN, client_config))
 
@@ -90,7 +90,7 @@ def describe(
 
 
 def _config_rows(admin: Any, topics: tuple[str, ...], with_defaults: bool) -> list[dict[str, Any]]:
-    from oncelog.edge.admin import ConfigResource
+    from oncelog.client.admin.blocking import ConfigResource
 
     described = admin.describe_configs([ConfigResource("topic", name) for name in topics])
     return [
@@ -102,7 +102,7 @@ def _config_rows(admin: Any, topics: tuple[str, ...], with_defaults: bool) -> li
 
 
 def _partition_rows(admin: Any, topics: tuple[str, ...]) -> list[dict[str, Any]]:
-    from oncelog.edge.partition_ends import PartitionEnds, partition_ends
+    from oncelog.client.consumer.partition_ends import PartitionEnds, partition_ends
     from oncelog.types import TopicPartition
 
     parts = [part for topic in admin.describe_topics(topics).values() for part in topic.partitions]
@@ -146,8 +146,8 @@ def create(
     client_config: dict[str, Any],
 ) -> None:
     """Create topics."""
-    from oncelog.client.admin import raise_first
-    from oncelog.edge.admin import NewTopic
+    from oncelog.client.admin.blocking import NewTopic
+    from oncelog.client.admin.core import raise_first
     from oncelog.errors import TopicAlreadyExists
 
     wanted = [NewTopic(name, partitions, replication_factor, parse_properties(configs)) for name in topics]
@@ -181,7 +181,7 @@ def alter(
     client_config: dict[str, Any],
 ) -> None:
     """Add partitions to a topic, or change its settings."""
-    from oncelog.edge.admin import ConfigResource
+    from oncelog.client.admin.blocking import ConfigResource
 
     values: dict[str, str | None] = {**parse_properties(configs), **dict.fromkeys(deleted)}
     if partitions is None and not values:

@@ -39,8 +39,8 @@ def command() -> None:
 
 
 def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.client.admin.blocking import Admin
     from oncelog.config import ADMIN
-    from oncelog.edge.admin import Admin
 
     return Admin(only_settings_of(ADMIN, client_config))
 

@@ -33,8 +33,8 @@ def command() -> None:
 
 
 def _admin(client_config: dict[str, Any]) -> Any:
+    from oncelog.client.admin.blocking import Admin
     from oncelog.config import ADMIN
-    from oncelog.edge.admin import Admin
 
     return Admin(only_settings_of(ADMIN, client_config))
 
@@ -86,9 +86,9 @@ def _ask_password(user: str) -> str:
 def _set_offline(data_dir: Path, user: str, password: str, iterations: int) -> None:
     import os
 
-    from oncelog.broker.users import Users
-    from oncelog.edge.broker import held_data_dir
-    from oncelog.rules.scram import Mechanism, salt_password
+    from oncelog.broker.security.users import Users
+    from oncelog.rules.security.scram import Mechanism, salt_password
+    from oncelog.server.embedded import held_data_dir
 
     salt = os.urandom(24)
     with held_data_dir(data_dir) as disk:

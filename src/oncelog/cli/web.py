@@ -28,11 +28,11 @@ def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
     """
     import contextlib
 
-    from oncelog.broker.listeners import EVERY_INTERFACE, parse_address
+    from oncelog.broker.settings.listeners import EVERY_INTERFACE, parse_address
+    from oncelog.client.admin.blocking import Admin
     from oncelog.config import ADMIN
-    from oncelog.edge.admin import Admin
-    from oncelog.edge.broker import is_loopback
     from oncelog.errors import ConfigError
+    from oncelog.server.embedded import is_loopback
 
     try:
         import uvicorn
@@ -64,7 +64,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        from oncelog.edge.listen_errors import listen_error_text
+        from oncelog.server.listen_errors import listen_error_text
 
         raise click.ClickException(listen_error_text(f"{in_url(host)}:{port}", error)) from error
 

@@ -1,1 +1,1 @@
-"""Clients without I/O: connection, cluster metadata, fetch and admin logic. `oncelog.edge` drives them."""
+"""Connections, producer, consumer, groups and admin: cores without I/O, and sync and asyncio classes."""

@@ -1,7 +1,7 @@
 """Files to pieces: Arrow tables of records, each with the position and the digest behind it.
 
-Text (csv, jsonl, lines) is cut into pieces by `load.cutting` and its digest grows with the bytes; a Parquet
-file is read by rows and its digest is that of the whole file.
+Text (csv, jsonl, lines) is cut into pieces by `load.record_boundaries` and its digest grows with the bytes; a
+Parquet file is read by rows and its digest is that of the whole file.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from oncelog.errors import LoadRefused, MisuseError, StorageError
-from oncelog.load.cutting import cuts
+from oncelog.load.decisions import Layout, Source
 from oncelog.load.parsing import Options, ParquetRows, TextRows, open_file, text_rows
-from oncelog.rules.loading import Layout, Source
+from oncelog.load.record_boundaries import cuts
 
 _HEAD_BYTES = 1 << 20
 """What a CSV file's names and kinds of columns are taken from."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, assert_never
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncelog.edge.producer import Producer
+from oncelog.client.producer.blocking import Producer
 from oncelog.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
@@ -23,10 +23,8 @@ from oncelog.errors import (
     OncelogError,
     ProducerFenced,
 )
-from oncelog.load.files import Piece, check_given_once, delimiter_of, open_reader, source_of
-from oncelog.load.marks import encode_mark, marks_partition, read_marks, topic_ids
-from oncelog.load.parsing import Options
-from oncelog.rules.loading import (
+from oncelog.load.checkpoints import encode_mark, marks_partition, read_marks, topic_ids
+from oncelog.load.decisions import (
     DELIMITED_BY,
     Complete,
     Format,
@@ -41,6 +39,8 @@ from oncelog.rules.loading import (
     why_another_topic,
     why_changed,
 )
+from oncelog.load.files import Piece, check_given_once, delimiter_of, open_reader, source_of
+from oncelog.load.parsing import Options
 
 T = TypeVar("T")
 

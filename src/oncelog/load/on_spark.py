@@ -19,6 +19,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from oncelog.errors import LoadRefused, OncelogError
+from oncelog.load.checkpoints import read_marks, topic_ids
+from oncelog.load.decisions import (
+    Complete,
+    GoOn,
+    Layout,
+    Mark,
+    Refused,
+    Spread,
+    decide_spread,
+    decide_start,
+    first_mark,
+)
 from oncelog.load.files import check_given_once, open_reader, source_of
 from oncelog.load.loader import (
     Load,
@@ -30,18 +42,6 @@ from oncelog.load.loader import (
     recheck_file,
     send_marks,
     taking_over,
-)
-from oncelog.load.marks import read_marks, topic_ids
-from oncelog.rules.loading import (
-    Complete,
-    GoOn,
-    Layout,
-    Mark,
-    Refused,
-    Spread,
-    decide_spread,
-    decide_start,
-    first_mark,
 )
 
 if TYPE_CHECKING:

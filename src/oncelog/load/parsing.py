@@ -23,9 +23,9 @@ import pyarrow.json
 import pyarrow.parquet
 
 from oncelog.errors import MisuseError
-from oncelog.load.cutting import Buffer, csv_record_ends, line_ends
+from oncelog.load.decisions import Format
+from oncelog.load.record_boundaries import Buffer, csv_record_ends, line_ends
 from oncelog.load.rows import is_null_text, json_rows, kind_of_text, text_to_json, typed_key, typed_to_json
-from oncelog.rules.loading import Format
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROWS_AT_ONCE = 1024

@@ -11,14 +11,14 @@ from traceback import clear_frames
 
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError, StorageError
-from oncelog.log.aborted import restore_aborted
-from oncelog.log.chores import Chore
+from oncelog.log.aborted_index import restore_aborted
+from oncelog.log.background import Chore
 from oncelog.log.compaction import Compaction, discard_leftovers, swap_in
 from oncelog.log.disk import explain
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.segment import Segment
 from oncelog.log.store import PartitionStore
-from oncelog.rules.compaction import DirtyRange, LastOfProducer, Span, find_dirty
+from oncelog.rules.storage.compaction import DirtyRange, LastOfProducer, Span, find_dirty
 
 _MAX_FIRST_READS = 100
 """Segments whose first batch is read in one round of compaction, about 3 ms."""

@@ -4,7 +4,7 @@
     <base>.log.swap      whole and synced: it replaces every segment that begins within its offsets
 Index files have the same endings. The log gets `.swap` last and loses it first, so that its name tells what
 the others are worth; `finish_swaps` is the other half, for the next start. What may go is decided in
-`rules.compaction`; everything here is in short steps, and syncs are jobs.
+`rules.storage.compaction`; everything here is in short steps, and syncs are jobs.
 Source: disk, sections 3 and 5; Kafka's Cleaner, LocalLog.replaceSegments, LogLoader.
 """
 
@@ -16,13 +16,13 @@ from typing import Protocol
 
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError
-from oncelog.log.chores import Chore, Job
+from oncelog.log.background import Chore, Job
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.scan import BadBatch, FoundBatch, HeaderBlock, scan, scan_headers_past_damage
 from oncelog.log.segment import LOG_SUFFIX, SUFFIXES, Segment, file_name
-from oncelog.rules.compaction import (
+from oncelog.rules.storage.compaction import (
     BatchFacts,
     Cleaning,
     DirtyRange,

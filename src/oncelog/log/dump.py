@@ -22,7 +22,7 @@ from oncelog.log.snapshot import (
     decode_full,
     decode_snapshot,
 )
-from oncelog.rules.producers import unpack_entry
+from oncelog.rules.idempotence.producer_state import unpack_entry
 from oncelog.wire.batch import BatchHeader, verify_crc
 from oncelog.wire.control import decode_control
 from oncelog.wire.records import iter_records

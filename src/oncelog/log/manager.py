@@ -22,6 +22,7 @@ from typing import cast
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
+from oncelog.log.background import Chore, Chores
 from oncelog.log.checkpoint import (
     CLEANED_OFFSETS,
     HIGH_WATERMARKS,
@@ -36,7 +37,6 @@ from oncelog.log.checkpoint import (
     read_offsets,
     read_partition_metadata,
 )
-from oncelog.log.chores import Chore, Chores
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, DiskLock, explain, remove_if_exists, write_synced
 from oncelog.log.partition import Partition

@@ -1,8 +1,8 @@
 """One partition: append, read, forget. Everything that is stored passes through `append`.
 
-A batch is judged first (header, checksum, `rules.append`), then written, and only when its bytes are
-written is producer state changed; a refusal or a failing disk leaves the partition as it was.
-Source: Kafka's UnifiedLog.
+A batch is judged first (header, checksum, `rules.idempotence.append`), then written, and only when its bytes
+are written is producer state changed; a refusal or a failing disk leaves the partition as it was. Source:
+Kafka's UnifiedLog.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oncelog.errors import (
 from oncelog.log.compacted import CompactedStore
 from oncelog.log.config import LogConfig
 from oncelog.log.producers import end_marker, produced_batch
-from oncelog.log.reading import (
+from oncelog.log.reader import (
     FoundTime,
     LogSlice,
     Place,
@@ -32,10 +32,10 @@ from oncelog.log.reading import (
     search_timestamp,
 )
 from oncelog.log.validation import check_batch, needs_preparing, prepare_batch
-from oncelog.rules.append import Duplicate, ProducerEntry, Refuse, Store, decide_append
-from oncelog.rules.marker import StoreMarker, decide_marker
-from oncelog.rules.producers import unpack_entry
-from oncelog.rules.sending import Identity
+from oncelog.rules.idempotence.append import Duplicate, ProducerEntry, Refuse, Store, decide_append
+from oncelog.rules.idempotence.markers import StoreMarker, decide_marker
+from oncelog.rules.idempotence.producer_state import unpack_entry
+from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.types import Origin, TimestampType
 from oncelog.wire.batch import BatchHeader, read_header
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 
-from oncelog.log.chores import Job
+from oncelog.log.background import Job
 from oncelog.log.disk import Disk, DiskLock, File, PartitionClosed, SyncFailed, remove_if_exists
 
 DROPPED_SUFFIX = ".deleted"

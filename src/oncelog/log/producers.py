@@ -14,10 +14,10 @@ from itertools import islice
 import numpy as np
 
 from oncelog.errors import CorruptMessage, InvalidRecord
-from oncelog.log.chores import Chore, Chores, Job, run
+from oncelog.log.background import Chore, Chores, Job, run
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.snapshot import Snapshot, Snapshots, around
-from oncelog.rules.append import (
+from oncelog.rules.idempotence.append import (
     REMEMBERED_BATCHES,
     ProducedBatch,
     ProducerEntry,
@@ -25,8 +25,9 @@ from oncelog.rules.append import (
     Verification,
     decide_append,
 )
-from oncelog.rules.marker import EndMarker, StoreMarker, decide_marker
-from oncelog.rules.producers import (
+from oncelog.rules.idempotence.last_stable_offset import stable_offset_after
+from oncelog.rules.idempotence.markers import EndMarker, StoreMarker, decide_marker
+from oncelog.rules.idempotence.producer_state import (
     ProducerImage,
     ProducerTable,
     append_time_ms,
@@ -34,7 +35,6 @@ from oncelog.rules.producers import (
     unpack_entry,
     with_older,
 )
-from oncelog.rules.stability import stable_offset_after
 from oncelog.types import Origin
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 from oncelog.wire.control import ControlType, decode_control

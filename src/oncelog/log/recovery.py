@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from oncelog.errors import BrokerError, CorruptMessage, StorageError
-from oncelog.log.chores import Chores
+from oncelog.log.background import Chores
 from oncelog.log.compaction import finish_swaps
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists

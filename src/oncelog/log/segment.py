@@ -12,7 +12,7 @@ import numpy as np
 
 from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
-from oncelog.log.chores import Job
+from oncelog.log.background import Job
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Buffer, Disk, File, remove_if_exists
 from oncelog.log.index import OffsetIndex, TimeIndex, TransactionIndex

@@ -27,11 +27,17 @@ import numpy as np
 
 from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
-from oncelog.log.chores import Chore
+from oncelog.log.background import Chore
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.segment import file_name
-from oncelog.rules.append import ProducerEntry, RememberedBatch
-from oncelog.rules.producers import PLAIN, PLAIN_BYTES, ProducerImage, pack_entry, unpack_entry
+from oncelog.rules.idempotence.append import ProducerEntry, RememberedBatch
+from oncelog.rules.idempotence.producer_state import (
+    PLAIN,
+    PLAIN_BYTES,
+    ProducerImage,
+    pack_entry,
+    unpack_entry,
+)
 
 SNAPSHOT_SUFFIX, FULL_SUFFIX = ".snapshot", ".producers"
 _HEAD = struct.Struct(">hI")

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError, StorageError
+from oncelog.log.background import Chore, Chores, Job, run
 from oncelog.log.checkpoint import (
     LEADER_EPOCHS,
     PARTITION_METADATA,
@@ -20,16 +21,15 @@ from oncelog.log.checkpoint import (
     read_partition_metadata,
     write_partition_metadata,
 )
-from oncelog.log.chores import Chore, Chores, Job, run
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, PartitionClosed, SyncFailed, explain, sync_file
 from oncelog.log.epochs import LeaderEpochs
 from oncelog.log.partition_disk import PartitionDisk
-from oncelog.log.reading import Place
+from oncelog.log.reader import Place
 from oncelog.log.recovery import OpenAs, Recovered, recover
 from oncelog.log.segment import Segment
 from oncelog.log.validation import stamp_append_time
-from oncelog.rules.stability import last_stable_offset
+from oncelog.rules.idempotence.last_stable_offset import last_stable_offset
 from oncelog.types import TimestampType, TopicPartition
 from oncelog.wire.batch import BatchHeader, stamp
 

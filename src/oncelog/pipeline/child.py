@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from oncelog.errors import ConfigError
 from oncelog.pipeline.progress import batch_summary
-from oncelog.rules.supervision import Ending, decide_ending, headline
-from oncelog.spark.metrics import FILE_VARIABLE, SinkMetrics
+from oncelog.pipeline.restart_policy import Ending, decide_ending, headline
 from oncelog.spark.session import check_spark, local_session
+from oncelog.spark.sink.sink_metrics import FILE_VARIABLE, SinkMetrics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oncelog.spark.metrics import SinkMetrics
+from oncelog.spark.sink.sink_metrics import SinkMetrics
 
 
 def batch_summary(progress: Mapping[str, Any], sink: SinkMetrics | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Keeps a streaming query running: a child process runs it, `rules.supervision` says what follows its end.
+"""Keeps a streaming query running in a child process; `restart_policy` decides what follows its end.
 
 The first SIGTERM or SIGINT lets the micro-batch that runs come to its end, the second one breaks it off.
 """
@@ -20,9 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, assert_never
 
-from oncelog.edge.event_log import log_event
 from oncelog.pipeline.process import CHILD, ChildProcess
-from oncelog.rules.supervision import (
+from oncelog.pipeline.restart_policy import (
     EXIT_DONE,
     EXIT_REFUSED,
     Ending,
@@ -32,6 +31,7 @@ from oncelog.rules.supervision import (
     Restart,
     decide_next,
 )
+from oncelog.runtime.event_log import log_event
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _BROKEN_OFF = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oncelog.spark.atomic import write_atomic
+    from oncelog.spark.sink.atomic import write_atomic
 
 __all__ = ["write_atomic"]
 
@@ -13,7 +13,7 @@ __all__ = ["write_atomic"]
 def __getattr__(name: str) -> Any:
     if name == "write_atomic":  # loaded when first used: it needs PySpark
         from oncelog.spark import _pyspark as _pyspark
-        from oncelog.spark.atomic import write_atomic
+        from oncelog.spark.sink.atomic import write_atomic
 
         return write_atomic
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

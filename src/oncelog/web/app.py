@@ -22,15 +22,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from oncelog.edge.admin import Admin
-from oncelog.edge.partition_ends import partition_ends
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.consumer.partition_ends import partition_ends
 from oncelog.errors import (
     GroupIdNotFound,
     OncelogError,
     TransactionalIdNotFound,
     UnknownTopicOrPartition,
 )
-from oncelog.rules.hanging import Hanging
+from oncelog.rules.transactions.hanging import Hanging
 from oncelog.types import TopicPartition
 
 _NOT_THERE = (TransactionalIdNotFound, GroupIdNotFound, UnknownTopicOrPartition)

@@ -8,5 +8,5 @@ case $(basename "$0" .sh) in
     kafka-configs) main=kafka.admin.ConfigCommand ;;
 esac
 exec "$SUITE_PYTHON" -c 'import sys
-from oncelog.dev.apache_kafka import run_tool
+from oncelog_devtools.apache_kafka import run_tool
 print(run_tool(*sys.argv[1:]), end="")' "$main" "$@"

@@ -1,0 +1,168 @@
+"""The two brokers of a measurement: ours and Apache Kafka, both up for its whole length, loaded in turns."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from oncelog_devtools.apache_kafka import ApacheKafka, PartMissing
+
+from oncelog.client.admin.blocking import Admin, NewTopic
+from oncelog.client.producer.blocking import Producer
+from oncelog.errors import MisuseError
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.wire.header import HEADER_BYTES
+from oncelog_bench.framework import KAFKA, OURS
+from oncelog_bench.generators import run_child
+from oncelog_bench.process import idle_cores, settle
+from oncelog_bench.raw_produce import ProduceOrder, ProduceReport
+
+SETTINGS = {"log.segment.delete.delay.ms": 0, "max.connections": 20_000}
+"""Of both brokers, else their defaults: a sample's topic is deleted before its pages are written back, and
+ten thousand connections leave room for the generator's."""
+
+KAFKA_HEAP_MB = 1_024
+"""As Kafka's own start script has it."""
+
+BROKERS = (OURS, KAFKA)
+RECORD_OVERHEAD_BYTES = 10
+"""About what a record of some hundred bytes adds to its value, without key and headers."""
+
+_FILLED_AT_ONCE = 1_000
+
+_numbers = itertools.count()
+_kept: tuple[ExitStack, dict[str, Side]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A running broker. `directory`: where its data lies.
+
+    `idle_cores`: what it uses at rest, as a share of a core. `run_tool`: runs a tool of Kafka's; None: ours.
+    """
+
+    name: str
+    bootstrap_servers: str
+    pid: int
+    directory: Path
+    admin: Admin
+    run_tool: Callable[..., str] | None
+    idle_cores: float = 0.0
+
+    @contextmanager
+    def topic(self, partitions: int, configs: Mapping[str, object] | None = None) -> Iterator[str]:
+        """A fresh topic, deleted afterwards; ends when the broker rests again."""
+        name = f"bench-{next(_numbers):06}"
+        self.admin.create_topics([NewTopic(name, partitions, 1, configs or {})])
+        yield name
+        self.admin.delete_topics([name])
+        settle(self.pid)
+
+    def order(self, topic: str, **sizes: object) -> ProduceOrder:
+        """An order of the raw generator to this broker."""
+        return ProduceOrder(self.bootstrap_servers, self.pid, topic, **sizes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The brokers that run, and why another one does not."""
+
+    every: Sequence[Side]
+    left_out: Mapping[str, str]
+
+    @property
+    def names(self) -> list[str]:
+        return [side.name for side in self.every]
+
+    def __getitem__(self, name: str) -> Side:
+        return next(side for side in self.every if side.name == name)
+
+    def run_tool(self, main_class: str, *arguments: str) -> str:
+        """Run one of Kafka's tools against any of the brokers. Raises MisuseError without Apache Kafka."""
+        tool = next((side.run_tool for side in self.every if side.run_tool), None)
+        if tool is None:
+            raise MisuseError("Kafka's tools run only where Apache Kafka is among the brokers")
+        return tool(main_class, *arguments)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Within it, brokers that `running` starts stay up for the next measurement, warm."""
+    global _kept
+    with ExitStack() as stack:
+        _kept = stack, {}
+        try:
+            yield
+        finally:
+            _kept = None
+
+
+@contextmanager
+def running(wanted: Sequence[str], *, warm_up_seconds: float) -> Iterator[Sides]:
+    """The brokers wanted, ours first; Apache Kafka is left out with the reason where Java is missing.
+
+    Kafka is first loaded for `warm_up_seconds` with full batches and as long with single records and with
+    batches that are not numbered, so that its virtual machine has compiled what is measured; our broker
+    compiles nothing and gets a second of each.
+    """
+    with ExitStack() as own:
+        stack, known = _kept or (own, {})
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncelog-bench-")))
+        left_out: dict[str, str] = {}
+        for name in wanted:
+            try:
+                if name not in known:
+                    side = _start(stack, name, root)
+                    known[name] = _warmed(
+                        side, min(warm_up_seconds, 1.0) if name == OURS else warm_up_seconds
+                    )
+            except PartMissing as error:
+                left_out[name] = str(error)
+        yield Sides([known[name] for name in wanted if name in known], left_out)
+
+
+def _start(stack: ExitStack, name: str, root: Path) -> Side:
+    broker: ServedBroker | ApacheKafka
+    if name == OURS:
+        broker = stack.enter_context(ServedBroker(root / name / "data", settings=SETTINGS))
+    else:
+        (root / name).mkdir()
+        broker = stack.enter_context(ApacheKafka(root / name, properties=SETTINGS, heap_mb=KAFKA_HEAP_MB))
+    admin = stack.enter_context(Admin({"bootstrap.servers": broker.bootstrap_servers}))
+    tool = None if isinstance(broker, ServedBroker) else broker.run_tool
+    return Side(name, broker.bootstrap_servers, broker.pid, root / name, admin, tool)
+
+
+def _warmed(side: Side, seconds: float) -> Side:
+    full = {"batch_records": 15, "batches": 3}
+    for sizes in (full, {"connections": 5}, {**full, "idempotence": False}):
+        with side.topic(3) as topic:
+            raw_produce(side.order(topic, partitions=3, seconds=seconds, **sizes))
+    return replace(side, idle_cores=idle_cores(side.pid, max(0.1, seconds / 5)))
+
+
+def raw_produce(order: ProduceOrder) -> ProduceReport:
+    """Run the raw generator in a process of its own."""
+    return ProduceReport(**run_child("oncelog_bench.raw_produce", asdict(order)))
+
+
+def fill_topic(
+    side: Side, topic: str, partitions: int, record_bytes: int, total_bytes: int, compression: str = "none"
+) -> int:
+    """Values of about `total_bytes` in all, in batches of 16 KB as producers leave them; how many records."""
+    values = [b"%08d" % index + bytes(record_bytes - 8) for index in range(_FILLED_AT_ONCE)]
+    rounds = max(total_bytes // (record_bytes * len(values)), partitions)
+    settings = {"bootstrap.servers": side.bootstrap_servers, "compression.type": compression}
+    with Producer({**settings, "batch.size": 16_384, "linger.ms": 5}) as producer:
+        for index in range(rounds):
+            producer.send_many(topic, values, partition=index % partitions)
+    return rounds * len(values)
+
+
+def records_per_batch(record_bytes: int, batch_bytes: int = 16_384) -> int:
+    """As many as a producer's batch of the default `batch.size` takes; at least one."""
+    return max(1, (batch_bytes - HEADER_BYTES) // (record_bytes + RECORD_OVERHEAD_BYTES))

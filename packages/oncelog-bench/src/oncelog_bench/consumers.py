@@ -1,0 +1,128 @@
+"""Consumer clients reading one topic: ours in rows and Arrow, and the others of Python, also into Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from oncelog.errors import OncelogError
+from oncelog_bench.brokers import Side, fill_topic, running
+from oncelog_bench.clients import METRICS, Report, draw_by_size, installed
+from oncelog_bench.consumer_worker import CLIENTS, Order
+from oncelog_bench.framework import (
+    OURS,
+    OnSample,
+    Result,
+    Target,
+    compare,
+    figure,
+    interleaved,
+    result_of,
+)
+from oncelog_bench.generators import run_child
+from oncelog_bench.page import markdown_table, range_of_ratios
+
+NAME = "consumers"
+SUMMARY = "Records a second of Python's consumers from one broker: ours in rows and Arrow, others."
+BASE = "aiokafka rows"
+BY = {"record_bytes": "record bytes", "compression": "compression"}
+
+
+class Cell(NamedTuple):
+    record_bytes: int
+    compression: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`topic_bytes`: what a topic holds in values; a run ends there or after `seconds`."""
+
+    clients: tuple[str, ...] = tuple(CLIENTS)
+    record_bytes: tuple[int, ...] = (100, 1_000)
+    compressions: tuple[str, ...] = ("none", "lz4")
+    topic_bytes: int = 150_000_000
+    partitions: int = 3
+    seconds: float = 1.0
+    repeats: int = 5
+
+    def cells(self) -> Iterator[Cell]:
+        for size in self.record_bytes:
+            for compression in self.compressions:
+                yield Cell(size, compression)
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(list(self.cells())) * len(self.clients)
+
+
+QUICK = Plan(tuple(CLIENTS), (100,), ("none",), topic_bytes=300_000, seconds=5.0, repeats=1)
+
+
+def _ratio(record_bytes: int) -> Any:
+    where = {"record_bytes": record_bytes, "compression": "none"}
+    return lambda result: figure(result, "records_per_s", client=f"oncelog Arrow / {BASE}", **where)
+
+
+TARGETS = (
+    Target("consumer to Arrow, 100 B, against aiokafka", 3.0, "times", True, _ratio(100)),
+    Target("consumer to Arrow, 1 KB, against aiokafka", 3.0, "times", True, _ratio(1_000)),
+)
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    clients, left_out = installed(plan.clients)
+    samples: list[dict[str, Any]] = []
+    with running([OURS], warm_up_seconds=0.2) as sides, ExitStack() as stack:
+        topics = {}
+        for cell in plan.cells():
+            topic = stack.enter_context(sides[OURS].topic(plan.partitions))
+            records = fill_topic(
+                sides[OURS], topic, plan.partitions, cell.record_bytes, plan.topic_bytes, cell.compression
+            )
+            topics[cell] = topic, records
+        for repeat, cell, client in interleaved(plan.cells(), clients, plan.repeats):
+            head = {"repeat": repeat, **cell._asdict(), "client": client}
+            samples.append({**head, **_take(plan, sides[OURS], cell, client, *topics[cell])})
+            on_sample(len(samples))
+    rows = compare(samples, by=Cell._fields, side="client", base=BASE, metrics=METRICS)
+    return result_of(NAME, plan, samples, rows, left_out=left_out)
+
+
+def _take(plan: Plan, side: Side, cell: Cell, client: str, topic: str, records: int) -> dict[str, float]:
+    order = Order(client, side.bootstrap_servers, topic, plan.partitions, records, plan.seconds)
+    report = Report(**run_child("oncelog_bench.consumer_worker", asdict(order)))
+    if not report.records or report.records > records:
+        raise OncelogError(f"{client} read {report.records} of {records} records")
+    return report.figures(cell.record_bytes)
+
+
+def section(result: Result) -> str:
+    """Rows, Arrow and the other clients."""
+    plan = result["plan"]
+    return f"""\
+## Consumers
+
+Each client alone in a process of its own reads a topic of {plan["partitions"]} partitions and
+{plan["topic_bytes"] / 1e6:g} MB of values in batches of 16 KB from its beginning, at most
+{plan["seconds"]:g} s, connecting included; medians of {plan["repeats"]} runs in turns, and
+`x / {BASE}` is the median of the pairs' ratios. Our Arrow batches come from
+`Consumer.fetch_range`; "to Arrow" makes a table of partition, offset, timestamp, key and value from the rows
+of the other clients.
+
+{markdown_table(result["medians"], by=BY, side="client", metrics=METRICS)}
+
+**What this shows.** {_range(result, "oncelog Arrow")} {_range(result, "oncelog rows")}
+"""
+
+
+def _range(result: Result, client: str) -> str:
+    return range_of_ratios(result, f"{client} / {BASE}", "records_per_s", "records/s", side="client")
+
+
+def picture(result: Result) -> str:
+    """Records a second and processor time by record size."""
+    where = {"compression": result["plan"]["compressions"][0]}
+    return draw_by_size("Consumers of Python", result, where)

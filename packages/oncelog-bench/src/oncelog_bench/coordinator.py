@@ -1,0 +1,166 @@
+"""How long the coordinator takes to be back: by the ids that live, and by the transactions they have had."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from oncelog.broker.node import Node
+from oncelog.config import BROKER
+from oncelog.errors import OncelogError
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.runtime.clock import Clock
+from oncelog.server.embedded import open_node
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.types import TopicPartition
+from oncelog_bench.curves import Chart, draw_curves
+from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, figure, result_of
+from oncelog_bench.page import markdown_table
+
+NAME = "coordinator"
+SUMMARY = "Our broker's start after SIGKILL, by transactional ids and by the transactions they have had."
+TOPIC, AT = "bench", TopicPartition("bench", 0)
+BY = {"ids": "ids", "transactions": "transactions"}
+METRICS = (
+    Metric("listening_s", "until it listens s"),
+    Metric("log_mb", "MB of transaction log"),
+    Metric("records_written", "records ever written to it"),
+)
+_CLEAN_EVERY = 20_000
+
+
+class Cell(NamedTuple):
+    """So many transactional ids, which have had so many transactions together."""
+
+    ids: int
+    transactions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`histories`: transactions an id has had."""
+
+    ids: tuple[int, ...] = (1_000, 10_000, 100_000)
+    histories: tuple[int, ...] = (1, 10)
+    repeats: int = 5
+
+    def cells(self) -> Iterator[Cell]:
+        for ids in self.ids:
+            for each in self.histories:
+                yield Cell(ids, ids * each)
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(list(self.cells()))
+
+
+QUICK = Plan((50,), (1, 3), repeats=1)
+
+TARGETS = (
+    Target(
+        "start with 10^5 transactional ids after 10^6 transactions, to after 10^5", 1.5, "times", False,
+        lambda result: _growth(result, 100_000),
+    ),
+)  # fmt: skip
+
+
+def _growth(result: Result, ids: int) -> float | None:
+    long, short = (figure(result, "listening_s", ids=ids, transactions=ids * each) for each in (10, 1))
+    return None if long is None or short is None else long / short
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    samples: list[dict[str, Any]] = []
+    for cell in plan.cells():
+        with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
+            written = _live(cell, Path(directory) / "data")
+            broker = ServedBroker(Path(directory) / "data")
+            for repeat in range(plan.repeats):
+                seconds = broker.start()
+                broker.kill()
+                figures = {
+                    "listening_s": seconds,
+                    "log_mb": _log_mb(broker.data_dir),
+                    "records_written": float(written),
+                }
+                samples.append({"repeat": repeat, **cell._asdict(), "broker": "oncelog", **figures})
+                on_sample(len(samples))
+    rows = compare(samples, by=tuple(BY), side="broker", base="", metrics=METRICS)
+    return result_of(NAME, plan, samples, rows)
+
+
+def _live(cell: Cell, data_dir: Path) -> int:
+    """Every id's transactions, one partition each, in a broker without sockets that then dies; how many
+    records that wrote."""
+    now_ms = time.time_ns() // 1_000_000
+    node = open_node(data_dir, BROKER.parse({}), Clock())
+    node.topics.create(TOPIC, 1, {}, now_ms)
+    names = [f"id-{number}" for number in range(cell.ids)]
+    for name in names:
+        node.transactions.init(name, None, 60_000, now_ms)
+    for number in range(cell.transactions):
+        name = names[number % cell.ids]
+        entry = node.transactions.get(name)
+        if entry is None:
+            raise OncelogError(f"the coordinator does not know {name}")
+        who = Identity(entry.producer_id, entry.producer_epoch)
+        node.transactions.add_partitions(name, who, [AT], now_ms)
+        node.transactions.end(name, who, True, 2, now_ms)
+        if number % _CLEAN_EVERY == 0:
+            _clean(node, now_ms)
+    topic = node.topics.get(node.transactions.topic.name)
+    if topic is None:
+        raise OncelogError("nothing was written to the transaction log")
+    written = sum(partition.log_end_offset for partition in topic.partitions)
+    data = node.topics.get(TOPIC)
+    if data is not None:
+        node.topics.delete([data])  # its markers would be read at the start as well
+    node.log_manager.write_checkpoints()
+    node.log_manager.release()
+    return written
+
+
+def _clean(node: Node, now_ms: int) -> None:
+    """What the broker does every log.cleaner.backoff.ms."""
+    node.transactions.topic.close_long_segments(now_ms)
+    for partition in node.log_manager.partitions.values():
+        if partition.is_flush_due:
+            partition.flush()
+    node.log_manager.compact(now_ms)
+
+
+def _log_mb(data_dir: Path) -> float:
+    return sum(each.stat().st_size for each in data_dir.glob("__transaction_state-*/*.log")) / 1e6
+
+
+def section(result: Result) -> str:
+    """By ids and history."""
+    plan = result["plan"]
+    return f"""\
+## Coordinator
+
+Our broker is killed with SIGKILL after its transactional ids have had one, and ten, transactions each, and
+started again; the time until it listens, and the size of `__transaction_state`, which compaction keeps at
+what is alive (its active segments are closed early for that). Medians of {plan["repeats"]} starts.
+
+{markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
+
+**What this shows.** The start follows the ids that live, not the transactions they have had.
+"""
+
+
+def picture(result: Result) -> str:
+    """Seconds by ids."""
+    by_history: dict[str, list[tuple[float, float]]] = {}
+    for row in result["medians"]:
+        label = f"{row['transactions'] // row['ids']} each"
+        by_history.setdefault(label, []).append((row["ids"], row["listening_s"]))
+    return draw_curves(
+        "Coordinator's start after SIGKILL",
+        [Chart("seconds by ids", "transactional ids", "until it listens s", by_history)],
+    )

@@ -1,0 +1,216 @@
+"""What measurements share: how they are found, what they return, and how two sides are compared."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from oncelog.errors import ConfigError
+from oncelog_bench.machine import describe_machine
+
+NAMES = (
+    "throughput",
+    "single_records",
+    "idempotence",
+    "batch_cost",
+    "latency",
+    "durable",
+    "transactions",
+    "transactional",
+    "read_committed",
+    "groups",
+    "fetch",
+    "start",
+    "producers",
+    "consumers",
+    "recovery",
+    "coordinator",
+    "producer_ids",
+    "partitions",
+    "hostile",
+    "longest_wait",
+    "spark_source",
+    "spark_sink",
+    "spark_lanes",
+    "spark_audit",
+)
+"""Every measurement, in the order of the page."""
+
+OURS, KAFKA = "oncelog", "apache-kafka"
+"""The two brokers, as samples name them."""
+
+Result = Mapping[str, Any]
+"""What a measurement's JSON file holds: measurement, machine, plan, settings, left_out, samples, medians."""
+
+Cell = TypeVar("Cell")
+
+OnSample = Callable[[int], None]
+"""Hears how many samples are done."""
+
+
+class Metric(NamedTuple):
+    """A figure of each sample: its key there, its heading in tables, and which way is better."""
+
+    name: str
+    heading: str
+    more_is_better: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Something a measurement must reach. `measured` None: the samples for it were not taken.
+
+    `unit` follows the figure ("times", "s", "MB"); `is_minimum` tells a floor from a ceiling.
+    """
+
+    what: str
+    limit: float
+    unit: str
+    is_minimum: bool
+    measured: Callable[[Result], float | None]
+
+    def is_met(self, figure: float) -> bool:
+        return figure >= self.limit if self.is_minimum else figure <= self.limit
+
+
+class Measurement(Protocol):
+    """A module of this package as the framework sees it; see the package's text.
+
+    `picture` and `TARGETS` may be missing: ask with `getattr`.
+    """
+
+    NAME: str
+    SUMMARY: str
+    Plan: type[Any]
+    QUICK: Any
+
+    def measure(self, plan: Any, on_sample: OnSample) -> dict[str, Any]: ...
+
+    def section(self, result: Result) -> str: ...
+
+
+def load(name: str) -> Measurement:
+    """The measurement of that name."""
+    return cast(Measurement, importlib.import_module(f"oncelog_bench.{name}"))
+
+
+def targets_of(measurement: Measurement) -> tuple[Target, ...]:
+    return getattr(measurement, "TARGETS", ())
+
+
+def plan_with(plan: Any, overrides: Mapping[str, str]) -> Any:
+    """The plan with fields replaced by text as `-X field=value` gives it; tuples are comma-separated.
+
+    Raises ConfigError for a field that the plan does not have and for text of the wrong type.
+    """
+    known = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    changes = {}
+    for name, text in overrides.items():
+        if name not in known:
+            raise ConfigError(f"{name} is no size of this measurement; known are {', '.join(known)}")
+        try:
+            changes[name] = _like(known[name], text)
+        except ValueError as error:
+            raise ConfigError(f"{name}={text!r}: {error}") from error
+    return replace(plan, **changes)
+
+
+def _like(value: Any, text: str) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_like(value[0], part.strip()) for part in text.split(","))
+    return type(value)(text)
+
+
+def result_of(
+    name: str,
+    plan: Any,
+    samples: Sequence[Any],
+    medians: Sequence[Mapping[str, Any]],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    left_out: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What goes into the JSON file. `samples`: dicts or dataclasses. `left_out`: side -> the reason."""
+    return {
+        "measurement": name,
+        "machine": describe_machine(),
+        "plan": asdict(plan),
+        "settings": dict(settings or {}),
+        "left_out": dict(left_out or {}),
+        "samples": [sample if isinstance(sample, Mapping) else asdict(sample) for sample in samples],
+        "medians": [dict(row) for row in medians],
+    }
+
+
+def compare(
+    samples: Sequence[Mapping[str, Any]],
+    *,
+    by: Sequence[str],
+    side: str,
+    base: str,
+    metrics: Sequence[Metric],
+) -> list[dict[str, Any]]:
+    """Per group of equal `by` fields: a row of medians for each value of the field `side`, then for each
+    value other than `base` a row named `value / base` with the medians of the ratios of the pairs.
+
+    A pair is two samples of one group with the same `repeat`. A figure that a sample lacks is left out.
+    """
+    rows: list[dict[str, Any]] = []
+    for key in dict.fromkeys(tuple(sample[name] for name in by) for sample in samples):
+        group = [sample for sample in samples if tuple(sample[name] for name in by) == key]
+        head = dict(zip(by, key, strict=True))
+        sides = {
+            value: {s["repeat"]: s for s in group if s[side] == value}
+            for value in dict.fromkeys(s[side] for s in group)
+        }
+        rows += [{**head, side: value, **_medians(taken, metrics)} for value, taken in sides.items()]
+        if base in sides:
+            rows += [
+                {**head, side: f"{value} / {base}", **_ratios(taken, sides[base], metrics)}
+                for value, taken in sides.items()
+                if value != base
+            ]
+    return rows
+
+
+def _medians(taken: Mapping[int, Mapping[str, Any]], metrics: Sequence[Metric]) -> dict[str, float]:
+    figures = ((m.name, [s[m.name] for s in taken.values() if s.get(m.name) is not None]) for m in metrics)
+    return {name: statistics.median(values) for name, values in figures if values}
+
+
+def _ratios(
+    taken: Mapping[int, Mapping[str, Any]], base: Mapping[int, Mapping[str, Any]], metrics: Sequence[Metric]
+) -> dict[str, float]:
+    pairs = [(sample, base[repeat]) for repeat, sample in taken.items() if repeat in base]
+    ratios = {}
+    for metric in metrics:
+        values = [
+            a[metric.name] / b[metric.name] for a, b in pairs if a.get(metric.name) and b.get(metric.name)
+        ]
+        if values:
+            ratios[metric.name] = statistics.median(values)
+    return ratios
+
+
+def figure(result: Result, metric: str, **where: Any) -> float | None:
+    """The figure `metric` of the median row with these fields; None when it was not measured."""
+    for row in result["medians"]:
+        if all(row.get(name) == value for name, value in where.items()):
+            return cast("float | None", row.get(metric))
+    return None
+
+
+def interleaved(cells: Iterable[Cell], sides: Sequence[str], repeats: int) -> Iterator[tuple[int, Cell, str]]:
+    """(repeat, cell, side): a repeat takes every cell, and a cell every side, one right after the other.
+
+    Who is first rotates from repeat to repeat, so that a drift of the machine falls on all.
+    """
+    cells = list(cells)
+    for repeat in range(repeats):
+        start = repeat % max(len(sides), 1)
+        for cell in cells:
+            for side in (*sides[start:], *sides[:start]):
+                yield repeat, cell, side

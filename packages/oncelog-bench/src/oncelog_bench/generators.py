@@ -1,0 +1,182 @@
+"""Load generators, each run in a process of its own so that its cost is its own.
+
+`python -m oncelog_bench.generators JSON` reads an Order, sends, and prints a Report as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from oncelog.errors import OncelogError
+from oncelog_bench.process import max_rss_bytes
+
+WARM_UP_RECORDS = 1_000
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to send. `rate_per_s` None: as fast as the client takes it; else evenly paced.
+
+    `settings` are producer settings by Kafka's keys, `bootstrap.servers` among them.
+    """
+
+    client: str
+    settings: dict[str, Any]
+    topic: str
+    partitions: int
+    records: int
+    record_bytes: int
+    rate_per_s: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What it took: wall and processor seconds from the first send to the last acknowledgement.
+
+    `latencies_ms` (send to acknowledgement) are kept when paced only: under full load they measure
+    the client's own queue. `failed`: records that were not acknowledged.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    records: int
+    failed: int
+    max_rss_bytes: int
+    latencies_ms: list[float]
+
+
+class Client(Protocol):
+    """A producer reduced to what a load generator needs."""
+
+    def send(self, topic: str, partition: int, value: bytes, done: Callable[[bool], None]) -> None:
+        """Queue one record; `done(failed)` is called once when its outcome is known."""
+
+    def flush(self) -> None:
+        """Return when every outcome is known."""
+
+
+class OncelogClient:
+    """Our producer, one `send()` per record."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        from oncelog import Producer
+
+        self._producer = Producer(settings)
+
+    def send(self, topic: str, partition: int, value: bytes, done: Callable[[bool], None]) -> None:
+        self._producer.send(
+            topic, value, partition=partition, on_delivery=lambda _, error: done(error is not None)
+        )
+
+    def flush(self) -> None:
+        self._producer.flush(120.0)
+
+
+class ConfluentClient:
+    """librdkafka through confluent-kafka."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        import confluent_kafka
+
+        self._producer = confluent_kafka.Producer(settings)
+        self._full = BufferError
+
+    def send(self, topic: str, partition: int, value: bytes, done: Callable[[bool], None]) -> None:
+        def delivered(error: object, _message: object) -> None:
+            done(error is not None)
+
+        while True:
+            try:
+                self._producer.produce(topic, value, partition=partition, on_delivery=delivered)
+                self._producer.poll(0)
+                return
+            except self._full:
+                self._producer.poll(0.01)
+
+    def flush(self) -> None:
+        self._producer.flush(120.0)
+
+
+CLIENTS: dict[str, Callable[[dict[str, Any]], Client]] = {
+    "oncelog": OncelogClient,
+    "confluent-kafka": ConfluentClient,
+}
+
+
+def run(order: Order) -> Report:
+    """Warm up, then send as ordered, and measure."""
+    client = CLIENTS[order.client](order.settings)
+    value = bytes(order.record_bytes)
+    failures = 0
+
+    def count(failed: bool) -> None:
+        nonlocal failures
+        failures += failed
+
+    for index in range(min(WARM_UP_RECORDS, order.records)):
+        client.send(order.topic, index % order.partitions, value, count)
+    client.flush()
+    latencies_ms: list[float] = []
+    began, cpu_began = time.perf_counter(), time.process_time()
+    if order.rate_per_s is None:
+        for index in range(order.records):
+            client.send(order.topic, index % order.partitions, value, count)
+    else:
+        _send_paced(client, order, value, count, latencies_ms)
+    client.flush()
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    return Report(seconds, cpu_seconds, order.records, failures, max_rss_bytes(), latencies_ms)
+
+
+def _send_paced(
+    client: Client, order: Order, value: bytes, count: Callable[[bool], None], latencies_ms: list[float]
+) -> None:
+    assert order.rate_per_s is not None
+    clock = time.perf_counter
+    began = clock()
+    for index in range(order.records):
+        due = began + index / order.rate_per_s
+        while (wait := due - clock()) > 0:
+            time.sleep(wait)
+
+        def done(failed: bool, sent: float = clock()) -> None:
+            latencies_ms.append((clock() - sent) * 1000)
+            count(failed)
+
+        client.send(order.topic, index % order.partitions, value, done)
+
+
+def generate(order: Order) -> Report:
+    """Run an order in a process of its own. Raises OncelogError when it or any record failed."""
+    report = Report(**run_child("oncelog_bench.generators", asdict(order)))
+    if report.failed:
+        raise OncelogError(f"{order.client}: {report.failed} records failed; nothing is measured that way")
+    return report
+
+
+def run_child(module: str, order: Mapping[str, Any]) -> Any:
+    """What `python -m module ORDER` prints, both as JSON. Raises OncelogError with the end of its stderr."""
+    command = [sys.executable, "-m", module, json.dumps(order)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    except subprocess.CalledProcessError as error:
+        raise OncelogError(f"{module} failed:\n{error.stderr[-2000:]}") from None
+    except subprocess.TimeoutExpired:
+        raise OncelogError(f"{module} did not end within {TIMEOUT_S:g} s") from None
+    return json.loads(done.stdout)
+
+
+def main() -> None:
+    """Entry point of the child process."""
+    print(json.dumps(asdict(run(Order(**json.loads(sys.argv[1]))))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Many partitions on one broker: making them, starting with them, memory, descriptors, metadata."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oncelog.client.admin.blocking import Admin, NewTopic
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.wire.messages import MetadataRequest
+from oncelog_bench.curves import Chart, draw_curves
+from oncelog_bench.framework import Metric, OnSample, Result, compare, result_of
+from oncelog_bench.page import markdown_table, number
+from oncelog_bench.process import rss_mb
+from oncelog_bench.raw_wire import ask, connect
+
+NAME = "partitions"
+SUMMARY = "10 to 10,000 partitions on our broker: creation, start, memory, open files, metadata."
+PER_TOPIC = 1_000
+METADATA_VERSION, METADATA_ASKED = 12, 20
+METRICS = (
+    Metric("create_s", "create s"),
+    Metric("start_s", "start s"),
+    Metric("start_after_kill_s", "start after SIGKILL s"),
+    Metric("rss_mb", "memory MB"),
+    Metric("open_files", "open files"),
+    Metric("metadata_ms", "metadata of all ms"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    counts: tuple[int, ...] = (10, 1_000, 10_000)
+    repeats: int = 5
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(self.counts)
+
+
+QUICK = Plan((10,), repeats=1)
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    samples: list[dict[str, Any]] = []
+    for repeat in range(plan.repeats):
+        for count in plan.counts:
+            with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
+                figures = _take(count, Path(directory))
+                samples.append({"repeat": repeat, "partitions": count, "broker": "oncelog", **figures})
+            on_sample(len(samples))
+    rows = compare(samples, by=("partitions",), side="broker", base="", metrics=METRICS)
+    return result_of(NAME, plan, samples, rows)
+
+
+def _take(count: int, directory: Path) -> dict[str, float]:
+    broker = ServedBroker(directory / "data")
+    topics = [
+        NewTopic(f"bench-{first:05}", min(PER_TOPIC, count - first), 1)
+        for first in range(0, count, PER_TOPIC)
+    ]
+    with broker:
+        began = time.perf_counter()
+        with Admin({"bootstrap.servers": broker.bootstrap_servers, "request.timeout.ms": 120_000}) as admin:
+            admin.create_topics(topics)
+        create_s = time.perf_counter() - began
+    try:
+        start_s = broker.start()
+        figures = {"rss_mb": rss_mb(broker.pid), "open_files": _open_files(broker.pid)}
+        metadata_ms = _metadata_ms(broker)
+        broker.kill()
+        killed_s = broker.start()
+    finally:
+        broker.kill()
+    return {
+        "create_s": create_s,
+        "start_s": start_s,
+        "start_after_kill_s": killed_s,
+        **figures,
+        "metadata_ms": metadata_ms,
+    }
+
+
+def _open_files(pid: int) -> float:
+    directory = Path(f"/proc/{pid}/fd")
+    return float(len(os.listdir(directory))) if directory.exists() else float("nan")
+
+
+def _metadata_ms(broker: ServedBroker) -> float:
+    with closing(connect(broker.bootstrap_servers)) as connected:
+        ask(connected, MetadataRequest(topics=None), METADATA_VERSION)
+        began = time.perf_counter()
+        for _ in range(METADATA_ASKED):
+            ask(connected, MetadataRequest(topics=None), METADATA_VERSION)
+        return (time.perf_counter() - began) / METADATA_ASKED * 1000
+
+
+def section(result: Result) -> str:
+    """By number of partitions."""
+    plan, most = result["plan"], result["medians"][-1]
+    return f"""\
+## Partitions
+
+Empty partitions in topics of at most {PER_TOPIC:,} on our broker: making them, starting with them after a
+clean stop and after SIGKILL (until it listens), what the process then holds, and a Metadata answer
+over all of them, decoded by the asking client. Medians of {plan["repeats"]} runs.
+
+{markdown_table(result["medians"], by={"partitions": "partitions"}, side="broker", metrics=METRICS)}
+
+**What this shows.** With {most["partitions"]:,} partitions the broker starts in
+{number(most["start_s"])} s and holds {number(most["rss_mb"])} MB and {number(most["open_files"])} open files.
+"""
+
+
+def picture(result: Result) -> str:
+    """Start and memory by number of partitions."""
+    rows = result["medians"]
+    return draw_curves(
+        "Partitions on one broker",
+        [
+            Chart(heading, "partitions", heading, {"oncelog": [(r["partitions"], r[name]) for r in rows]})
+            for name, heading in (("create_s", "create s"), ("start_s", "start s"), ("rss_mb", "memory MB"))
+        ],
+    )

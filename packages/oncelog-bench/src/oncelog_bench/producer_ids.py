@@ -1,0 +1,190 @@
+"""Many producer ids on one partition: memory, the cost of an append, the longest pause at rolls."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oncelog.client.admin.blocking import Admin, NewTopic
+from oncelog.errors import OncelogError
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.wire.batch import build_batch
+from oncelog.wire.frames import decode_response, encode_request
+from oncelog.wire.header import assign_producer
+from oncelog.wire.messages import ApiVersionsRequest, ProduceRequest, ProduceResponse
+from oncelog.wire.records import NewRecord
+from oncelog_bench.curves import Chart, draw_curves
+from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, figure, result_of
+from oncelog_bench.page import markdown_table, number
+from oncelog_bench.process import cpu_seconds, rss_mb
+from oncelog_bench.raw_wire import CLIENT_ID, ask, connect, receive_frame
+
+NAME = "producer_ids"
+SUMMARY = "Producer ids on one partition of our broker: memory, cost of an append, longest pause at rolls."
+TOPIC = "bench"
+FIRST_ID = 1_000_000
+VERSION, PIPELINED = 9, 500
+SEGMENT_BYTES = 16 << 20
+METRICS = (
+    Metric("table_mb", "MB more than before"),
+    Metric("cpu_us_per_append", "broker CPU us/append of a new id"),
+    Metric("cpu_us_per_known", "broker CPU us/append of a known id"),
+    Metric("longest_pause_ms", "longest pause ms"),
+    Metric("rolls", "segments rolled"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`roll_seconds`: how long large batches roll segments of 16 MB while pauses are watched."""
+
+    ids: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    roll_seconds: float = 2.0
+    repeats: int = 5
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(self.ids)
+
+
+QUICK = Plan((1_000,), roll_seconds=0.3, repeats=1)
+
+TARGETS = (
+    Target(
+        "memory for 10^6 producer ids", 250.0, "MB", False, lambda r: figure(r, "table_mb", ids=1_000_000)
+    ),
+    Target(
+        "longest pause with 10^6 producer ids",
+        50.0,
+        "ms",
+        False,
+        lambda r: figure(r, "longest_pause_ms", ids=1_000_000),
+    ),
+)
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    samples: list[dict[str, Any]] = []
+    for repeat in range(plan.repeats):
+        for ids in plan.ids:
+            with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
+                figures = _take(plan, ids, Path(directory))
+                samples.append({"repeat": repeat, "ids": ids, "broker": "oncelog", **figures})
+            on_sample(len(samples))
+    rows = compare(samples, by=("ids",), side="broker", base="", metrics=METRICS)
+    return result_of(NAME, plan, samples, rows)
+
+
+def _take(plan: Plan, ids: int, directory: Path) -> dict[str, float]:
+    with ServedBroker(directory / "data") as broker:
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            admin.create_topics([NewTopic(TOPIC, 1, 1, {"segment.bytes": SEGMENT_BYTES})])
+        before_mb = rss_mb(broker.pid)
+        with closing(connect(broker.bootstrap_servers)) as connected:
+            new_us = _append_once_each(broker, connected, ids, sequence=0)
+            table_mb = rss_mb(broker.pid) - before_mb
+            known_us = _append_once_each(broker, connected, min(ids, 100_000), sequence=1)
+        pause_ms, rolls = _watch(broker, plan.roll_seconds)
+    return {
+        "table_mb": table_mb,
+        "cpu_us_per_append": new_us,
+        "cpu_us_per_known": known_us,
+        "longest_pause_ms": pause_ms,
+        "rolls": rolls,
+    }
+
+
+def _append_once_each(broker: ServedBroker, connected: socket.socket, ids: int, *, sequence: int) -> float:
+    """One record of each id, pipelined; broker microseconds each."""
+    used = cpu_seconds(broker.pid)
+    for first in range(0, ids, PIPELINED):
+        count = min(PIPELINED, ids - first)
+        connected.sendall(b"".join(_frames(range(FIRST_ID + first, FIRST_ID + first + count), sequence)))
+        for _ in range(count):
+            _check(receive_frame(connected))
+    return (cpu_seconds(broker.pid) - used) / ids * 1e6
+
+
+def _frames(producer_ids: range, sequence: int) -> Iterator[bytes]:
+    batch = build_batch(
+        [NewRecord(time.time_ns() // 1_000_000, None, b"x")],
+        producer_id=0, producer_epoch=0, base_sequence=sequence,
+    )  # fmt: skip
+    for producer_id in producer_ids:
+        assign_producer(batch, producer_id, 0, sequence)
+        yield _frame(batch)
+
+
+def _frame(batch: bytearray) -> bytes:
+    part = ProduceRequest.PartitionProduceData(index=0, records=batch)
+    data = ProduceRequest.TopicProduceData(name=TOPIC, partition_data=[part])
+    return encode_request(
+        ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[data]), VERSION, 0, CLIENT_ID
+    )
+
+
+def _check(frame: bytearray) -> None:
+    _, response = decode_response(ProduceResponse, VERSION, frame)
+    (part,) = response.responses[0].partition_responses
+    if part.error_code:
+        raise OncelogError(f"the broker refused a batch with error {part.error_code}: {part.error_message}")
+
+
+def _watch(broker: ServedBroker, seconds: float) -> tuple[float, float]:
+    """Roll segments with batches of 900 KB; the longest wait of a small request, and how many rolled.
+
+    A request of each kind in turns on two connections: the pause seen is the broker's, not the disk's.
+    """
+    batch = build_batch([NewRecord(time.time_ns() // 1_000_000, None, bytes(900_000))])
+    large, longest_s, sent_bytes = _frame(batch), 0.0, 0
+    with (
+        closing(connect(broker.bootstrap_servers)) as loader,
+        closing(connect(broker.bootstrap_servers)) as probe,
+    ):
+        end = time.perf_counter() + seconds
+        while (now := time.perf_counter()) < end:
+            loader.sendall(large)
+            sent_bytes += len(batch)
+            _check(receive_frame(loader))
+            for _ in range(20):
+                began = time.perf_counter()
+                ask(probe, ApiVersionsRequest(), 0)
+                longest_s = max(longest_s, time.perf_counter() - began)
+            time.sleep(max(0.0, 0.01 - (time.perf_counter() - now)))
+    return longest_s * 1000, float(sent_bytes // SEGMENT_BYTES)
+
+
+def section(result: Result) -> str:
+    """Memory, cost and pauses by number of ids."""
+    plan, most = result["plan"], result["medians"][-1]
+    return f"""\
+## Producer ids
+
+One record each of many producer ids, on one partition of our broker; then known ids again; then batches
+of 900 KB roll segments of 16 MB for {plan["roll_seconds"]:g} s (each roll takes a snapshot of every id) while
+a second connection asks small questions and notes its longest wait. Medians of {plan["repeats"]} runs.
+
+{markdown_table(result["medians"], by={"ids": "producer ids"}, side="broker", metrics=METRICS)}
+
+**What this shows.** {most["ids"]:,} ids take {number(most["table_mb"])} MB, and the longest wait
+while {number(most["rolls"])} segments rolled was {number(most["longest_pause_ms"])} ms.
+"""
+
+
+def picture(result: Result) -> str:
+    """Memory and pause by number of ids."""
+    rows = result["medians"]
+    return draw_curves(
+        "Producer ids on one partition",
+        [
+            Chart(heading, "producer ids", heading, {"oncelog": [(row["ids"], row[name]) for row in rows]})
+            for name, heading in (("table_mb", "MB"), ("longest_pause_ms", "longest pause ms"))
+        ],
+    )

@@ -1,0 +1,172 @@
+"""Producer clients in a process of their own: as many records as a client gets acknowledged in a while.
+
+`python -m oncelog_bench.producer_worker JSON` reads an Order, sends, and prints a Report as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from oncelog_bench.clients import Report
+from oncelog_bench.process import max_rss_bytes
+
+TABLE_ROWS = 20_000
+BURST_RECORDS = 1_000
+"""Records between two looks at the clock."""
+FLUSH_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`client` is a key of CLIENTS, `settings` are a producer's by Kafka's keys."""
+
+    client: str
+    settings: dict[str, Any]
+    topic: str
+    partitions: int
+    record_bytes: int
+    seconds: float
+
+
+Burst = Callable[[int], int]
+"""Sends records to the partition of that number; how many."""
+
+
+def _oncelog(order: Order) -> tuple[Burst, Callable[[], None]]:
+    from oncelog import Producer
+
+    producer, topic, value = Producer(order.settings), order.topic, bytes(order.record_bytes)
+
+    def rows(partition: int) -> int:
+        send = producer.send
+        for _ in range(BURST_RECORDS):
+            send(topic, value, partition=partition)
+        return BURST_RECORDS
+
+    def many(partition: int) -> int:
+        producer.send_many(topic, [value] * BURST_RECORDS, partition=partition)
+        return BURST_RECORDS
+
+    def table(partition: int) -> int:
+        producer.send_table(topic, columns, partition=partition)
+        return TABLE_ROWS
+
+    if order.client == "oncelog Arrow":
+        import pyarrow as pa
+
+        columns = pa.table({"value": pa.array([value] * TABLE_ROWS, pa.binary())})
+    ways = {"oncelog rows": rows, "oncelog send_many": many, "oncelog Arrow": table}
+    return ways[order.client], lambda: producer.flush(FLUSH_S)
+
+
+def _confluent(order: Order) -> tuple[Burst, Callable[[], None]]:
+    import confluent_kafka
+
+    producer, topic, value = confluent_kafka.Producer(order.settings), order.topic, bytes(order.record_bytes)
+
+    def rows(partition: int) -> int:
+        produce = producer.produce
+        for _ in range(BURST_RECORDS):
+            while True:
+                try:
+                    produce(topic, value, partition=partition)
+                    break
+                except BufferError:
+                    producer.poll(0.01)
+        producer.poll(0)
+        return BURST_RECORDS
+
+    return rows, lambda: producer.flush(FLUSH_S)
+
+
+def _kafka_python(order: Order) -> tuple[Burst, Callable[[], None]]:
+    from kafka import KafkaProducer
+
+    settings = _python_names(order.settings)
+    producer = KafkaProducer(**settings)
+    topic, value = order.topic, bytes(order.record_bytes)
+
+    def rows(partition: int) -> int:
+        for _ in range(BURST_RECORDS):
+            producer.send(topic, value, partition=partition)
+        return BURST_RECORDS
+
+    return rows, lambda: producer.flush(FLUSH_S)
+
+
+def _aiokafka(order: Order) -> tuple[Burst, Callable[[], None]]:
+    import asyncio
+
+    from aiokafka import AIOKafkaProducer
+
+    loop = asyncio.new_event_loop()
+    settings = _python_names(order.settings)
+    settings["max_batch_size"] = settings.pop("batch_size")
+    for unknown in ("max_in_flight_requests_per_connection",):
+        settings.pop(unknown)
+    topic, value = order.topic, bytes(order.record_bytes)
+
+    async def start() -> Any:
+        producer = AIOKafkaProducer(**settings)
+        await producer.start()
+        return producer
+
+    producer = loop.run_until_complete(start())
+
+    async def send(partition: int) -> None:
+        for _ in range(BURST_RECORDS):
+            await producer.send(topic, value, partition=partition)
+
+    def rows(partition: int) -> int:
+        loop.run_until_complete(send(partition))
+        return BURST_RECORDS
+
+    return rows, lambda: loop.run_until_complete(producer.flush())
+
+
+def _python_names(settings: dict[str, Any]) -> dict[str, Any]:
+    named = {key.replace(".", "_"): value for key, value in settings.items()}
+    named["enable_idempotence"] = named["enable_idempotence"] == "true"
+    if named["compression_type"] == "none":
+        named["compression_type"] = None
+    return named
+
+
+CLIENTS: dict[str, Callable[[Order], tuple[Burst, Callable[[], None]]]] = {
+    "oncelog rows": _oncelog,
+    "oncelog send_many": _oncelog,
+    "oncelog Arrow": _oncelog,
+    "confluent-kafka": _confluent,
+    "aiokafka": _aiokafka,
+    "kafka-python": _kafka_python,
+}
+
+
+def run(order: Order) -> Report:
+    """Warm up, then send for a while to the partitions in turns, and wait for every acknowledgement."""
+    burst, flush = CLIENTS[order.client](order)
+    for partition in range(order.partitions):
+        burst(partition)
+    flush()
+    records = number = 0
+    began, cpu_began = time.perf_counter(), time.process_time()
+    while time.perf_counter() - began < order.seconds:
+        records += burst(number % order.partitions)
+        number += 1
+    flush()
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    return Report(records, seconds, cpu_seconds, max_rss_bytes())
+
+
+def main() -> None:
+    """Entry point of the child process."""
+    print(json.dumps(asdict(run(Order(**json.loads(sys.argv[1]))))))
+
+
+if __name__ == "__main__":
+    main()

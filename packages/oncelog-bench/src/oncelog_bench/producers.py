@@ -1,0 +1,157 @@
+"""Producer clients against one broker: ours by rows and by Arrow tables, and the others of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from oncelog.errors import OncelogError
+from oncelog.types import TopicPartition
+from oncelog_bench.brokers import Side, running
+from oncelog_bench.clients import METRICS, Report, draw_by_size, installed
+from oncelog_bench.framework import (
+    OURS,
+    OnSample,
+    Result,
+    Target,
+    compare,
+    figure,
+    interleaved,
+    result_of,
+)
+from oncelog_bench.generators import run_child
+from oncelog_bench.page import markdown_table, range_of_ratios
+from oncelog_bench.producer_worker import CLIENTS, Order
+
+NAME = "producers"
+SUMMARY = (
+    "Records a second of Python's producers, acknowledged by one broker: ours in rows and Arrow, others."
+)
+BASE = "confluent-kafka"
+BY = {"record_bytes": "record bytes", "compression": "compression", "batch_bytes": "batch.size"}
+
+SETTINGS = {
+    "acks": "all",
+    "enable.idempotence": "true",
+    "max.in.flight.requests.per.connection": 5,
+    "linger.ms": 5,
+}
+
+
+class Cell(NamedTuple):
+    record_bytes: int
+    compression: str
+    batch_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every size with every compression at the first batch size, and uncompressed at the others."""
+
+    clients: tuple[str, ...] = tuple(CLIENTS)
+    record_bytes: tuple[int, ...] = (100, 1_000)
+    compressions: tuple[str, ...] = ("none", "lz4")
+    batch_bytes: tuple[int, ...] = (16_384, 1_000_000)
+    partitions: int = 3
+    seconds: float = 0.5
+    repeats: int = 5
+
+    def cells(self) -> Iterator[Cell]:
+        for size in self.record_bytes:
+            for compression in self.compressions:
+                yield Cell(size, compression, self.batch_bytes[0])
+            for batch_bytes in self.batch_bytes[1:]:
+                yield Cell(size, self.compressions[0], batch_bytes)
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(list(self.cells())) * len(self.clients)
+
+
+QUICK = Plan(tuple(CLIENTS), (100,), ("none",), (16_384,), seconds=0.05, repeats=1)
+
+
+def _ratio(client: str, record_bytes: int) -> Any:
+    where = {"record_bytes": record_bytes, "compression": "none", "batch_bytes": 16_384}
+    return lambda result: figure(result, "records_per_s", client=f"{client} / {BASE}", **where)
+
+
+TARGETS = (
+    Target(
+        "producer, rows of 100 B, against confluent-kafka", 1.0, "times", True, _ratio("oncelog rows", 100)
+    ),
+    Target(
+        "producer, rows of 1 KB, against confluent-kafka", 1.0, "times", True, _ratio("oncelog rows", 1_000)
+    ),
+    Target(
+        "producer, Arrow of 100 B, against confluent-kafka", 3.0, "times", True, _ratio("oncelog Arrow", 100)
+    ),
+    Target(
+        "producer, Arrow of 1 KB, against confluent-kafka", 3.0, "times", True, _ratio("oncelog Arrow", 1_000)
+    ),
+)
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    clients, left_out = installed(plan.clients)
+    samples: list[dict[str, Any]] = []
+    with running([OURS], warm_up_seconds=0.2) as sides:
+        for repeat, cell, client in interleaved(plan.cells(), clients, plan.repeats):
+            head = {"repeat": repeat, **cell._asdict(), "client": client}
+            samples.append({**head, **_take(plan, sides[OURS], cell, client)})
+            on_sample(len(samples))
+    rows = compare(samples, by=Cell._fields, side="client", base=BASE, metrics=METRICS)
+    return result_of(NAME, plan, samples, rows, settings=SETTINGS, left_out=left_out)
+
+
+def _take(plan: Plan, side: Side, cell: Cell, client: str) -> dict[str, float]:
+    settings = {
+        **SETTINGS,
+        "bootstrap.servers": side.bootstrap_servers,
+        "batch.size": cell.batch_bytes,
+        "compression.type": cell.compression,
+    }
+    with side.topic(plan.partitions) as topic:
+        order = Order(client, settings, topic, plan.partitions, cell.record_bytes, plan.seconds)
+        report = Report(**run_child("oncelog_bench.producer_worker", asdict(order)))
+        _check_stored(side, topic, plan.partitions, report)
+    return report.figures(cell.record_bytes)
+
+
+def _check_stored(side: Side, topic: str, partitions: int, report: Report) -> None:
+    """Every record sent stands in the topic; the warm-up's come on top. Raises OncelogError."""
+    ends = side.admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
+    stored = sum(each.offset or 0 for each in ends.values())
+    if stored < report.records:
+        raise OncelogError(f"{report.records} records were sent and {stored} are stored")
+
+
+def section(result: Result) -> str:
+    """Rows, tables and the other clients."""
+    plan = result["plan"]
+    return f"""\
+## Producers
+
+Each client alone in a process of its own sends to {plan["partitions"]} partitions of our broker for
+{plan["seconds"]:g} s and waits for the last acknowledgement; medians of {plan["repeats"]} runs in turns, and
+`x / {BASE}` is the median of the pairs' ratios. Idempotent, `acks=all`, `linger.ms=5`, five requests in
+flight, the same `batch.size` for all (tables go in batches of 512 KB where that is more). Values are zeros,
+which compress well. Every record acknowledged was found in the topic.
+
+{markdown_table(result["medians"], by=BY, side="client", metrics=METRICS)}
+
+**What this shows.** {_range(result, "oncelog rows")} {_range(result, "oncelog Arrow")}
+"""
+
+
+def _range(result: Result, client: str) -> str:
+    return range_of_ratios(result, f"{client} / {BASE}", "records_per_s", "records/s", side="client")
+
+
+def picture(result: Result) -> str:
+    """Records a second and processor time by record size."""
+    plan = result["plan"]
+    where = {"compression": plan["compressions"][0], "batch_bytes": plan["batch_bytes"][0]}
+    return draw_by_size("Producers of Python", result, where)

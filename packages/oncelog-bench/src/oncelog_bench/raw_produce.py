@@ -1,0 +1,289 @@
+"""A producer light enough not to be the limit: frames are built once; sending one patches its sequences.
+
+`python -m oncelog_bench.raw_produce JSON` reads a ProduceOrder, sends, and prints a ProduceReport as JSON.
+Every connection has a producer id of its own and keeps `depth` requests unanswered.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+from oncelog.errors import OncelogError, PeerError, raise_for_code
+from oncelog.wire.batch import build_batch
+from oncelog.wire.frames import decode_response, encode_request
+from oncelog.wire.header import write_crc
+from oncelog.wire.messages import ProduceRequest, ProduceResponse
+from oncelog.wire.records import NewRecord
+from oncelog_bench.process import cpu_seconds, settle
+from oncelog_bench.raw_wire import CLIENT_ID, connect, new_producer_id, quantiles, receive_frame
+
+VERSION = 12
+"""Produce as the Java client speaks it to a broker without topic ids."""
+
+_SIZE = struct.Struct(">i")
+_PRODUCER = struct.Struct(">qh")
+_PRODUCER_POSITION, _SEQUENCE_POSITION = 43, 53
+_SEQUENCES = 2**31
+_NOT_YET = (3, 5, 6, 51)
+"""A topic just made: unknown, without leader, not led here; markers of the last transaction under way.
+Asked again for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceOrder:
+    """What to send. It ends after `seconds` or after `requests`, whichever comes first; 0: no such end.
+
+    A request carries a batch for each of `batches` partitions; successive requests take turns over all
+    `partitions`. `rate_per_s` 0: as fast as `depth` allows; else one connection, paced, one at a time.
+    """
+
+    bootstrap_servers: str
+    broker_pid: int
+    topic: str
+    partitions: int = 1
+    connections: int = 1
+    depth: int = 5
+    record_bytes: int = 1_024
+    batch_records: int = 1
+    batches: int = 1
+    idempotence: bool = True
+    seconds: float = 0.0
+    requests: int = 0
+    rate_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceReport:
+    """What it took, from the first send to the last acknowledgement; all requests were acknowledged.
+
+    `quantiles`: `p50_ms`, `p99_ms`, `p999_ms` from the write of a request to its answer.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    broker_cpu_seconds: float
+    requests: int
+    batches: int
+    records: int
+    quantiles: dict[str, float] = field(default_factory=dict)
+
+
+class Template:
+    """A request frame with one batch per partition; `next()` gives it fresh sequences, in place.
+
+    With a transactional id its batches belong to a transaction, which the first one of an epoch begins.
+    """
+
+    def __init__(
+        self,
+        order: ProduceOrder,
+        partitions: Sequence[int],
+        producer: tuple[int, int] | None,
+        transactional_id: str | None = None,
+    ) -> None:
+        now_ms = round(time.time() * 1000)
+        value = bytes(range(256)) * (order.record_bytes // 256 + 1)
+        record = NewRecord(now_ms, None, value[: order.record_bytes])
+        producer_id, epoch = producer or (None, None)
+        batch = build_batch(
+            [record] * order.batch_records,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=0 if producer else None,
+            is_transactional=transactional_id is not None,
+        )
+        parts = [ProduceRequest.PartitionProduceData(index=index, records=batch) for index in partitions]
+        topic = ProduceRequest.TopicProduceData(name=order.topic, partition_data=parts)
+        request = ProduceRequest(
+            acks=-1, timeout_ms=30_000, topic_data=[topic], transactional_id=transactional_id
+        )
+        self.frame = bytearray(encode_request(request, VERSION, 0, CLIENT_ID))
+        self.batch_bytes = len(batch)
+        self._positions = list(_positions(self.frame, batch))
+        self._sequence, self._step = (0, order.batch_records) if producer else (-1, 0)
+
+    def next(self) -> bytearray:
+        """The frame to send now; the bytes are the template's own and change with the next call.
+
+        Without a producer id the same bytes are written anew, so that both modes keep the same pace.
+        """
+        for position in self._positions:
+            _SIZE.pack_into(self.frame, position + _SEQUENCE_POSITION, self._sequence)
+            write_crc(self.frame, position, self.batch_bytes)
+        if self._step:
+            self._sequence = (self._sequence + self._step) % _SEQUENCES
+        return self.frame
+
+    def begin_anew(self, producer: tuple[int, int]) -> None:
+        """Go on as this producer id and epoch, from sequence 0."""
+        for position in self._positions:
+            _PRODUCER.pack_into(self.frame, position + _PRODUCER_POSITION, *producer)
+        self._sequence = 0
+
+
+def _positions(frame: bytearray, batch: bytearray) -> Iterator[int]:
+    position = frame.find(batch)
+    while position >= 0:
+        yield position
+        position = frame.find(batch, position + len(batch))
+
+
+class Sender:
+    """One connection: sends templates in turns, reads answers, checks every error code in them."""
+
+    first_pause_s = 0.02
+    """Between two attempts of a first request."""
+
+    def __init__(self, order: ProduceOrder, index: int, transactional_id: str | None = None) -> None:
+        self.socket = connect(order.bootstrap_servers)
+        self.producer = new_producer_id(self.socket, transactional_id) if order.idempotence else None
+        every = range(order.partitions)
+        chunks = [every[i : i + order.batches] for i in range(0, len(every), order.batches)]
+        self.templates = [Template(order, chunk, self.producer, transactional_id) for chunk in chunks]
+        self._turn = index % len(chunks)
+        self._sent: deque[tuple[float, struct.Struct]] = deque()
+        self._pending = bytearray()
+        # size, correlation id, tags, topics, name, partitions, index of the first; then error codes with
+        # base offset, append time, start offset, two empty fields, tags and the next index in between.
+        self._first_error = 4 + 4 + 1 + 1 + 1 + len(order.topic.encode()) + 1 + 4
+        self._errors = [struct.Struct(">" + "h31x" * len(chunk)) for chunk in chunks]
+
+    def open(self) -> None:
+        """Three batches to every partition, one by one.
+
+        A partition's first batches make its files and the first pages of its indexes, which took Apache
+        Kafka up to 8 ms of processor time each; that is not what a rate is about.
+        """
+        for template in self.templates:
+            self.send_first(template)
+            for _ in range(2):
+                self.socket.sendall(template.next())
+                receive_frame(self.socket)
+
+    def send_first(self, template: Template | None = None) -> None:
+        """A first request goes alone, again until the topic has a leader. None: the first template's."""
+        template = template or self.templates[0]
+        frame = template.next()
+        deadline = time.monotonic() + 10.0
+        while True:
+            self.socket.sendall(frame)
+            _, answer = decode_response(ProduceResponse, VERSION, receive_frame(self.socket))
+            codes = {part.error_code for part in answer.responses[0].partition_responses}
+            if not codes.intersection(_NOT_YET) or time.monotonic() > deadline:
+                break
+            time.sleep(self.first_pause_s)
+        for code in codes:
+            raise_for_code(code, "a raw generator's first request")
+
+    def send(self) -> None:
+        turn = self._turn
+        frame = self.templates[turn].next()
+        self._turn = (turn + 1) % len(self.templates)
+        self._sent.append((time.perf_counter(), self._errors[turn]))
+        self.socket.sendall(frame)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    @property
+    def in_flight_count(self) -> int:
+        return len(self._sent)
+
+    def receive(self, latencies_ms: list[float]) -> int:
+        """Wait for bytes; how many answers they completed."""
+        chunk = self.socket.recv(65_536)
+        now = time.perf_counter()
+        if not chunk:
+            raise PeerError("the broker closed the connection of a raw generator")
+        data = self._pending + chunk if self._pending else chunk
+        position, end, answers = 0, len(data), 0
+        while end - position >= 4:
+            stop = position + 4 + _SIZE.unpack_from(data, position)[0]
+            if stop > end:
+                break
+            sent, errors = self._sent.popleft()
+            if any(errors.unpack_from(data[position:stop] + bytes(31), self._first_error)):
+                raise OncelogError("the broker refused a batch of a raw generator")
+            latencies_ms.append((now - sent) * 1000)
+            answers += 1
+            position = stop
+        self._pending = bytearray(data[position:])
+        return answers
+
+
+def run(order: ProduceOrder) -> ProduceReport:
+    """Open the connections, send as ordered, and measure."""
+    senders = [Sender(order, index) for index in range(order.connections)]
+    for sender in senders:
+        sender.open()
+    settle(order.broker_pid)
+    latencies_ms: list[float] = []
+    broker_began, cpu_began = cpu_seconds(order.broker_pid), time.process_time()
+    began = time.perf_counter()
+    (_paced if order.rate_per_s else full_speed)(order, senders, latencies_ms)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+    broker_cpu = cpu_seconds(order.broker_pid) - broker_began
+    for sender in senders:
+        sender.close()
+    requests = len(latencies_ms)
+    batches = requests * min(order.batches, order.partitions)
+    records = batches * order.batch_records
+    return ProduceReport(seconds, cpu, broker_cpu, requests, batches, records, quantiles(latencies_ms))
+
+
+def full_speed(order: ProduceOrder, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
+    """As fast as `depth` allows, to the order's end; every answer is awaited."""
+    wait = _ready(senders)
+    until = time.perf_counter() + order.seconds if order.seconds else float("inf")
+    left = order.requests or sys.maxsize
+    for _ in range(order.depth):
+        for sender in senders[:left]:
+            sender.send()
+            left -= 1
+    while any(sender.in_flight_count for sender in senders):
+        for sender in wait():
+            answers = sender.receive(latencies_ms)
+            if time.perf_counter() < until:
+                for _ in range(min(answers, left)):
+                    sender.send()
+                    left -= 1
+
+
+def _ready(senders: Sequence[Sender]) -> Callable[[], Sequence[Sender]]:
+    """A function that waits for connections with answers; a single one is simply read."""
+    if len(senders) == 1:
+        return lambda: senders
+    poll = select.poll()
+    by_number = {sender.socket.fileno(): sender for sender in senders}
+    for number in by_number:
+        poll.register(number, select.POLLIN)
+    return lambda: [by_number[number] for number, _ in poll.poll()]
+
+
+def _paced(order: ProduceOrder, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
+    """One synchronous send after the other, each when it is due or as soon as the one before is answered."""
+    (sender,) = senders
+    began = time.perf_counter()
+    count = order.requests or round(order.seconds * order.rate_per_s)
+    for index in range(count):
+        if (wait := began + index / order.rate_per_s - time.perf_counter()) > 0:
+            time.sleep(wait)
+        sender.send()
+        while not sender.receive(latencies_ms):
+            pass
+
+
+def main() -> None:
+    """Entry point of the child process."""
+    print(json.dumps(asdict(run(ProduceOrder(**json.loads(sys.argv[1]))))))
+
+
+if __name__ == "__main__":
+    main()

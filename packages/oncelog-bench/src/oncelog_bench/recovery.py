@@ -1,0 +1,169 @@
+"""How long our broker takes to be back after SIGKILL: by the tail no checkpoint covers, and by log size."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from oncelog.client.admin.blocking import Admin, NewTopic
+from oncelog.client.producer.blocking import Producer
+from oncelog.errors import OncelogError
+from oncelog.testing.broker_process import ServedBroker
+from oncelog.types import TopicPartition
+from oncelog_bench.curves import Chart, draw_curves, lines_of
+from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, figure, result_of
+from oncelog_bench.page import markdown_table, number
+
+NAME = "recovery"
+SUMMARY = "Our broker's start after SIGKILL, by the size of the unchecked tail, of the batches, of the log."
+TOPIC = "bench"
+RECORD_BYTES = 1_024
+BY = {"log_mb": "log MB", "tail_mb": "tail MB"}
+METRICS = (
+    Metric("listening_s", "until it listens s"),
+    Metric("s_per_gb_of_tail", "s per GB of tail"),
+)
+
+
+class Cell(NamedTuple):
+    """`log_mb` in all, of which `tail_mb` came after the last checkpoint; `batches` as `_send` knows them."""
+
+    log_mb: int
+    tail_mb: int
+    batches: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Tails of growing size in batches of three sizes, and the smallest tail behind growing logs."""
+
+    tails_mb: tuple[int, ...] = (100, 300)
+    logs_mb: tuple[int, ...] = (400, 1_200)
+    batches: tuple[str, ...] = ("1 KB", "16 KB", "512 KB")
+    repeats: int = 5
+
+    def cells(self) -> Iterator[Cell]:
+        for batches in self.batches:
+            for tail_mb in self.tails_mb:
+                yield Cell(tail_mb, tail_mb, batches)
+        for log_mb in self.logs_mb:
+            yield Cell(log_mb + self.tails_mb[0], self.tails_mb[0], self.batches[-1])
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(list(self.cells()))
+
+
+QUICK = Plan((2,), (3,), ("16 KB", "512 KB"), repeats=1)
+
+TARGETS = (
+    Target(
+        "recovery per GB of tail, batches of 16 KB", 1.0, "s", False,
+        lambda result: figure(result, "s_per_gb_of_tail", batches="16 KB", tail_mb=_longest(result)),
+    ),
+    Target(
+        "recovery per GB of tail, batches of 512 KB", 1.0, "s", False,
+        lambda result: figure(result, "s_per_gb_of_tail", batches="512 KB", tail_mb=_longest(result)),
+    ),
+    Target(
+        "recovery per GB of tail, batches of 1 KB", 1.0, "s", False,
+        lambda result: figure(result, "s_per_gb_of_tail", batches="1 KB", tail_mb=_longest(result)),
+    ),
+)  # fmt: skip
+
+
+def _longest(result: Result) -> int:
+    return int(max(result["plan"]["tails_mb"]))
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    samples: list[dict[str, Any]] = []
+    for repeat in range(plan.repeats):
+        for cell in plan.cells():
+            with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
+                samples.append({"repeat": repeat, **cell._asdict(), **_take(cell, Path(directory))})
+            on_sample(len(samples))
+    rows = compare(samples, by=("log_mb", "tail_mb"), side="batches", base="", metrics=METRICS)
+    return result_of(NAME, plan, samples, rows)
+
+
+def _take(cell: Cell, directory: Path) -> dict[str, float]:
+    broker = ServedBroker(directory / "data")
+    try:
+        empty_s = broker.start()
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            admin.create_topics([NewTopic(TOPIC, 1, 1)])
+        sent = 0
+        if cell.log_mb > cell.tail_mb:
+            sent = _send(broker, cell.log_mb - cell.tail_mb, cell.batches)
+            broker.stop()  # a clean stop is the checkpoint
+            broker.start()
+        sent += _send(broker, cell.tail_mb, cell.batches)
+        broker.kill()
+        seconds = broker.start()
+        _check(broker, sent)
+    finally:
+        broker.kill()
+    return {
+        "listening_s": seconds,
+        "s_per_gb_of_tail": max(seconds - empty_s, 0.0) / (cell.tail_mb / 1_000),
+    }
+
+
+def _send(broker: ServedBroker, megabytes: int, batches: str) -> int:
+    """Idempotent records of 1 KB in batches of about that size; how many."""
+    batch_bytes = {"1 KB": 1, "16 KB": 16_384, "512 KB": 524_288}[batches]
+    value, count = bytes(RECORD_BYTES), megabytes * 1_000_000 // RECORD_BYTES
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "batch.size": batch_bytes}
+    with Producer(settings) as producer:
+        for first in range(0, count, 1_000):
+            producer.send_many(TOPIC, [value] * min(1_000, count - first), partition=0)
+    return count
+
+
+def _check(broker: ServedBroker, sent: int) -> None:
+    at = TopicPartition(TOPIC, 0)
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        stored = admin.list_offsets({at: "latest"})[at].offset
+    if stored != sent:
+        raise OncelogError(f"{sent} records were acknowledged and {stored} are there after SIGKILL")
+
+
+def section(result: Result) -> str:
+    """By tail and by log size."""
+    plan = result["plan"]
+    slope = [row["s_per_gb_of_tail"] for row in result["medians"] if row["tail_mb"] == _longest(result)]
+    return f"""\
+## Recovery
+
+Our broker is killed with SIGKILL and started again; the time until it listens, by how much was written since
+the last checkpoint (the tail, which is read and checked again) and by the size of the log behind it.
+Idempotent records of 1 KB; the file is in the page cache. Seconds per GB leave out an empty broker's start.
+Medians of {plan["repeats"]} kills each; after every one all acknowledged records were there.
+
+{markdown_table(result["medians"], by=BY, side="batches", metrics=METRICS)}
+
+**What this shows.** The longest tails take {number(min(slope))} to {number(max(slope))} s per GB, by the size
+of their batches.
+"""
+
+
+def picture(result: Result) -> str:
+    """Seconds by tail and by log size."""
+    tail = result["plan"]["tails_mb"][0]
+    by_tail: dict[str, list[tuple[float, float]]] = {}
+    for row in result["medians"]:
+        if row["log_mb"] == row["tail_mb"]:
+            by_tail.setdefault(row["batches"], []).append((row["tail_mb"], row["listening_s"]))
+    by_log = lines_of(result, "log_mb", "listening_s", side="batches", tail_mb=tail)
+    return draw_curves(
+        "Recovery after SIGKILL",
+        [
+            Chart("seconds by tail", "tail MB", "until it listens s", by_tail),
+            Chart(f"seconds by log, tail {tail} MB", "log MB", "until it listens s", by_log),
+        ],
+    )

@@ -1,0 +1,127 @@
+"""One-record requests: what a request costs apart from its bytes, ours and Kafka's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from oncelog_bench.brokers import BROKERS, raw_produce, running
+from oncelog_bench.curves import Chart, draw_curves, lines_of
+from oncelog_bench.framework import (
+    KAFKA,
+    OURS,
+    Metric,
+    OnSample,
+    Result,
+    Target,
+    compare,
+    figure,
+    interleaved,
+    result_of,
+)
+from oncelog_bench.page import markdown_table, range_of_ratios
+
+NAME = "single_records"
+SUMMARY = "One-record requests, ours and Apache Kafka's: a second and a processor second."
+RATIO = f"{OURS} / {KAFKA}"
+BY = {"depth": "in flight", "connections": "connections"}
+PARTITIONS = 3
+
+METRICS = (
+    Metric("requests_per_s", "requests/s", True),
+    Metric("requests_per_cpu_s", "requests per broker CPU s", True),
+    Metric("p50_ms", "p50 ms"),
+    Metric("p99_ms", "p99 ms"),
+    Metric("p999_ms", "p99.9 ms"),
+    Metric("generator_cpu_share", "generator CPU share"),
+)
+
+
+class Cell(NamedTuple):
+    depth: int
+    connections: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every depth (requests in flight on a connection) with every count of connections."""
+
+    brokers: tuple[str, ...] = BROKERS
+    repeats: int = 5
+    seconds: float = 0.8
+    record_bytes: int = 1_024
+    depths: tuple[int, ...] = (1, 5)
+    connections: tuple[int, ...] = (1, 10, 50)
+    warm_up_seconds: float = 10.0
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(self.brokers) * len(self.cells())
+
+    def cells(self) -> list[Cell]:
+        return [Cell(depth, connections) for depth in self.depths for connections in self.connections]
+
+
+QUICK = Plan((OURS,), repeats=1, seconds=0.1, connections=(1, 10), warm_up_seconds=0.1)
+
+
+def _ratio(result: Result) -> float | None:
+    return figure(result, "requests_per_cpu_s", broker=RATIO, depth=5, connections=10)
+
+
+TARGETS = (
+    Target(
+        "one-record requests per broker CPU second to Apache Kafka's: 10 connections, 5 in flight",
+        2.0, "times", True, _ratio,
+    ),
+)  # fmt: skip
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    samples: list[dict[str, Any]] = []
+    with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
+        for repeat, cell, name in interleaved(plan.cells(), sides.names, plan.repeats):
+            side = sides[name]
+            with side.topic(PARTITIONS) as topic:
+                sizes = {"record_bytes": plan.record_bytes, "partitions": PARTITIONS, **cell._asdict()}
+                report = raw_produce(side.order(topic, seconds=plan.seconds, **sizes))
+            taken = {
+                "requests_per_s": report.requests / report.seconds,
+                "requests_per_cpu_s": report.requests / report.broker_cpu_seconds,
+                **report.quantiles,
+                "generator_cpu_share": report.cpu_seconds / report.seconds,
+            }
+            samples.append({"repeat": repeat, "broker": name, **cell._asdict(), **taken})
+            on_sample(len(samples))
+    rows = compare(samples, by=list(BY), side="broker", base=KAFKA, metrics=METRICS)
+    return result_of(NAME, plan, samples, rows, left_out=sides.left_out)
+
+
+def section(result: Result) -> str:
+    """Requests a second and a processor second."""
+    plan = result["plan"]
+    return f"""\
+## One-record requests
+
+Idempotent requests of one record of {plan["record_bytes"]:,} bytes, `acks=all`, to {PARTITIONS} partitions in
+turns, from the raw generator for {plan["seconds"]:g} s; medians of {plan["repeats"]} samples in turns.
+
+{markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
+
+**What this shows.** {range_of_ratios(result, RATIO, "requests_per_cpu_s", "requests per processor second")}
+{range_of_ratios(result, RATIO, "requests_per_s", "requests a second")}
+"""
+
+
+def picture(result: Result) -> str:
+    """By connections, a chart for each figure and depth."""
+    charts = [
+        Chart(
+            f"{depth} in flight", "connections", metric.heading,
+            lines_of(result, "connections", metric.name, depth=depth),
+        )
+        for metric in METRICS[:2]
+        for depth in result["plan"]["depths"]
+    ]  # fmt: skip
+    return draw_curves("One-record requests", charts)

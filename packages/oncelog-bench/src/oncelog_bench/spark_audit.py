@@ -1,0 +1,217 @@
+"""The audit of a topic on Spark by the topic's size, beside bare reading of the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from oncelog.errors import OncelogError
+from oncelog.types import TopicPartition
+from oncelog.wire.batch import build_batch
+from oncelog.wire.records import NewRecord
+from oncelog_bench.brokers import BROKERS, Side, raw_produce, records_per_batch, running
+from oncelog_bench.curves import Chart, draw_curves, lines_of
+from oncelog_bench.framework import (
+    KAFKA,
+    OURS,
+    Metric,
+    OnSample,
+    Result,
+    Target,
+    compare,
+    figure,
+    interleaved,
+    result_of,
+)
+from oncelog_bench.generators import run_child
+from oncelog_bench.page import markdown_table, number
+from oncelog_bench.raw_fetch import FetchOrder, FetchReport
+from oncelog_bench.spark_engine import MASTER, Engine, spark_engine
+
+NAME = "spark_audit"
+SUMMARY = "The audit on Spark in GB/s by the topic's size, beside bare reading."
+BY = {"gigabytes": "GB"}
+METRICS = (
+    Metric("gb_per_s", "GB/s", True),
+    Metric("seconds", "s"),
+    Metric("of_reading", "of bare reading", True),
+    Metric("cpu_s_per_gb", "Spark's CPU s/GB"),
+)
+_READERS = 2
+
+
+class Cell(NamedTuple):
+    gigabytes: float
+
+
+class Loaded(NamedTuple):
+    """A topic, and how many batches each of its partitions has."""
+
+    topic: str
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`gigabytes`: of batches in a topic; all topics lie on disk at once, at each broker."""
+
+    brokers: tuple[str, ...] = BROKERS
+    gigabytes: tuple[float, ...] = (0.25, 1.0, 4.0)
+    record_bytes: int = 1_024
+    partitions: int = 4
+    reading_seconds: float = 1.0
+    repeats: int = 5
+    warm_up_seconds: float = 3.0
+
+    def cells(self) -> Iterator[Cell]:
+        yield from map(Cell, self.gigabytes)
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(self.gigabytes) * len(self.brokers)
+
+    @property
+    def batch_records(self) -> int:
+        return records_per_batch(self.record_bytes)
+
+    @property
+    def batch_bytes(self) -> int:
+        return len(build_batch([NewRecord(0, None, bytes(self.record_bytes))] * self.batch_records))
+
+    def requests(self, cell: Cell) -> int:
+        """Of a batch to each partition."""
+        return max(1, round(cell.gigabytes * 1e9 / self.partitions / self.batch_bytes))
+
+
+QUICK = Plan((OURS,), (0.002,), reading_seconds=0.1, repeats=1, warm_up_seconds=0.1)
+
+
+def _growth(broker: str) -> Any:
+    """GB/s of the largest topic to that of the second largest."""
+
+    def measured(result: Result) -> float | None:
+        sizes = sorted(result["plan"]["gigabytes"])[-2:]
+        speeds = [figure(result, "gb_per_s", broker=broker, gigabytes=size) for size in sizes]
+        return None if None in speeds or len(speeds) < 2 else speeds[1] / speeds[0]  # type: ignore[operator]
+
+    return measured
+
+
+def _of_reading(broker: str) -> Any:
+    return lambda result: figure(
+        result, "of_reading", broker=broker, gigabytes=max(result["plan"]["gigabytes"])
+    )
+
+
+TARGETS = tuple(
+    target
+    for broker in BROKERS
+    for target in (
+        Target(
+            f"audit of the largest topic in GB/s, to that of the next ({broker})",
+            0.9,
+            "times",
+            True,
+            _growth(broker),
+        ),
+        Target(
+            f"audit of the largest topic, to bare reading ({broker})", 0.5, "times", True, _of_reading(broker)
+        ),
+    )
+)
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    samples: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        brokers = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
+        engine = stack.enter_context(spark_engine(()))
+        topics = {}
+        for cell in plan.cells():
+            for side in brokers.every:
+                topic = stack.enter_context(side.topic(plan.partitions))
+                topics[side.name, cell] = Loaded(topic, _fill(plan, side, cell, topic))
+        for side in brokers.every:  # a round that does not count
+            _take(plan, engine, side, topics[side.name, next(plan.cells())])
+        for repeat, cell, name in interleaved(plan.cells(), brokers.names, plan.repeats):
+            figures = _take(plan, engine, brokers[name], topics[name, cell])
+            samples.append({"repeat": repeat, **cell._asdict(), "broker": name, **figures})
+            on_sample(len(samples))
+    rows = compare(samples, by=list(BY), side="broker", base=KAFKA, metrics=METRICS)
+    return result_of(NAME, plan, samples, rows, left_out=brokers.left_out)
+
+
+def _fill(plan: Plan, side: Side, cell: Cell, topic: str) -> int:
+    sizes = {"record_bytes": plan.record_bytes, "batch_records": plan.batch_records}
+    partitions = {"partitions": plan.partitions, "batches": plan.partitions}
+    raw_produce(side.order(topic, requests=plan.requests(cell), **partitions, **sizes))
+    first = TopicPartition(topic, 0)
+    return (side.admin.list_offsets({first: "latest"})[first].offset or 0) // plan.batch_records
+
+
+def _take(plan: Plan, engine: Engine, side: Side, loaded: Loaded) -> dict[str, float]:
+    from oncelog.spark.audit.audit import audit_topic
+
+    topic, batches = loaded
+    order = FetchOrder(
+        side.bootstrap_servers, side.pid, topic, plan.partitions, _READERS, plan.batch_bytes,
+        batches * plan.batch_records, plan.reading_seconds,
+    )  # fmt: skip
+    read = FetchReport(**run_child("oncelog_bench.raw_fetch", asdict(order)))
+    audited = []
+    seconds, cpu_seconds = engine.timed(
+        lambda: audited.append(audit_topic(engine.spark, side.bootstrap_servers, topic))
+    )
+    result = audited[0]
+    if result.verdict != "clean" or result.totals.batches != batches * plan.partitions:
+        raise OncelogError(f"the audit of a sound topic found it {result.verdict}: {result.totals}")
+    gigabytes = batches * plan.partitions * plan.batch_bytes / 1e9
+    return {
+        "gb_per_s": gigabytes / seconds,
+        "seconds": seconds,
+        "of_reading": gigabytes / seconds / (read.bytes / 1e9 / read.seconds),
+        "cpu_s_per_gb": cpu_seconds / gigabytes,
+    }
+
+
+def section(result: Result) -> str:
+    """By size."""
+    plan = result["plan"]
+    return f"""\
+## Audit on Spark
+
+`oncelog audit` with `{MASTER}` of topics of {plan["partitions"]} partitions in batches of 16 KB of
+{plan["record_bytes"]:,}-byte records: every batch is fetched, its checksum computed, its header judged.
+"Of bare reading" compares with {_READERS} raw consumers that read the same topic from the same broker just
+before and do nothing with it; they share the cores with the broker as Spark does. What was written is in
+the page cache as far as memory goes. Medians of {plan["repeats"]} audits in turns.
+
+{markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
+
+**What this shows.** {_sentences(result)}
+"""
+
+
+def _sentences(result: Result) -> str:
+    sentences = []
+    sizes = sorted(result["plan"]["gigabytes"])
+    for broker in result["plan"]["brokers"]:
+        speeds = [figure(result, "gb_per_s", broker=broker, gigabytes=size) for size in sizes]
+        if None not in speeds:
+            words = " and ".join(
+                f"{number(speed)} at {size:g} GB" for speed, size in zip(speeds, sizes, strict=True)
+            )
+            sentences.append(f"From {broker}, GB/s are {words}.")
+    return " ".join(sentences)
+
+
+def picture(result: Result) -> str:
+    """GB/s and seconds by size."""
+    charts = [
+        Chart(heading, "GB", heading, lines_of(result, "gigabytes", name))
+        for name, heading in (("gb_per_s", "GB/s"), ("seconds", "s"))
+    ]
+    return draw_curves("Audit on Spark", charts)

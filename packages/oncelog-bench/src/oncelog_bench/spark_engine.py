@@ -1,0 +1,59 @@
+"""The Spark session of a measurement, with both connectors, and what a query in it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from oncelog_devtools.apache_kafka import PartMissing
+from oncelog_devtools.spark_connector import add_connector
+
+from oncelog.spark.session import local_session
+from oncelog_bench.process import tree_cpu_seconds
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MASTER = "local[2]"
+CONNECTOR = "kafka connector"
+"""Spark's own, as samples name it."""
+
+FORMATS = {CONNECTOR: "kafka"}
+"""The format of a side; ours otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running session, and why a side cannot run in it. `pid`: the virtual machine's."""
+
+    spark: SparkSession
+    pid: int
+    left_out: Mapping[str, str]
+
+    def sides(self, wanted: Sequence[str]) -> list[str]:
+        return [side for side in wanted if side not in self.left_out]
+
+    def timed(self, query: Callable[[], object]) -> tuple[float, float]:
+        """Seconds, and processor seconds of the virtual machine and its Python workers."""
+        began, cpu_began = time.perf_counter(), tree_cpu_seconds(self.pid)
+        query()
+        return time.perf_counter() - began, tree_cpu_seconds(self.pid) - cpu_began
+
+
+@contextmanager
+def spark_engine(sides: Sequence[str]) -> Iterator[Engine]:
+    """A session of MASTER; the connector of Spark is left out with the reason where it cannot be had.
+
+    Raises ConfigError where PySpark or Java is missing.
+    """
+    with local_session("oncelog bench", MASTER) as spark:
+        left_out: dict[str, str] = {}
+        if CONNECTOR in sides:
+            try:
+                add_connector(spark)
+            except PartMissing as error:
+                left_out[CONNECTOR] = str(error)
+        yield Engine(spark, spark._jvm.ProcessHandle.current().pid(), left_out)

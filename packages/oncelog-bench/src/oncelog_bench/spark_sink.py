@@ -1,0 +1,192 @@
+"""Writing to topics with Spark: our sinks, exactly once, and Spark's own, at least once, to both brokers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from oncelog.errors import OncelogError
+from oncelog.types import TopicPartition
+from oncelog_bench.brokers import BROKERS, Side, running
+from oncelog_bench.curves import Chart, draw_curves, lines_of
+from oncelog_bench.framework import (
+    OURS,
+    Metric,
+    OnSample,
+    Result,
+    Target,
+    compare,
+    figure,
+    interleaved,
+    result_of,
+)
+from oncelog_bench.page import markdown_table, range_of_ratios
+from oncelog_bench.spark_engine import CONNECTOR, FORMATS, MASTER, Engine, spark_engine
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+NAME = "spark_sink"
+SUMMARY = "Writing to a topic with Spark: our exactly-once sinks and Spark's own at-least-once one."
+LANE, ATOMIC = "lane", "write_atomic"
+RATIOS = tuple(f"{sink} / {CONNECTOR}" for sink in (LANE, ATOMIC))
+BY = {"broker": "broker", "record_bytes": "record bytes"}
+METRICS = (
+    Metric("mb_per_s", "MB/s", True),
+    Metric("records_per_s", "records/s", True),
+    Metric("cpu_s_per_gb", "Spark's CPU s/GB"),
+)
+_KEY_BYTES = 12
+
+
+class Cell(NamedTuple):
+    broker: str
+    record_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`frame_bytes`: what is written, in values. `warm_ups`: writes of each kind that do not count."""
+
+    sinks: tuple[str, ...] = (LANE, ATOMIC, CONNECTOR)
+    brokers: tuple[str, ...] = BROKERS
+    record_bytes: tuple[int, ...] = (100, 1_000)
+    frame_bytes: int = 100_000_000
+    partitions: int = 4
+    repeats: int = 5
+    warm_ups: int = 1
+    warm_up_seconds: float = 3.0
+
+    def cells(self) -> Iterator[Cell]:
+        for broker in self.brokers:
+            for size in self.record_bytes:
+                yield Cell(broker, size)
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(list(self.cells())) * len(self.sinks)
+
+
+QUICK = Plan(brokers=(OURS,), record_bytes=(100,), frame_bytes=500_000, repeats=1, warm_ups=0,
+             warm_up_seconds=0.1)  # fmt: skip
+
+
+def _ratio(sink: str, broker: str, record_bytes: int) -> Any:
+    where = {"broker": broker, "record_bytes": record_bytes}
+    return lambda result: figure(result, "mb_per_s", sink=f"{sink} / {CONNECTOR}", **where)
+
+
+TARGETS = tuple(
+    Target(
+        f"Spark sink ({LANE}, exactly once), records of {cell.record_bytes} B, against Spark's own "
+        f"at least once ({cell.broker})",
+        1.0, "times", True, _ratio(LANE, *cell),
+    )
+    for cell in Plan().cells()
+)  # fmt: skip
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    samples: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        brokers = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
+        engine = stack.enter_context(spark_engine(plan.sinks))
+        frames = {size: stack.enter_context(_cached(plan, engine, size)) for size in plan.record_bytes}
+        cells = [cell for cell in plan.cells() if cell.broker in brokers.names]
+        sinks = engine.sides(plan.sinks)
+        for _, cell, sink in interleaved(cells, sinks, plan.warm_ups):
+            _take(plan, engine, brokers[cell.broker], frames[cell.record_bytes], cell, sink)
+        for repeat, cell, sink in interleaved(cells, sinks, plan.repeats):
+            figures = _take(plan, engine, brokers[cell.broker], frames[cell.record_bytes], cell, sink)
+            samples.append({"repeat": repeat, **cell._asdict(), "sink": sink, **figures})
+            on_sample(len(samples))
+    rows = compare(samples, by=list(BY), side="sink", base=CONNECTOR, metrics=METRICS)
+    return result_of(NAME, plan, samples, rows, left_out={**brokers.left_out, **engine.left_out})
+
+
+def _records(plan: Plan, record_bytes: int) -> int:
+    return plan.frame_bytes // record_bytes
+
+
+@contextmanager
+def _cached(plan: Plan, engine: Engine, record_bytes: int) -> Iterator[DataFrame]:
+    """Keys and values in Spark's memory, two partitions."""
+    text = f"lpad(CAST(id AS STRING), {_KEY_BYTES}, '0')"
+    frame = (
+        engine.spark.range(0, _records(plan, record_bytes), numPartitions=2)
+        .selectExpr(
+            f"CAST({text} AS BINARY) AS key",
+            f"CAST({text} || repeat('.', {record_bytes - _KEY_BYTES}) AS BINARY) AS value",
+        )
+        .cache()
+    )
+    frame.count()
+    yield frame
+    frame.unpersist()
+
+
+def _take(
+    plan: Plan, engine: Engine, side: Side, frame: DataFrame, cell: Cell, sink: str
+) -> dict[str, float]:
+    records = _records(plan, cell.record_bytes)
+    with side.topic(plan.partitions) as topic:
+        options = {"kafka.bootstrap.servers": side.bootstrap_servers, "topic": topic}
+        seconds, cpu_seconds = engine.timed(lambda: _write(frame, sink, options))
+        _check(side, topic, plan.partitions, records)
+    total_bytes = records * cell.record_bytes
+    return {
+        "mb_per_s": total_bytes / 1e6 / seconds,
+        "records_per_s": records / seconds,
+        "cpu_s_per_gb": cpu_seconds / (total_bytes / 1e9),
+    }
+
+
+def _write(frame: DataFrame, sink: str, options: dict[str, str]) -> None:
+    from oncelog.spark import write_atomic
+
+    if sink == ATOMIC:
+        write_atomic(frame, 0, options, name=f"bench-{uuid.uuid4()}")
+    else:
+        frame.write.format(FORMATS.get(sink, OURS)).options(**options).mode("append").save()
+
+
+def _check(side: Side, topic: str, partitions: int, records: int) -> None:
+    """Offsets count markers too, one per partition and transaction."""
+    ends = side.admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
+    written = sum(end.offset or 0 for end in ends.values())
+    if not records <= written <= records + 4 * partitions:
+        raise OncelogError(f"{written} offsets in {topic}, where {records} records were written")
+
+
+def section(result: Result) -> str:
+    """The sinks by broker and size."""
+    plan = result["plan"]
+    sentences = " ".join(range_of_ratios(result, ratio, "mb_per_s", "MB/s", side="sink") for ratio in RATIOS)
+    return f"""\
+## Writing with Spark
+
+A batch query of `{MASTER}` writes {plan["frame_bytes"] / 1e6:g} MB of values with keys of {_KEY_BYTES} bytes
+from a cached DataFrame of two partitions to {plan["partitions"]} partitions. `{LANE}`: `format("oncelog")`,
+exactly once, a transaction and a marker per task. `{ATOMIC}`: exactly once, one transaction, after a
+shuffle by Kafka's partition. `{CONNECTOR}`: `format("kafka")`, at least once. All with their defaults; the
+time is the query's, the commit included; the processor time is that of the virtual machine and its Python
+workers. Medians of {plan["repeats"]} writes in turns after {plan["warm_ups"]} that do not count.
+
+{markdown_table(result["medians"], by=BY, side="sink", metrics=METRICS)}
+
+**What this shows.** {sentences}
+"""
+
+
+def picture(result: Result) -> str:
+    """MB/s by record size."""
+    charts = [
+        Chart(f"MB/s to {broker}", "record bytes", "MB/s",
+              lines_of(result, "record_bytes", "mb_per_s", side="sink", broker=broker))
+        for broker in result["plan"]["brokers"]
+    ]  # fmt: skip
+    return draw_curves("Writing with Spark", charts)

@@ -1,0 +1,218 @@
+"""What transactions cost in throughput: a transactional producer beside an idempotent one, both brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from oncelog_bench import clients
+from oncelog_bench.brokers import BROKERS, Side, raw_produce, records_per_batch, running
+from oncelog_bench.curves import Chart, draw_curves, lines_of
+from oncelog_bench.framework import (
+    KAFKA,
+    OURS,
+    Metric,
+    OnSample,
+    Result,
+    Target,
+    compare,
+    figure,
+    interleaved,
+    result_of,
+)
+from oncelog_bench.generators import run_child
+from oncelog_bench.page import markdown_table, number, range_of_ratios
+from oncelog_bench.raw_transactions import TransactionOrder, TransactionReport
+from oncelog_bench.transactions_worker import SETTINGS, Order
+
+NAME = "transactional"
+SUMMARY = (
+    "What transactions cost in throughput, beside an idempotent producer; ours and Apache Kafka's broker."
+)
+RAW = "raw"
+IDEMPOTENT, BY_TIME, BY_RECORDS = "idempotent", "commit by time", "commit by records"
+RATIO = f"{OURS} / {KAFKA}"
+BY = {"generator": "generator", "record_bytes": "record bytes", "mode": "mode"}
+BY_BROKER = {"generator": "generator", "record_bytes": "record bytes", "broker": "broker"}
+METRICS = (
+    Metric("records_per_s", "records/s", True),
+    Metric("mb_per_s", "MB/s", True),
+    Metric("cpu_us_per_batch", "broker CPU µs per batch"),
+    Metric("cpu_s_per_gb", "broker CPU s/GB"),
+)
+
+
+class Cell(NamedTuple):
+    generator: str
+    record_bytes: int
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`generators`: raw, and clients of `transacting`, confluent-kafka among them."""
+
+    brokers: tuple[str, ...] = BROKERS
+    generators: tuple[str, ...] = (RAW, "oncelog")
+    record_bytes: tuple[int, ...] = (100, 1_024)
+    commit_ms: float = 100.0
+    commit_records: int = 10_000
+    partitions: int = 3
+    seconds: float = 0.6
+    repeats: int = 5
+    warm_up_seconds: float = 5.0
+
+    def cells(self) -> Iterator[Cell]:
+        for generator in self.generators:
+            for record_bytes in self.record_bytes:
+                for mode in (IDEMPOTENT, BY_TIME, BY_RECORDS):
+                    yield Cell(generator, record_bytes, mode)
+
+    def commits(self, mode: str) -> dict[str, Any]:
+        """When transactions of that mode end."""
+        every: dict[str, dict[str, Any]] = {
+            BY_TIME: {"commit_ms": self.commit_ms},
+            BY_RECORDS: {"commit_records": self.commit_records},
+        }
+        return every.get(mode, {})
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(self.brokers) * len(list(self.cells()))
+
+
+QUICK = Plan((OURS,), record_bytes=(1_024,), commit_ms=20, seconds=0.1, repeats=1, warm_up_seconds=0.1)
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    known, without = clients.installed(plan.generators)
+    samples: list[dict[str, Any]] = []
+    with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
+        for side in sides.every:
+            _warm_up(plan, side)
+        cells = [cell for cell in plan.cells() if cell.generator in known]
+        for repeat, cell, name in interleaved(cells, sides.names, plan.repeats):
+            taken = _take(plan, cell, sides[name], plan.seconds)
+            samples.append({"repeat": repeat, "broker": name, **cell._asdict(), **taken})
+            on_sample(len(samples))
+    by_mode = compare(samples, by=list(BY_BROKER), side="mode", base=IDEMPOTENT, metrics=METRICS)
+    by_broker = compare(samples, by=list(BY), side="broker", base=KAFKA, metrics=METRICS)
+    rows = by_mode + [row for row in by_broker if row["broker"] == RATIO]
+    return result_of(NAME, plan, samples, rows, settings=SETTINGS, left_out={**sides.left_out, **without})
+
+
+def _warm_up(plan: Plan, side: Side) -> None:
+    """The coordinator's own path, which the brokers' common warm-up does not take."""
+    seconds = plan.warm_up_seconds / 2 if side.name == KAFKA else 0.1
+    for mode in (BY_TIME, BY_RECORDS):
+        _take(plan, Cell(RAW, plan.record_bytes[0], mode), side, seconds)
+
+
+def _take(plan: Plan, cell: Cell, side: Side, seconds: float) -> dict[str, float]:
+    with side.topic(plan.partitions) as topic:
+        if cell.generator == RAW:
+            return _raw(plan, cell, side, topic, seconds)
+        order = Order(
+            cell.generator, side.bootstrap_servers, topic, plan.partitions, cell.record_bytes, seconds,
+            **plan.commits(cell.mode),
+        )  # fmt: skip
+        report = clients.Report(**run_child("oncelog_bench.transactions_worker", asdict(order)))
+        return report.figures(cell.record_bytes)
+
+
+def _raw(plan: Plan, cell: Cell, side: Side, topic: str, seconds: float) -> dict[str, float]:
+    produce = side.order(
+        topic,
+        seconds=seconds,
+        record_bytes=cell.record_bytes,
+        batch_records=records_per_batch(cell.record_bytes),
+        batches=plan.partitions,
+        partitions=plan.partitions,
+    )
+    if cell.mode == IDEMPOTENT:
+        report: Any = raw_produce(produce)
+    else:
+        order = TransactionOrder(produce, **plan.commits(cell.mode))
+        report = TransactionReport(**run_child("oncelog_bench.raw_transactions", asdict(order)))
+    gigabytes = report.records * cell.record_bytes / 1e9
+    return {
+        "records_per_s": report.records / report.seconds,
+        "mb_per_s": gigabytes * 1000 / report.seconds,
+        "cpu_us_per_batch": report.broker_cpu_seconds / report.batches * 1e6,
+        "cpu_s_per_gb": report.broker_cpu_seconds / gigabytes,
+    }
+
+
+def section(result: Result) -> str:
+    """Kept of the idempotent throughput, and ours to Kafka's."""
+    plan = result["plan"]
+    by_broker = [row for row in result["medians"] if row["broker"] == RATIO]
+    by_mode = [row for row in result["medians"] if row["broker"] != RATIO]
+    beside = f"\n{markdown_table(by_broker, by=BY, side='broker', metrics=METRICS)}\n" if by_broker else ""
+    return f"""\
+## Throughput in transactions
+
+As much as a producer sends in {plan["seconds"]:g} s to {plan["partitions"]} partitions in batches of 16 KB:
+idempotent, and in transactions, one after the other, that end every {plan["commit_ms"]:g} ms ("{BY_TIME}")
+or every {plan["commit_records"]:,} records ("{BY_RECORDS}"). The end waits for every answer, and the next
+transaction for that of the commit; only committed records count. The raw generator keeps five requests in
+flight and is light enough to load the broker; `oncelog` is our producer (`send_many`), which is the limit
+itself. Medians of {plan["repeats"]} samples in turns; `x / {IDEMPOTENT}` is what a broker keeps.
+
+{markdown_table(by_mode, by=BY_BROKER, side="mode", metrics=METRICS)}
+{beside}
+**What this shows.** {_kept(result)} {range_of_ratios(result, RATIO, "records_per_s", "records/s")}
+"""
+
+
+def _kept(result: Result) -> str:
+    """A sentence for each broker and generator."""
+    sentences = []
+    rows = [row for row in result["medians"] if row["mode"].endswith(f" / {IDEMPOTENT}")]
+    for broker, generator in dict.fromkeys((row["broker"], row["generator"]) for row in rows):
+        shares = [
+            row["records_per_s"] * 100
+            for row in rows
+            if (row["broker"], row["generator"]) == (broker, generator)
+        ]
+        low, high = number(min(shares)), number(max(shares))
+        kept = f"{broker} keeps {low} to {high} % of its idempotent throughput"
+        sentences.append(f"{kept} (generator {generator})")
+    return "In transactions " + "; ".join(sentences) + "."
+
+
+def picture(result: Result) -> str:
+    """MB/s by record size: a chart per generator and mode."""
+    cells = dict.fromkeys((row["generator"], row["mode"]) for row in result["medians"])
+    charts = [
+        Chart(
+            f"{generator}, {mode}",
+            "record bytes",
+            "MB/s",
+            lines_of(result, "record_bytes", "mb_per_s", generator=generator, mode=mode),
+        )
+        for generator, mode in cells
+        if " / " not in mode
+    ]
+    return draw_curves("Throughput without and with transactions", charts)
+
+
+def _ratio(mode: str, record_bytes: int) -> Any:
+    return lambda result: figure(
+        result, "records_per_s", broker=RATIO, generator=RAW, record_bytes=record_bytes, mode=mode
+    )
+
+
+TARGETS = tuple(
+    Target(
+        f"throughput in transactions to Apache Kafka's: raw, {text} records, {mode}",
+        1.0,
+        "times",
+        True,
+        _ratio(mode, record_bytes),
+    )
+    for record_bytes, text in ((100, "100 B"), (1_024, "1 KB"))
+    for mode in (BY_TIME, BY_RECORDS)
+)

@@ -1,0 +1,140 @@
+"""Commits a second: one producer, one transaction after the other, by records and partitions of each."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from oncelog_bench.brokers import BROKERS, running
+from oncelog_bench.clients import installed
+from oncelog_bench.commit_worker import CLIENTS, Order, Report
+from oncelog_bench.curves import Chart, draw_curves, lines_of
+from oncelog_bench.framework import (
+    KAFKA,
+    OURS,
+    Metric,
+    OnSample,
+    Result,
+    Target,
+    compare,
+    figure,
+    interleaved,
+    result_of,
+)
+from oncelog_bench.generators import run_child
+from oncelog_bench.page import markdown_table, range_of_ratios
+
+NAME = "transactions"
+SUMMARY = "Transactions committed a second by one producer; ours and Apache Kafka's broker."
+RATIO = f"{OURS} / {KAFKA}"
+BY = {"client": "client", "records": "records a transaction", "partitions": "partitions"}
+METRICS = (
+    Metric("commits_per_s", "commits/s", True),
+    Metric("p50_ms", "p50 ms"),
+    Metric("p99_ms", "p99 ms"),
+)
+
+
+class Cell(NamedTuple):
+    client: str
+    records: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    brokers: tuple[str, ...] = BROKERS
+    clients: tuple[str, ...] = tuple(CLIENTS)
+    records: tuple[int, ...] = (1, 10, 100)
+    partitions: tuple[int, ...] = (1, 3, 50)
+    record_bytes: int = 100
+    seconds: float = 0.5
+    repeats: int = 5
+    warm_up_seconds: float = 10.0
+
+    def cells(self) -> Iterator[Cell]:
+        """Every client with every size."""
+        for client in self.clients:
+            for records in self.records:
+                for partitions in self.partitions:
+                    yield Cell(client, records, partitions)
+
+    @property
+    def samples_count(self) -> int:
+        return self.repeats * len(self.brokers) * len(list(self.cells()))
+
+
+QUICK = Plan((OURS,), ("oncelog",), (10,), (3,), seconds=0.1, repeats=1, warm_up_seconds=0.1)
+
+
+def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
+    """Run the plan; returns what goes into the JSON file."""
+    clients, without = installed(plan.clients)
+    samples: list[dict[str, Any]] = []
+    with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
+        cells = [cell for cell in plan.cells() if cell.client in clients]
+        for repeat, cell, name in interleaved(cells, sides.names, plan.repeats):
+            side = sides[name]
+            with side.topic(cell.partitions) as topic:
+                sizes = {"record_bytes": plan.record_bytes, "seconds": plan.seconds, **cell._asdict()}
+                order = Order(bootstrap_servers=side.bootstrap_servers, topic=topic, **sizes)
+                report = Report(**run_child("oncelog_bench.commit_worker", asdict(order)))
+            samples.append({"repeat": repeat, "broker": name, **cell._asdict(), **_figures(report)})
+            on_sample(len(samples))
+    rows = compare(samples, by=list(BY), side="broker", base=KAFKA, metrics=METRICS)
+    return result_of(NAME, plan, samples, rows, left_out={**sides.left_out, **without})
+
+
+def _figures(report: Report) -> dict[str, float]:
+    taken = sorted(report.begin_to_commit_ms)
+    return {
+        "commits_per_s": len(taken) / report.seconds,
+        "p50_ms": statistics.median(taken),
+        "p99_ms": taken[int(len(taken) * 0.99)],
+    }
+
+
+def section(result: Result) -> str:
+    """Commits a second."""
+    plan = result["plan"]
+    return f"""\
+## Transactions
+
+One producer commits one transaction after the other for {plan["seconds"]:g} s: records of
+{plan["record_bytes"]} bytes, in turns over the partitions. Our producer raises the epoch with every end, as
+both brokers offer it (KIP-890); confluent-kafka ends its transactions the classic way. The time of a
+transaction is from its begin to the answer to its commit; Apache Kafka writes markers after that answer, and
+the next transaction waits for them. Medians of {plan["repeats"]} samples in turns.
+
+{markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
+
+**What this shows.** {range_of_ratios(result, RATIO, "commits_per_s", "commits a second")}
+{range_of_ratios(result, RATIO, "p99_ms", "p99")}
+"""
+
+
+def picture(result: Result) -> str:
+    """By records, for the second number of partitions."""
+    chosen = {**result, "medians": [row for row in result["medians"] if row["partitions"] == 3]}
+    ours = {**chosen, "medians": [row for row in chosen["medians"] if row["client"] == "oncelog"]}
+    charts = [
+        Chart(metric.heading, "records", metric.heading, lines_of(ours, "records", metric.name))
+        for metric in METRICS
+    ]
+    return draw_curves("Transactions of our producer over 3 partitions", charts)
+
+
+TARGETS = tuple(
+    Target(
+        f"commits a second to Apache Kafka's: {client}, 10 records, 3 partitions",
+        1.0,
+        "times",
+        True,
+        lambda result, client=client: figure(  # type: ignore[misc]
+            result, "commits_per_s", broker=RATIO, client=client, records=10, partitions=3
+        ),
+    )
+    for client in CLIENTS
+)

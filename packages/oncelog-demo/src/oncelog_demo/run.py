@@ -1,0 +1,266 @@
+"""The whole demonstration, step by step. What it found is a value; nothing is printed here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from oncelog_devtools.progress import Showing
+
+from oncelog.errors import OncelogError
+from oncelog.spark.session import check_spark, local_session
+from oncelog.testing.broker_process import ServedBroker
+from oncelog_demo import pipeline
+from oncelog_demo.driver_kill import OURS, SPARKS, Enrichment, SparkSink, run_enrichment
+from oncelog_demo.flights import Flights, delays_by_carrier_and_hour, enriched_truth, load_flights
+from oncelog_demo.loading import (
+    AT_LEAST_ONCE,
+    AT_MOST_ONCE,
+    EXACTLY_ONCE,
+    Load,
+    Semantics,
+    fault_rules,
+    run_load,
+)
+from oncelog_demo.pipeline import KeyCounts, PipelineResult
+from oncelog_demo.sink_attempts import Ended, rows_that
+from oncelog_demo.timeline import FaultCounts, Mark, count_faults, tell
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from oncelog.spark.audit.audit import AuditResult
+
+PARTITIONS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One load with what the network did to it and what Spark found in its topic."""
+
+    load: Load
+    faults: FaultCounts
+    marks: Sequence[Mark]
+    counts: KeyCounts
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedEnrichment:
+    """The enrichment with what the network did to it and what Spark found in its topic."""
+
+    enrichment: Enrichment
+    faults: FaultCounts
+    counts: KeyCounts
+
+    @property
+    def aborted(self) -> int:
+        """Rows on the log that no read_committed reader is given."""
+        return rows_that(self.enrichment.attempts, Ended.ABORTED)
+
+
+@dataclass(slots=True)
+class DemoResult:
+    """Everything the table and the report show. `problems` is empty when every promise was kept."""
+
+    flights: int
+    seed: int
+    judged: list[Judged] = field(default_factory=list)
+    enriched: JudgedEnrichment | None = None
+    control: JudgedEnrichment | None = None
+    """The same by Spark's own Kafka sink; None when it was left out, for the reason that follows."""
+    control_left_out: str = "its jars are fetched by Maven, which is not there or was not asked to"
+    pipeline: PipelineResult | None = None
+    truth: pa.Table | None = None
+    audit: AuditResult | None = None
+    step_seconds: dict[str, float] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.step_seconds.values())
+
+
+def run_demo(
+    *, seed: int, rows: int | None, with_control: bool, work_dir: Path, showing: Showing
+) -> DemoResult:
+    """Run everything under `work_dir` (which must be empty or new). Raises OncelogError when it cannot.
+
+    `with_control`: enrich with Spark's own Kafka sink too, whose jars Maven fetches the first time.
+    """
+    check_spark()
+    steps = _Steps(showing)
+    with steps.step("read the flights"):
+        flights = load_flights(rows)
+    result = DemoResult(len(flights), seed, step_seconds=steps.seconds)
+    with ServedBroker(work_dir / "broker") as broker:
+        create_topics(broker.bootstrap_servers)
+        loads = [
+            _load(semantics, flights, broker, seed, steps)
+            for semantics in (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE)
+        ]
+        enrichments = [_enrich(OURS, flights, broker, seed, work_dir, steps)]
+        if with_control:
+            try:
+                enrichments.append(_enrich(SPARKS, flights, broker, seed, work_dir, steps))
+            except OncelogError as error:  # its promises are not ours, nor is Maven Central
+                result.control_left_out = str(error)
+        _work_on_spark(result, loads, enrichments, flights, broker.bootstrap_servers, work_dir, steps)
+    result.problems = find_problems(result)
+    return result
+
+
+class _Steps:
+    """The steps of the work: shown as they go; `seconds` by name, in the order they were taken."""
+
+    def __init__(self, showing: Showing) -> None:
+        self._showing = showing
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        """`total` and what the body gets are those of Showing.step."""
+        began = time.monotonic()
+        try:
+            with self._showing.step(f"{name[0].upper()}{name[1:]}", total) as advance_to:
+                yield advance_to
+        finally:
+            self.seconds[name] = time.monotonic() - began
+
+
+def create_topics(bootstrap_servers: str) -> None:
+    """All topics. The flights are of 2013, so time-based retention is off."""
+    from oncelog import Admin, NewTopic
+
+    writers = (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE, OURS, SPARKS)
+    with Admin({"bootstrap.servers": bootstrap_servers}) as admin:
+        admin.create_topics(
+            [
+                NewTopic(writer.topic, num_partitions=PARTITIONS, configs={"retention.ms": "-1"})
+                for writer in writers
+            ]
+        )
+
+
+def _load(semantics: Semantics, flights: Flights, broker: ServedBroker, seed: int, steps: _Steps) -> Load:
+    with steps.step(f"load {semantics.name}", len(flights)) as advance_to:
+        return run_load(
+            semantics,
+            flights,
+            broker,
+            seed=seed,
+            rules=fault_rules(),
+            on_progress=lambda load: advance_to(load.sent),
+        )
+
+
+def _enrich(
+    sink: SparkSink, flights: Flights, broker: ServedBroker, seed: int, work_dir: Path, steps: _Steps
+) -> Enrichment:
+    with steps.step(f'enrich into format("{sink.format}"), driver killed', len(flights)) as advance_to:
+        return run_enrichment(
+            sink,
+            broker.bootstrap_servers,
+            EXACTLY_ONCE.topic,
+            len(flights),
+            work_dir,
+            lanes=PARTITIONS,
+            seed=seed,
+            on_progress=lambda rows: advance_to(min(rows, len(flights))),
+        )
+
+
+def _work_on_spark(
+    result: DemoResult,
+    loads: Sequence[Load],
+    enrichments: Sequence[Enrichment],
+    flights: Flights,
+    bootstrap_servers: str,
+    work_dir: Path,
+    steps: _Steps,
+) -> None:
+    with ExitStack() as stack:
+        with steps.step("start Spark"):
+            spark = stack.enter_context(local_session("oncelog demo", "local[2]", is_short=True))
+        with steps.step("aggregate on Spark", len(flights)) as advance_to:
+            result.pipeline = pipeline.run_delay_pipeline(
+                spark, bootstrap_servers, OURS.topic, work_dir, on_progress=advance_to
+            )
+        result.truth = delays_by_carrier_and_hour(flights.table)
+        with steps.step("audit on Spark"):
+            result.audit = _audit(spark, bootstrap_servers)
+        with steps.step("count every flight on Spark", len(loads) + len(enrichments)) as advance_to:
+            keys = pa.table({"key": flights.keys})
+            for number, load in enumerate(loads, 1):
+                counts = pipeline.count_keys(spark, bootstrap_servers, load.semantics.topic, keys)
+                marks = tell(load.events)
+                result.judged.append(Judged(load, count_faults(load.events, marks), marks, counts))
+                advance_to(number)
+            truth = enriched_truth(flights)
+            judged = [_judge(spark, bootstrap_servers, enrichment, truth) for enrichment in enrichments]
+            result.enriched, result.control = judged[0], judged[1] if len(judged) > 1 else None
+
+
+def _judge(
+    spark: SparkSession, bootstrap_servers: str, enrichment: Enrichment, truth: pa.Table
+) -> JudgedEnrichment:
+    counts = pipeline.count_keys(spark, bootstrap_servers, enrichment.sink.topic, truth)
+    return JudgedEnrichment(enrichment, count_faults(enrichment.events, tell(enrichment.events)), counts)
+
+
+def _audit(spark: SparkSession, bootstrap_servers: str) -> AuditResult:
+    from oncelog.spark.audit.audit import audit_topic
+
+    return audit_topic(spark, bootstrap_servers, [EXACTLY_ONCE.topic, OURS.topic])
+
+
+def find_problems(result: DemoResult) -> list[str]:
+    """Every promise that was not kept, as a sentence; the demonstration failed unless this is empty."""
+    exact, at_least, at_most = result.judged
+    problems = []
+    if not exact.counts.is_exactly_once:
+        problems.append(f"exactly once: {exact.counts}")
+    if exact.load.failed:
+        problems.append(f"exactly once: {exact.load.failed} records failed to be delivered")
+    problems += _problems_on_spark(result)
+    if exact.faults.acknowledgements_lost == 0:
+        problems.append(
+            "no acknowledgement was lost: the faults were too few to show anything; use more rows"
+        )
+    if at_least.counts.doubled == 0:
+        problems.append(
+            "with idempotence off nothing was doubled: the comparison shows nothing; try another seed"
+        )
+    if at_most.counts.lost == 0:
+        problems.append("with acks=0 nothing was lost: the comparison shows nothing; try another seed")
+    return problems
+
+
+def _problems_on_spark(result: DemoResult) -> list[str]:
+    problems = []
+    if result.audit is None or result.audit.findings:
+        problems.append("the audit of the sequences found violations")
+    if result.pipeline is None or result.truth is None:
+        problems.append("the aggregation did not run")
+    elif not pipeline.same_result(result.pipeline.table, result.truth):
+        problems.append("the aggregation's Parquet differs from the same aggregation over the source")
+    if result.enriched is None:
+        problems.append("the enrichment did not run")
+        return problems
+    judged = result.enriched
+    if not judged.counts.is_exactly_once:
+        problems.append(f"enriched on Spark: {judged.counts}")
+    if judged.enrichment.rows_stored != judged.counts.records + judged.aborted:
+        problems.append(
+            f"enriched on Spark: the log holds {judged.enrichment.rows_stored} rows, but "
+            f"{judged.counts.records} are committed and {judged.aborted} aborted"
+        )
+    if judged.aborted == 0:
+        problems.append("no transaction was aborted: the kill shows nothing; try another seed")
+    if result.control is not None and result.control.counts.doubled == 0:
+        problems.append("Spark's own sink doubled nothing: the comparison shows nothing; try another seed")
+    return problems

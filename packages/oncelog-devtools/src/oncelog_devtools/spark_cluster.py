@@ -1,0 +1,144 @@
+"""A Spark standalone cluster from the pip package of PySpark: processes on loopback.
+
+PySpark's package has no start scripts for it, but everything they would call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from oncelog.errors import OncelogError, TimedOut
+from oncelog.spark.session import check_spark
+from oncelog.testing.process import READY_TIMEOUT_S, NodeProcess, dying_with_parent, free_ports
+
+DAEMON_HEAP_MB = 256
+"""Of the master, and of each worker beside its executors."""
+
+
+class SparkCluster:
+    """A running cluster. `memory_mb` and `cores` are what each worker has for executors.
+
+    `nodes` are the master and then the workers. Without a `directory` a temporary one is used and removed
+    by `stop()`; after a failed start it stays, for its logs. The nodes die with the thread that launched
+    them, where `setpriv` exists (Linux), unless they are to `outlive_parent`; executors die with their
+    worker. Raises ConfigError (no PySpark, no Java), OncelogError, TimedOut.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        workers: int = 2,
+        cores: int = 1,
+        memory_mb: int = 1024,
+        outlive_parent: bool = False,
+    ) -> None:
+        check_spark()
+        self._is_temporary = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="oncelog-spark-"))
+        ports = free_ports(2 + 2 * workers)
+        self.master_url = f"spark://127.0.0.1:{ports[0]}"
+        self._launch = [] if outlive_parent else dying_with_parent()
+        self.nodes = [self._node("master", "master.Master", ports[:2])]
+        for number in range(1, workers + 1):
+            name = f"worker-{number}"
+            work = self.directory / name / "work"
+            shutil.rmtree(work, ignore_errors=True)  # of applications that ended
+            has = ["--cores", f"{cores}", "--memory", f"{memory_mb}m", "--work-dir", str(work)]
+            mine = ports[2 * number : 2 * number + 2]
+            self.nodes.append(self._node(name, "worker.Worker", mine, *has, self.master_url))
+
+    def _node(self, name: str, main: str, ports: list[int], *arguments: str) -> NodeProcess:
+        import pyspark
+
+        port, page_port = ports
+        spark_home, home = Path(pyspark.__file__).parent, self.directory / name
+        home.mkdir(parents=True, exist_ok=True)
+        properties = home / "spark.properties"
+        properties.write_text("spark.master.rest.enabled false\n")  # its port is a fixed one
+        command = [*self._launch, str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}"]
+        command += ["--host", "127.0.0.1", "--port", f"{port}", "--webui-port", f"{page_port}"]
+        command += ["--properties-file", str(properties), *arguments]
+        environment = {
+            "SPARK_HOME": str(spark_home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_DIRS": str(home / "local"),
+            "SPARK_DAEMON_MEMORY": f"{DAEMON_HEAP_MB}m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # they only keep the books
+            # So that python3, which executors run unless told otherwise, is the one that has oncelog.
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        }
+        return NodeProcess(
+            name,
+            port,
+            home / "server.log",
+            command,
+            mark=str(properties),
+            environment=environment,
+            page=f"http://127.0.0.1:{page_port}",
+        )
+
+    @property
+    def workers(self) -> list[NodeProcess]:
+        return self.nodes[1:]
+
+    def start(self) -> None:
+        """Start every node and wait until the workers are known to the master."""
+        try:
+            self.nodes[0].start()
+            for worker in self.workers:
+                worker.launch()
+            for worker in self.workers:
+                worker.wait_until_ready()
+            self.wait_until_formed()
+        except BaseException:  # Ctrl-C too: nothing stays behind
+            for node in self.nodes:
+                node.kill()
+            raise
+
+    def wait_until_formed(self) -> None:
+        """Return when the master knows all workers, those that were started again too. Raises TimedOut."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while self._alive_workers() < len(self.workers):
+            if time.monotonic() > deadline:
+                raise TimedOut(f"not all workers joined; their logs are in {self.directory}/*/server.log")
+            time.sleep(0.1)
+
+    def _alive_workers(self) -> int:
+        page = f"{self.nodes[0].page}/json/"
+        try:
+            with urllib.request.urlopen(page, timeout=READY_TIMEOUT_S) as answer:
+                told = json.load(answer)
+            return sum(worker["state"] == "ALIVE" for worker in told["workers"])
+        except OSError:  # the page is served a moment later than the port
+            return 0
+        except (ValueError, KeyError) as error:
+            raise OncelogError(f"{page} is not the page of a Spark master: {error}") from error
+
+    def stop(self) -> None:
+        """End the processes this started; a temporary directory goes with them."""
+        for node in reversed(self.nodes):
+            node.stop()
+        if self._is_temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,33 @@
+"""Spark's own Kafka connector, from Maven Central, as the referee beside ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncelog_devtools.apache_kafka import CACHE_ROOT, fetch_pom
+
+# The newest that is there with all its parts; Spark 4.3 runs it. Spark has what is left out here.
+_PARTS = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+    ("org.apache.kafka", "kafka-clients", "3.9.1"),
+    ("org.apache.commons", "commons-pool2", "2.12.0"),
+)
+_ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+_POM = (
+    '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+    "<groupId>oncelog</groupId><artifactId>connector</artifactId><version>1</version><dependencies>\n"
+    + "\n".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
+        f"<version>{version}</version>{_ALONE}</dependency>"
+        for group, name, version in _PARTS
+    )
+    + "\n</dependencies></project>\n"
+)
+
+
+def add_connector(spark: Any) -> None:
+    """Let the session know `format("kafka")`. Raises PartMissing."""
+    jars = fetch_pom(_POM, CACHE_ROOT / "spark-kafka-connector", "Spark's own Kafka connector")
+    for jar in sorted(jars.glob("*.jar")):
+        spark.sql(f"ADD JAR '{jar}'")

@@ -1,0 +1,270 @@
+"""A backup that is restored while clients live: the broker goes back in time, and they do not.
+
+The disk is copied at a drawn moment: after a clean stop, or as a snapshot of a broker that runs (whole, or
+only what a power loss would leave). Later the broker ends, the copy takes the place of its disk, and it
+starts. Producers with and without transactions, a group and a reader live through that. What must hold:
+
+- what was acknowledged before the copy was made is there in the end, where it was acknowledged;
+- nothing is there twice, and every record of a committed transaction of the time after the restore is there;
+- where the first start fences (oncelog.fence.transactions), a producer whose transactional id has a new
+  instance since the restore commits nothing, and what a group copies is there once;
+- clients go on or end with an error that has a type; none hangs.
+
+What was acknowledged between the copy and the restore is lost, as it must be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from random import Random
+
+from oncelog.audit.partition import FindingKind
+from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.config import BROKER
+from oncelog.errors import OncelogError
+from oncelog.testing.memory_disk import MemoryDisk
+from oncelog.types import TopicPartition
+from oncelog_simulator.checks import check_copies, check_history, check_log
+from oncelog_simulator.clients import LastReader, Reader, Sender
+from oncelog_simulator.history.check import Kind, Operation, Outcome
+from oncelog_simulator.scene import Run, Scene, play_scene
+from oncelog_simulator.txn_clients import ConsumeTransformProduce, TransactionalClient, Writer
+from oncelog_simulator.world import SERVERS, BrokerHost, World
+
+KINDS = ("stopped", "snapshot", "power loss")
+RECORDS, INWARD, OUTWARD, HELD = "records", "inward", "outward", "held"
+LIMIT_SECONDS = 400.0
+
+
+class Succession(TransactionalClient):
+    """A producer that stands still in its transaction over the restore, and its successors after it."""
+
+    def __init__(self, world: World, name: str, scene: BackupScene) -> None:
+        super().__init__(world, name, HELD, scene.partition_count, 1)
+        self.scene = scene
+        self.settings |= {"transaction.timeout.ms": 60_000}
+
+    async def work(self) -> None:
+        self.bursts_left = 0
+        old = await self.new_producer()
+        while self.world.now_us < self.scene.restore_s * 1e6 - 2e6:
+            old = await self._transact(old)
+            if self.chance.random() < 0.3:
+                old = await self.new_producer()
+            await self.rest(3.0)
+        held = await self._begin(old)
+        await self.scene.restored.wait()
+        await self.rest(3.0)
+        new = await self.new_producer()
+        for _ in range(self.chance.randint(0, 12)):
+            new = await self._transact(new)
+        own = await self._begin(new)
+        await self._commit_as_before(old, held)
+        self.transaction = own
+        try:
+            await self.commit(new)
+        except OncelogError as error:
+            if self.scene.fences:
+                self.world.violate("a new instance is disturbed by the old one", f"{self.name}: {error!r}")
+        await self.new_producer()
+
+    async def _begin(self, producer: AsyncProducer) -> int:
+        self.transaction += 1
+        await producer.begin_transaction()
+        await self.put(producer, self.topic)
+        await producer.flush()
+        return self.transaction
+
+    async def _transact(self, producer: AsyncProducer) -> AsyncProducer:
+        """Commit a transaction; return the producer that continues."""
+        try:
+            await self._begin(producer)
+            await self.commit(producer)
+        except OncelogError as error:
+            self.world.note(self.name, f"needs a new producer: {error!r}")
+            return await self.new_producer()
+        return producer
+
+    async def _commit_as_before(self, producer: AsyncProducer, transaction: int) -> None:
+        """Continue as if nothing had been; the new instance was there first."""
+        self.transaction = transaction
+        call = self.begin(Kind.COMMIT, transaction=transaction)
+        try:
+            if self.chance.random() < 0.5:
+                await self.put(producer, self.topic)
+                await producer.flush()
+            await producer.commit_transaction()
+        except OncelogError:
+            self.end(call, Outcome.FAIL)
+        else:
+            self.end(call, Outcome.OK)
+            if self.scene.fences:
+                self.world.violate("a fenced producer committed", f"{self.name} transaction {transaction}")
+
+
+class WriterOverRestore(Writer):
+    """A Writer whose zombies are only held to fail where the restore fences them."""
+
+    fences = True
+
+    async def commit_as_a_zombie(self, producer: AsyncProducer) -> None:
+        if self.fences:
+            await super().commit_as_a_zombie(producer)
+
+
+class BackupScene(Scene):
+    """The broker, its clients, the copy and what the clients noted."""
+
+    def __init__(self, world: World, kind: str, chance: Random) -> None:
+        super().__init__(world, kind, chance.choice((1, 2)))
+        self.chance = chance
+        self.limit_s = LIMIT_SECONDS
+        self.backup_s = chance.uniform(5.0, 30.0)
+        self.restore_s = self.backup_s + chance.uniform(0.5, 30.0)
+        self.restored = asyncio.Event()
+        self.copied_us = self.restored_us = 0
+        self.loses_power = kind == "power loss"
+        self.fences = chance.random() < 0.75
+        """Whether the operator has the first start fence all transactional producers."""
+        self.settings: dict[str, object] = {
+            "listeners": SERVERS,
+            "num.partitions": self.partition_count,
+            "log.segment.bytes": chance.choice((700, 3_000, 1 << 30)),
+            "log.flush.interval.messages": 1 if self.loses_power else chance.choice((1, 1 << 40)),
+            "log.flush.offset.checkpoint.interval.ms": chance.choice((2_000, 60_000)),
+            "transaction.state.log.num.partitions": 2,
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 3_000,
+            "oncelog.transaction.version": chance.choice((0, 2, 2)),
+            "offsets.topic.num.partitions": 2,
+            "group.consumer.session.timeout.ms": 6_000,
+            "group.consumer.heartbeat.interval.ms": 2_000,
+        }
+        self.broker = BrokerHost(world, self.settings)
+        count = self.partition_count
+        protocol = chance.choice(("classic", "consumer"))
+        self.partitions = [
+            TopicPartition(topic, n) for topic in (RECORDS, INWARD, OUTWARD, HELD) for n in range(count)
+        ]
+        writer = WriterOverRestore(world, "writer-0", INWARD, count, 14)
+        writer.fences = self.fences
+        self.senders = [
+            Sender(world, "sender-0", RECORDS, count, 14),
+            writer,
+            Succession(world, "succession-0", self),
+        ]
+        self.copier = ConsumeTransformProduce(world, "copier-0", INWARD, OUTWARD, count, protocol)
+        self.reader = Reader(world, "reader-0", self.partitions, "read_committed")
+        for sender in self.senders:
+            sender.keeps_producers = False  # what it sent since the copy is unknown afterwards
+        self.first = [*self.senders, self.copier, self.reader]
+
+    async def play(self) -> None:
+        self.broker.start()
+        for application in self.first:
+            application.start()
+        await asyncio.sleep(self.backup_s)
+        copy = await self._copy()
+        await asyncio.sleep(max(self.restore_s - self.world.now_us / 1e6, 0.1))
+        await self._restore(copy)
+        await self._until_done(self.senders)
+        await self._until_copied()
+        self.copier.is_told_to_stop = self.reader.is_told_to_stop = True
+        await self._until_done(self.first)
+        for tp, log in self._logs().items():
+            # A producer that the copy does not know begins anywhere: what it had sent is lost.
+            check_log(self.world, tp, log, frozenset({FindingKind.SEQUENCE_GAP}))
+        self.last = await self._read("last")
+        self._check_restored()
+
+    async def _copy(self) -> MemoryDisk:
+        if self.kind == "stopped":
+            await self.broker.stop()
+        self.copied_us = self.world.now_us
+        self.world.note("fault", f"the disk is copied ({self.kind})")
+        disk = self.broker.disk
+        chance = self.world.chance("copy")
+        copied = disk.after_power_loss(chance) if self.loses_power else disk.after_kill()
+        self.broker.start_again()
+        return copied
+
+    async def _restore(self, copy: MemoryDisk) -> None:
+        if self.chance.random() < 0.5:
+            await self.broker.stop()
+        else:
+            self.broker.kill()
+        await asyncio.sleep(self.chance.uniform(0.0, 5.0))
+        self.broker.replace_disk(copy)
+        self.restored_us = self.world.now_us
+        self.world.note("fault", f"the copy is restored, fencing: {self.fences}")
+        usual = self.broker.settings
+        self.broker.settings = BROKER.parse({**self.settings, "oncelog.fence.transactions": self.fences})
+        self.broker.start()
+        while self.broker.node is None:
+            await asyncio.sleep(0.1)
+        self.broker.settings = usual
+        self.restored.set()
+
+    async def _read(self, name: str) -> LastReader:
+        reader = LastReader(self.world, name, self.partitions)
+        reader.start()
+        await self._until_done([reader])
+        return reader
+
+    async def _until_copied(self) -> None:
+        for number in range(60):
+            look = await self._read(f"look-{number}")
+            topics = [item.topic for call in look.calls for item in call.items]
+            if topics.count(INWARD) <= topics.count(OUTWARD):
+                return
+            await asyncio.sleep(2.0)
+        self.world.violate("liveness", "not all is copied")
+
+    def _check_restored(self) -> None:
+        assert self.last is not None
+        calls = sorted(
+            (call for each in (*self.first, self.last) for call in each.calls), key=lambda call: call.begin
+        )
+        operations = [call.operation(self.world.now_us) for call in calls]
+        check_history(self.world, list(self._kept(operations)), self.last.name)
+        if self.fences:
+            check_copies(self.world, operations, self.last.name, INWARD, OUTWARD)
+
+    def _kept(self, operations: list[Operation]) -> Iterator[Operation]:
+        """Leave out what a restore takes back: everything that was acknowledged or shown since the copy.
+
+        A consumer whose position is above the end of the log begins again, so its polls have no order.
+        """
+        there = {item.value for each in operations if each.process == "last" for item in each.items}
+        sent = [each for each in operations if each.kind is Kind.SEND and self._is_undone(each)]
+        gone = {item.value for each in sent for item in each.items} - there
+        for number, operation in enumerate(operations):
+            if operation.process == "succession-0" and not self.fences:
+                # R260: a record of a new instance may count as a repetition of an old one's.
+                items = tuple(item._replace(offset=None) for item in operation.items)
+                operation = replace(operation, outcome=Outcome.UNKNOWN, items=items)
+            is_undone = self._is_undone(operation)
+            if operation.kind is Kind.POLL and operation.process != "last":
+                items = tuple(item for item in operation.items if item.value not in gone)
+                if not is_undone:
+                    yield replace(operation, session=number, items=items)
+            elif is_undone and operation.kind is Kind.SEND:
+                items = tuple(item._replace(offset=None) for item in operation.items)
+                yield replace(operation, outcome=Outcome.UNKNOWN, items=items, transaction=None)
+            elif is_undone:
+                yield replace(operation, outcome=Outcome.UNKNOWN)
+            else:
+                yield operation
+
+    def _is_undone(self, operation: Operation) -> bool:
+        """Return True for what ended after the copy was made, and began before it was restored."""
+        return operation.end > self.copied_us and operation.begin < self.restored_us
+
+
+def play_restored(seed: int) -> Run:
+    """Play a seed of a backup that is restored."""
+    world = World(seed)
+    chance = world.chance("backup")
+    return play_scene(seed, BackupScene(world, chance.choice(KINDS), chance), nullcontext())

@@ -1,0 +1,131 @@
+"""A bit that flips on the disk, at rest: whoever reads it is told, and everything else is there as before.
+
+Kafka's checksum covers a batch from its attributes on; of what stands before only length, format and the
+checksum itself are flipped, not the base offset and the leader epoch, which nothing guards.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from oncelog.client.consumer.aio import AsyncConsumer
+from oncelog.errors import DisconnectedError, NotConnectedError, OncelogError
+from oncelog.log.checkpoint import RECOVERY_POINTS, read_offsets
+from oncelog.log.partition import Partition
+from oncelog.testing.memory_disk import MemoryDisk
+from oncelog.types import Record, TopicPartition
+from oncelog.wire.header import BatchHeader
+from oncelog.wire.records import decode_records
+from oncelog_simulator.checks import batches_of
+from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.world import World
+
+_LENGTH, _FORMAT_AND_CHECKSUM, _COVERED = range(8, 12), range(16, 21), 21
+BROKER_STATES = ("running", "stopped", "killed")
+"""How the broker is when it happens."""
+
+
+class BitFlip(NamedTuple):
+    """Which bit of which batch."""
+
+    at: TopicPartition
+    batch: BatchHeader
+    position: int
+    bit: int
+
+    def __str__(self) -> str:
+        first, last = self.batch.base_offset, self.batch.last_offset
+        return f"bit {self.bit} of byte {self.position} of the batch {first}..{last} of {self.at}"
+
+
+def draw_flip(
+    chance: Random, logs: dict[TopicPartition, Partition], limits: dict[TopicPartition, int]
+) -> BitFlip | None:
+    """Of a batch below its partition's limit; None where there is none."""
+    batches = [
+        (at, header)
+        for at, partition in sorted(logs.items())
+        for header, _ in batches_of(partition)
+        if header.base_offset >= partition.log_start_offset and header.last_offset < limits.get(at, 0)
+    ]
+    if not batches:
+        return None
+    at, header = chance.choice(batches)
+    covered = range(_COVERED, header.size_bytes)
+    # A last batch that claims another length looks as if it had been torn, and a start cuts it off.
+    is_last = header.last_offset + 1 == logs[at].log_end_offset
+    length = _FORMAT_AND_CHECKSUM if is_last else _LENGTH
+    position = chance.choice(chance.choice((length, _FORMAT_AND_CHECKSUM, covered, covered, covered)))
+    return BitFlip(at, header, position, chance.randrange(8))
+
+
+def flip(disk: MemoryDisk, partition: Partition, what: BitFlip) -> None:
+    """Change it where it lies."""
+    (stored,) = (bytes(data) for header, data in batches_of(partition) if header == what.batch)
+    for name in disk.list(partition.directory):
+        path = f"{partition.directory}/{name}"
+        begin = disk.read(path).find(stored) if name.endswith(".log") else -1
+        if begin >= 0:
+            file, position = disk.open(path), begin + what.position
+            file.pwrite(bytes([file.pread(1, position)[0] ^ 1 << what.bit]), position)
+            file.sync()
+
+
+def written_points(disk: MemoryDisk) -> dict[TopicPartition, int]:
+    """What is below is not read again by a start after a kill, which would cut a log at its first damage."""
+    return read_offsets(disk, RECOVERY_POINTS)
+
+
+class DamageReader(Application):
+    """Reads a whole partition, and goes on behind what cannot be read."""
+
+    def __init__(self, world: World, partition: Partition, what: BitFlip) -> None:
+        super().__init__(world, "flip-reader")
+        self.what = what
+        self.settings: dict[str, object] = {
+            **QUICK,
+            "client.id": self.name,
+            "isolation.level": "read_uncommitted",
+        }
+        self.batches = [header for header, _ in batches_of(partition)]
+        self.expected = [
+            (record.offset, record.value)
+            for header, data in batches_of(partition)
+            if not header.is_control
+            for record in decode_records(data)
+        ]
+        self.start_offset, self.end_offset = partition.log_start_offset, partition.log_end_offset
+        self.found: list[Record] = []
+        self.errors: list[OncelogError] = []
+
+    async def work(self) -> None:
+        self.found, self.errors = [], []
+        async with AsyncConsumer(self.settings) as consumer:
+            consumer.assign([self.what.at])
+            consumer.seek(self.what.at, self.start_offset)
+            while (position := await consumer.position(self.what.at)) < self.end_offset:
+                try:
+                    self.found += await consumer.poll(2.0)
+                except (DisconnectedError, NotConnectedError):
+                    pass  # the network's doing
+                except OncelogError as error:
+                    if await consumer.position(self.what.at) == position:
+                        self.errors.append(error)
+                        here = next(each for each in self.batches if each.last_offset >= position)
+                        consumer.seek(self.what.at, here.last_offset + 1)
+
+    def check(self) -> None:
+        """What was found against what was there before."""
+        damaged = self.what.batch
+        held = range(damaged.base_offset, damaged.last_offset + 1)
+        expected = [each for each in self.expected if each[0] not in held and each[0] >= self.start_offset]
+        found = [(each.offset, each.value) for each in self.found]
+        if not self.errors:
+            self.world.violate("a flipped bit is not noticed", f"{self.what}")
+        if any(offset in held for offset, _ in found):
+            self.world.violate("a flipped bit is served as data", f"{self.what}")
+        elif found != expected and (self.what.position not in _LENGTH or not set(found) <= set(expected)):
+            # A length that is damaged may take batches that follow for its own.
+            lost = [each for each in expected if each not in found]
+            self.world.violate("a flipped bit hides others", f"{self.what}: {lost} of {len(expected)}")

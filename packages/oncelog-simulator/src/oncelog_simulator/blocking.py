@@ -1,0 +1,515 @@
+"""The blocking clients in threads: what their applications do (scene.py says what must hold).
+
+A seed draws which thread runs next, where it is put off, and when a signal interrupts one that waits.
+
+    producer    threads share one producer: first records of topics, flushes, futures waited for together
+    consumer    one member polls, iterates, breaks off and is interrupted; another comes and goes
+    twins       two consumers with one group.instance.id
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any
+
+from oncelog.client.consumer.blocking import Consumer
+from oncelog.client.producer.blocking import Producer
+from oncelog.errors import (
+    DisconnectedError,
+    LeaderNotAvailable,
+    MisuseError,
+    OncelogError,
+    OutcomeUnknown,
+    TimedOut,
+)
+from oncelog.runtime.loop_thread import LoopThread
+from oncelog.runtime.system import become
+from oncelog.types import Record
+from oncelog_simulator.clients import QUICK, Application, Call
+from oncelog_simulator.event_loop import SimLoop
+from oncelog_simulator.history.check import Item, Kind, Outcome
+from oncelog_simulator.runtime import SimMachine
+from oncelog_simulator.scene import (
+    FENCED,
+    TOPIC,
+    TWIN_SECONDS,
+    Holdings,
+    Run,
+    Scene,
+    bounded,
+    excused,
+    judge_error,
+    play_scene,
+    uncommitted,
+)
+from oncelog_simulator.scheduler import Scheduler, Signal, SimThread, ThreadLoop
+from oncelog_simulator.world import World
+
+KINDS = ("producer", "consumer", "consumer", "twins")
+EARLY_SECONDS = 1.0
+"""So much earlier than by its time-out a call may time out: less than the longest pause between retries."""
+BOOTSTRAP_SECONDS = 5.0
+"""oncelog.bootstrap.timeout.ms."""
+ITERATION_SECONDS = 2.0
+"""consumer.timeout.ms."""
+SLOW_PACE = 100.0
+"""How much longer the pauses of applications are that live through faults."""
+
+
+class ThreadMachine(SimMachine):
+    """A SimMachine whose clients have threads of their own, which the scheduler runs."""
+
+    def __init__(self, loop: SimLoop, chance: Any, scheduler: Scheduler) -> None:
+        super().__init__(loop, chance)
+        self._scheduler = scheduler
+
+    def loop_thread(self, name: str) -> LoopThread:  # type: ignore[override]
+        return LoopThread(name, ThreadLoop(self._scheduler))
+
+
+class Threaded(Application):
+    """An application of threads. Whatever one of them raises is a violation."""
+
+    patience_s = 40.0
+    """Each line before which a thread gives way takes virtual time, so flushes last 10 s (seed 2028)."""
+
+    def __init__(self, world: World, name: str, scheduler: Scheduler) -> None:
+        super().__init__(world, name)
+        self.scheduler = scheduler
+        self.thread_count = 0
+
+    async def work(self) -> None:
+        self.machine = ThreadMachine(self.world.loop, self.chance, self.scheduler)
+        self.machine.wall_offset_ns = self.wall_offset_ns
+        become(self.machine)
+        main = self.begin_thread(self.main)
+        while main.is_alive():
+            await asyncio.sleep(0.05)
+        self.judge(main)
+
+    def main(self) -> None:
+        """What its first thread does."""
+        raise NotImplementedError
+
+    def begin_thread(self, work: Callable[..., object], *args: object) -> SimThread:
+        self.thread_count += 1
+        name = f"{self.name}/{work.__name__}-{self.thread_count}"
+        thread: Any = threading.Thread(target=partial(work, *args), name=name)
+        thread.start()
+        return thread  # type: ignore[no-any-return]
+
+    def judge(self, *threads: SimThread) -> None:
+        """Wait for them first."""
+        for thread in threads:
+            if thread.is_alive():
+                thread.join()
+            if thread.failure is not None:
+                self.world.violate("a thread fails", f"{thread.name}: {thread.failure!r}")
+
+    @contextmanager
+    def interrupted(self, chance: float) -> Iterator[None]:
+        """Signals may come meanwhile; then it is left early."""
+        thread = self.scheduler.running
+        assert thread is not None
+        thread.signal_chance = chance
+        try:
+            yield
+        except (KeyboardInterrupt, Signal) as error:
+            self.world.note(self.name, f"is interrupted by {type(error).__name__}")
+        finally:
+            thread.signal_chance = 0.0
+
+
+@dataclass(frozen=True)
+class SendLimits:
+    """The time-outs of a producer, in seconds. Without faults nothing comes near to any."""
+
+    block_s: float = 0.0
+    delivery_s: float = 0.0
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def close_s(self) -> float:
+        """Return how long a close may take: it flushes."""
+        return self.block_s + self.delivery_s
+
+    @classmethod
+    def drawn(cls, chance: Random) -> SendLimits:
+        """Draw those of a producer that lives through faults."""
+        block_s, delivery_s = chance.choice((1, 5, 20)), chance.choice((3, 10, 40))
+        settings = {
+            "max.block.ms": block_s * 1_000,
+            "delivery.timeout.ms": delivery_s * 1_000,
+            "buffer.memory": chance.choice((1_000, 33_554_432)),
+            "max.in.flight.requests.per.connection": chance.choice((1, 2, 5, 5)),
+        }
+        return cls(block_s, delivery_s, settings)
+
+
+def check_time(application: Application, what: str, error: Exception, call: Call, seconds: float) -> None:
+    """A call that found no broker or leader did not give up long before its time."""
+    world = application.world
+    taken_s = (world.now_us - call.begin) / 1e6
+    gave_up = isinstance(error, TimedOut | DisconnectedError | LeaderNotAvailable)
+    if gave_up and taken_s < seconds - EARLY_SECONDS:
+        world.violate("a call gives up early", f"{what} of {application.name} after {taken_s:g} s: {error!r}")
+
+
+class SharedProducer(Threaded):
+    """Threads that share a producer, and all of a sudden send to topics that nobody knew.
+
+    In a seed with faults one producer follows the other until the last fault is over, each more slowly.
+    """
+
+    def __init__(self, world: World, name: str, scheduler: Scheduler) -> None:
+        super().__init__(world, name, scheduler)
+        self.topics = [f"topic-{number}" for number in range(self.chance.randint(2, 6))]
+        self.settings: dict[str, object] = {
+            **QUICK,
+            "client.id": name,
+            "linger.ms": self.chance.choice((0, 0, 5, 50)),
+            "batch.size": self.chance.choice((1, 200, 16_384)),
+        }
+        self.sent: list[tuple[Call, concurrent.futures.Future[Any]]] = []
+        self.told: dict[bytes, int] = {}
+        self.refused_count = 0
+        self.is_over = False
+        self.callback_chance = world.chance(f"callbacks of {name}")
+        self.limits = SendLimits()
+        self.pace = 1.0
+        self.prefix = ""
+        """Of its values, which nobody sends twice."""
+
+    def main(self) -> None:
+        self.use_a_producer()
+        count = 1
+        while self.world.now_us < self.world.excuses.end_us:
+            count += 1
+            self.prefix = f"{count}-"
+            self.topics.append(f"topic-of-{count}")
+            self.use_a_producer()
+
+    def use_a_producer(self) -> None:
+        if self.world.excuses:
+            self.limits, self.pace = SendLimits.drawn(self.chance), SLOW_PACE
+            self.settings |= self.limits.settings
+        self.is_over, self.sent = False, []
+        producer = Producer(self.settings)
+        try:
+            self.share(producer)
+        finally:
+            with bounded(self, "close()", 0.0, self.limits.close_s), excused(self, "close()"):
+                producer.close()
+        self.check_told(list(self.sent), "close()")
+
+    def share(self, producer: Producer) -> None:
+        """Let threads use the producer together."""
+        senders = [self.begin_thread(self.send_some, producer, n) for n in range(self.chance.randint(2, 4))]
+        chatter = self.begin_thread(self.chat, producer)
+        for _ in range(self.chance.randint(1, 3)):
+            self.scheduler.sleep(self.chance.uniform(0.0, 0.1 * self.pace))
+            with self.interrupted(0.2):
+                self.flush(producer)
+            self.wait_together(producer)
+        for thread in senders:
+            thread.join()
+        self.is_over = True
+        self.judge(*senders, chatter)
+        if self.world.excuses.is_lasting:
+            self.scheduler.sleep(max(self.world.excuses.lasting_us - self.world.now_us, 0) / 1e6)
+        for number in range(3):
+            self.send(producer, b"%slast-%d" % (self.prefix.encode(), number))
+            self.flush(producer)
+
+    def send_some(self, producer: Producer, number: int) -> None:
+        for count in range(self.chance.randint(3, 12)):
+            self.send(producer, b"%s%d-%d" % (self.prefix.encode(), number, count))
+            if self.chance.random() < 0.2:
+                self.scheduler.sleep(self.chance.uniform(0.0, 0.01 * self.pace))
+            if self.chance.random() < 0.1:
+                self.flush(producer)
+
+    def chat(self, producer: Producer) -> None:
+        """Records that come faster than they are acknowledged."""
+        count = 0
+        while not self.is_over:
+            count += 1
+            self.send(producer, b"%schat-%d" % (self.prefix.encode(), count))
+            self.scheduler.sleep(self.chance.uniform(0.0, 0.004 * self.pace))
+
+    def send(self, producer: Producer, value: bytes) -> None:
+        topic = self.chance.choice(self.topics)
+        call = self.begin(Kind.SEND, [Item(topic, 0, None, value)])
+        call.session = threading.current_thread().name
+
+        def delivered(metadata: Any, error: Exception | None) -> None:
+            self.told[value] = self.told.get(value, 0) + 1
+            if error is not None:
+                judge_error(self, f"{value!r}", error)
+                if self.settings["batch.size"] == 1:  # else the time is that of the batch's first record
+                    check_time(self, f"{value!r}", error, call, self.limits.delivery_s)
+            if self.callback_chance.random() < 0.03:
+                raise SystemExit("of a callback")
+
+        try:
+            with self.timed("send()", self.limits.block_s):
+                future = producer.send(topic, value, on_delivery=delivered)
+        except OncelogError as error:
+            self.end(call, Outcome.FAIL)
+            self.refused_count += 1
+            judge_error(self, "send()", error)
+            check_time(self, "send()", error, call, self.limits.block_s)
+        else:
+            self.sent.append((call, future))
+
+    def timed(self, what: str, seconds: float) -> AbstractContextManager[object]:
+        """Time a call in a seed with faults."""
+        return bounded(self, what, seconds) if self.world.excuses else nullcontext()
+
+    def flush(self, producer: Producer) -> None:
+        before = list(self.sent)
+        with bounded(self, "flush()", 0.0, self.limits.delivery_s):
+            producer.flush()
+        self.check_told(before, "flush()")
+
+    def wait_together(self, producer: Producer) -> None:
+        """Two threads wait for the same futures."""
+        begin = len(self.sent)
+        for _ in range(self.chance.randint(1, 5)):
+            number = len(self.sent) + self.refused_count
+            self.send(producer, b"%stogether-%d" % (self.prefix.encode(), number))
+        futures = [future for _, future in self.sent[begin:]]
+        self.judge(*[self.begin_thread(self.wait_for, futures) for _ in range(2)])
+
+    def wait_for(self, futures: list[concurrent.futures.Future[Any]]) -> None:
+        with bounded(self, "wait()", 0.0, self.limits.delivery_s):
+            concurrent.futures.wait(futures)
+
+    def check_told(self, sent: Iterable[tuple[Call, concurrent.futures.Future[Any]]], what: str) -> None:
+        """Every record has its outcome, and its callback has run, once."""
+        for call, future in sent:
+            (item,) = call.items
+            value: Any = item.value
+            if not future.done():
+                self.world.violate(f"no outcome after {what}", f"{value!r}")
+                continue
+            if self.told.get(value, 0) != 1:
+                self.world.violate(f"not called back once after {what}", f"{value!r}: {self.told.get(value)}")
+            if call.end is None:
+                self.settle(call, future)
+
+    def settle(self, call: Call, future: concurrent.futures.Future[Any]) -> None:
+        (item,) = call.items
+        error = future.exception()
+        if error is None:
+            result = future.result()
+            self.end(call, Outcome.OK, [Item(item.topic, result.partition, result.offset, item.value)])
+            return
+        self.end(call, Outcome.UNKNOWN if isinstance(error, OutcomeUnknown) else Outcome.FAIL)
+
+
+@dataclass(frozen=True)
+class GroupLimits:
+    """The time-outs of a member, in seconds."""
+
+    commit_s: float = 0.0
+    settings: dict[str, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, application: Application) -> GroupLimits:
+        """Draw those of a member that lives through faults."""
+        if not application.world.excuses:
+            return cls()
+        timeout_s = application.world.chance(f"limits of {application.name}").choice((2, 2, 12))
+        # A JoinGroup whose answer is lost without a word waits for max.poll.interval.ms, as Java's.
+        settings: dict[str, object] = {
+            "request.timeout.ms": timeout_s * 1_000,
+            "max.poll.interval.ms": 15_000,
+        }
+        return cls(BOOTSTRAP_SECONDS + timeout_s, settings)
+
+
+class Member(Threaded):
+    """A consumer that polls and iterates, from `begin_s` to `end_s`."""
+
+    signal_chance = 0.0
+    begin_s = end_s = 0.0
+
+    def __init__(self, world: World, name: str, scheduler: Scheduler, settings: dict[str, object]) -> None:
+        super().__init__(world, name, scheduler)
+        self.settings: dict[str, object] = {**QUICK, **settings, "client.id": name}
+        self.holdings = Holdings(self)
+        self.limits = GroupLimits()
+
+    def main(self) -> None:
+        self.scheduler.sleep(self.begin_s)
+        self.limits = GroupLimits.of(self)
+        consumer = Consumer(self.settings | self.limits.settings)
+        mine = self.holdings
+        try:
+            consumer.subscribe(
+                [TOPIC], on_assigned=mine.assigned, on_revoked=mine.revoked, on_lost=mine.revoked
+            )
+            while self.world.now_us < self.end_us():
+                with self.interrupted(self.signal_chance), excused(self, "a call"):
+                    self.read(consumer)
+                if self.chance.random() < 0.3:
+                    self.scheduler.sleep(self.chance.uniform(0.0, 1.0))
+            self.finish(consumer)
+        finally:
+            with bounded(self, "close()", 10.0), excused(self, "close()"):
+                consumer.close()
+            mine.check([])
+            mine.check([])
+
+    def end_us(self) -> float:
+        """Return when it closes."""
+        return max(self.end_s * 1e6, self.world.excuses.lasting_us)
+
+    def finish(self, consumer: Consumer) -> None:
+        """Before it closes: fail at a record, which close() must not commit, or close during a poll."""
+        match self.chance.choice(("fail", "fail", "close", "nothing")):
+            case "fail":
+                with excused(self, "iteration"):
+                    for record in consumer:
+                        self.world.note(
+                            self.name, f"fails at {record.topic}-{record.partition} {record.offset}"
+                        )
+                        break
+            case "close":
+                closer = self.begin_thread(self.close, consumer)
+                with excused(self, "poll()"), suppress(MisuseError):  # it was closed while it was polled
+                    self.poll(consumer, 3.0)
+                self.judge(closer)
+
+    def close(self, consumer: Consumer) -> None:
+        with excused(self, "close()"):
+            consumer.close()
+
+    def read(self, consumer: Consumer) -> None:
+        match self.chance.choice(("poll", "poll", "iterate", "commit")):
+            case "poll":
+                self.poll(consumer, self.chance.choice((0.0, 0.1, 1.0, 3.0)))
+            case "iterate":
+                self.iterate(consumer, self.chance.choice((1, 2, 5, 50)))
+            case "commit":
+                with uncommitted(self), bounded(self, "commit()", 0.0, self.limits.commit_s):
+                    consumer.commit()
+
+    def poll(self, consumer: Consumer, seconds: float) -> list[Record]:
+        with bounded(self, "poll()", seconds):
+            records = consumer.poll(seconds)
+        self.holdings.take(records)
+        self.holdings.check(consumer.assignment())
+        return records
+
+    def iterate(self, consumer: Consumer, limit: int) -> None:
+        """Ends without records, or is broken off."""
+        records = iter(consumer)
+        for _ in range(limit):
+            with bounded(self, "iteration", ITERATION_SECONDS):
+                record = next(records, None)
+            if record is None:
+                return
+            self.holdings.take([record])
+
+
+class LastMember(Member):
+    """Reads what the group has not committed, until nothing comes."""
+
+    def end_us(self) -> float:
+        return 0.0
+
+    def read(self, consumer: Consumer) -> None:
+        """In `finish`."""
+
+    def finish(self, consumer: Consumer) -> None:
+        quiet_count = 0
+        while quiet_count < 2:
+            quiet_count = 0 if self.poll(consumer, 5.0) else quiet_count + bool(self.holdings.held)
+
+
+class Twin(Member):
+    """One of two with the same group.instance.id, until it is told so."""
+
+    def main(self) -> None:
+        try:
+            super().main()
+        except FENCED:
+            self.holdings.is_fenced = True
+
+    def end_us(self) -> float:
+        return twins_end_us(self.world, self.end_s)
+
+    def read(self, consumer: Consumer) -> None:
+        self.poll(consumer, 1.0)
+
+
+def twins_end_us(world: World, end_s: float) -> float:
+    """Return when a twin ends that was to end at `end_s`: after the faults."""
+    return max(end_s * 1e6, world.excuses.end_us + TWIN_SECONDS * 1e6 if world.excuses else 0.0)
+
+
+def kind_of(seed: int) -> str:
+    """Return what a seed plays."""
+    return Random(f"{seed}/kind").choice(KINDS)
+
+
+def play_threads(seed: int, kept: Collection[int] | None = None) -> Run:
+    """Play a seed of the blocking clients. `kept`: numbers of the faults to play; None: all."""
+    world = World(seed)
+    chance, kind = world.chance("scene"), kind_of(seed)
+    scheduler = Scheduler(world.loop, world.chance("scheduler"), chance.choice((0.0, 0.01, 0.05, 0.2)))
+    scene = Scene(world, kind, chance.randint(1, 4))
+    if kind == "producer":
+        scene.first.append(SharedProducer(world, "shared", scheduler))
+    else:
+        _cast_members(scene, scheduler, chance)
+    scene.disturb(kept)
+    return play_scene(seed, scene, scheduler.patched())
+
+
+def member_settings(chance: Random, kind: str) -> dict[str, object]:
+    """Draw what the members of a group have in common."""
+    settings: dict[str, object] = {
+        "group.id": "group",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": kind == "twins" or chance.random() < 0.7,
+        "auto.commit.interval.ms": chance.choice((100, 1_000, 5_000)),
+        "group.protocol": chance.choice(("classic", "classic", "consumer")),
+        "max.poll.records": chance.choice((2, 500)),
+        "fetch.max.wait.ms": 500,
+        "consumer.timeout.ms": round(ITERATION_SECONDS * 1_000),
+        "metadata.max.age.ms": 3_000,
+    }
+    if settings["group.protocol"] == "classic":
+        settings |= {
+            "heartbeat.interval.ms": 1_000,
+            "session.timeout.ms": 6_000,
+            "partition.assignment.strategy": chance.choice(("range", "cooperative-sticky")),
+        }
+    if kind == "twins":
+        settings["group.instance.id"] = "twin"
+    return settings
+
+
+def _cast_members(scene: Scene, scheduler: Scheduler, chance: Random) -> None:
+    world, kind = scene.world, scene.kind
+    settings = member_settings(chance, kind)
+    role = Twin if kind == "twins" else Member
+    members = [role(world, f"member-{number}", scheduler, settings) for number in range(2)]
+    for member, latest_s in zip(members, (1.0, 10.0), strict=True):
+        member.begin_s = chance.uniform(1.0, latest_s)
+        member.end_s = member.begin_s + chance.uniform(10.0, 20.0)
+    if kind == "consumer":
+        members[0].signal_chance = chance.choice((0.0, 0.02, 0.1, 0.3))
+    last = LastMember(world, "last-member", scheduler, settings | {"group.instance.id": None})
+    overlap_s = min(each.end_s for each in members) - max(each.begin_s for each in members)
+    scene.cast_group([each.holdings for each in members], last.holdings, overlap_s, chance)

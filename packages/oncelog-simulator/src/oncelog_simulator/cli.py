@@ -1,0 +1,170 @@
+"""`oncelog simulate`: broker, clients, network, disk and crashes in one process, all from one seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from oncelog.cli.main import EXIT_VIOLATIONS
+from oncelog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from oncelog_simulator.scene import Run
+    from oncelog_simulator.simulation import Result, Scenario
+    from oncelog_simulator.world import Event
+
+TIMELINE_EVENTS = 60
+
+
+def parse_seeds(text: str) -> range:
+    """`A..B` (both included), or `N`: that many from 0. Raises ConfigError."""
+    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    if found is None:
+        raise ConfigError(f"--seeds={text!r}: expected A..B, or how many")
+    return range(int(found[1]), int(found[2]) + 1) if found[2] else range(int(found[1]))
+
+
+@click.command()
+@click.option("--seeds", default="200", show_default=True, metavar="A..B|COUNT", help="Which runs.")
+@click.option("--seed", type=int, help="One run, told as a timeline.")
+@click.option("--fault-count", type=click.IntRange(0), help="Faults a seed, instead of 2 to 20.")
+@click.option(
+    "--workload", help="Play it in every seed: hostile, pipelined, ... (docs/internals/simulation.md)."
+)
+@click.option("--faults", "kept", metavar="N,N...", help="With --seed: only these of its faults.")
+@click.option("--no-shrink", is_flag=True, help="Leave the faults of a failing run as they are.")
+@click.option("--digest", is_flag=True, help="Print what two runs of a seed are compared by.")
+@click.option(
+    "--clients",
+    type=click.Choice(["blocking", "asyncio", "backup", "unsynced"]),
+    help="Instead: clients in threads with signals or with calls that are cancelled, in half of the seeds "
+    "with faults, the restore of a backup, or power losses with the default flush.",
+)
+def command(
+    seeds: str,
+    seed: int | None,
+    fault_count: int | None,
+    workload: str | None,
+    kept: str | None,
+    no_shrink: bool,
+    digest: bool,
+    clients: str | None,
+) -> None:
+    """Run the real broker, producers, consumers and coordinators against simulated faults.
+
+    A run is its seed: the same seed gives the same bytes. Exit code 3 when a run violates what is promised;
+    its faults are then dropped one by one as long as it still does, and it is told as a timeline.
+    """
+    from oncelog_simulator.simulation import APART, WORKLOADS, play, scenario_for
+
+    names = [*WORKLOADS, *APART]
+    if workload not in (None, *names):
+        raise ConfigError(f"--workload={workload!r}: expected one of {', '.join(names)}")
+    wanted = parse_seeds(seeds) if seed is None else range(seed, seed + 1)
+    began, virtual_s, records, failed = time.process_time(), 0.0, 0, []
+    for each in wanted:
+        if clients is not None:
+            run = _play_clients(each, clients, kept, is_told=seed is not None, is_shrunk=not no_shrink)
+            if digest:
+                click.echo(f"{each} {run.digest}")
+            virtual_s, records = virtual_s + run.virtual_s, records + run.record_count
+            failed += [each] if run.violations else []
+            continue
+        result = play(_with_faults(scenario_for(each, fault_count, workload), kept))
+        virtual_s += result.virtual_s
+        records += result.record_count
+        if digest:
+            click.echo(f"{each} {result.digest}")
+        if result.violations:
+            failed.append(each)
+            _tell_failure(result, fault_count, workload, is_shrunk=not no_shrink)
+        elif seed is not None:
+            _tell(result)
+    cpu_s = time.process_time() - began
+    click.echo(
+        f"{len(wanted)} seeds, {len(failed)} failed; {records:,} records sent in {virtual_s:,.0f} s"
+        f" of virtual time, {cpu_s:.1f} s of processor ({virtual_s / max(cpu_s, 1e-9):,.0f} times real time)"
+    )
+    if failed:
+        raise SystemExit(EXIT_VIOLATIONS)
+
+
+def _play_clients(seed: int, clients: str, kept: str | None, *, is_told: bool, is_shrunk: bool) -> Run:
+    from oncelog_simulator.backup import play_restored
+    from oncelog_simulator.blocking import play_threads
+    from oncelog_simulator.cancelling import play_cancelled
+    from oncelog_simulator.shrink import shrink_run
+    from oncelog_simulator.unsynced import play_unsynced
+
+    play = {"blocking": play_threads, "asyncio": play_cancelled}.get(clients)
+    if play is not None:
+        run = told = play(seed, _numbers(kept))
+    else:
+        run = told = play_restored(seed) if clients == "backup" else play_unsynced(seed)
+    again = f"--clients {clients} --seed {seed}"
+    if run.violations:
+        click.echo(f"seed {seed} FAILED ({run.kind})")
+        if play is not None and run.faults and kept is None and is_shrunk:
+            told, needed = shrink_run(run, play)
+            again += f" --faults {','.join(map(str, needed)) or ','}"
+    if run.violations or is_told:
+        for fault in told.faults:
+            click.echo(f"fault   {fault}")
+        _tell_events(told.timeline, told.violations)
+    if run.violations:
+        click.echo(f"again: oncelog simulate {again}\n")
+    return run
+
+
+def _numbers(kept: str | None) -> list[int] | None:
+    """Return the numbers of faults in `--faults`; None when all are played."""
+    return None if kept is None else [int(number) for number in kept.split(",") if number.strip().isdigit()]
+
+
+def _with_faults(scenario: Scenario, kept: str | None) -> Scenario:
+    numbers = _numbers(kept)
+    if numbers is None:
+        return scenario
+    if any(number >= len(scenario.faults) for number in numbers):
+        raise ConfigError(
+            f"--faults={kept!r}: seed {scenario.seed} has faults 0 to {len(scenario.faults) - 1}"
+        )
+    return dataclasses.replace(scenario, faults=tuple(scenario.faults[number] for number in numbers))
+
+
+def _tell_failure(result: Result, fault_count: int | None, workload: str | None, *, is_shrunk: bool) -> None:
+    from oncelog_simulator.shrink import shrink
+    from oncelog_simulator.simulation import play, scenario_for
+
+    count = len(result.scenario.faults)
+    if is_shrunk:
+        result = shrink(result, play)
+    click.echo(f"seed {result.scenario.seed} FAILED with {len(result.scenario.faults)} of its {count} faults")
+    _tell(result)
+    every = scenario_for(result.scenario.seed, fault_count, workload).faults
+    kept = ",".join(str(every.index(fault)) for fault in result.scenario.faults)
+    counted = "" if fault_count is None else f"--fault-count {fault_count} "
+    counted += "" if workload is None else f"--workload {workload} "
+    click.echo(f"again: oncelog simulate --seed {result.scenario.seed} {counted}--faults {kept or ','}\n")
+
+
+def _tell(result: Result) -> None:
+    scenario = result.scenario
+    click.echo("broker  " + " ".join(f"{key}={value}" for key, value in scenario.broker.items()))
+    for fault in scenario.faults:
+        click.echo(f"fault   {fault}")
+    _tell_events(result.timeline, result.violations)
+
+
+def _tell_events(timeline: list[Event], violations: list[str]) -> None:
+    skipped = len(timeline) - TIMELINE_EVENTS
+    if skipped > 0:
+        click.echo(f"        ... {skipped} events before ...")
+    for event in timeline[-TIMELINE_EVENTS:]:
+        click.echo(str(event))
+    for violation in violations:
+        click.echo(f"VIOLATION {violation}")

@@ -1,0 +1,254 @@
+"""State of the coordinators and of the node's small files: in memory, as stored, and after a restart.
+
+A coordinator is a state machine over its log, so three things must be equal at any moment between two
+requests: what it has in memory, what a replay of its log gives, and what the next start after a mere kill
+finds. A replay uses second coordinators on the same node; they only read.
+
+Three differences are right, and no others are excused:
+
+- a transactional id's last epoch is never written (Kafka's record has no field for it), and a record of
+  version 0 keeps nothing of KIP-890;
+- a classic group is stored when a generation is assigned or when it becomes empty. While it rebalances its
+  record is the one of an earlier generation;
+- offsets of a deleted topic that the disk would not let go stay in the log, below the offsets that
+  `oncelog-topics.json` names. The next start deletes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from oncelog.broker.coordinators.groups import GroupCoordinator
+from oncelog.broker.coordinators.internal_topic import StateTopic
+from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS
+from oncelog.broker.coordinators.offsets import Offsets
+from oncelog.broker.coordinators.producer_ids import stored_next_id
+from oncelog.broker.coordinators.transactions import TransactionCoordinator
+from oncelog.broker.node import Node
+from oncelog.rules.groups.classic import ClassicGroup
+from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.rules.groups.consumer import ConsumerGroup
+from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
+from oncelog.types import TopicPartition
+
+State = dict[str, dict[Any, Any]]
+"""Kind of state -> key -> value. A part of a group or transaction that is stored apart has its own key."""
+
+
+class Metadata(NamedTuple):
+    """What stands in the node's small files. `being_made`: topics whose partitions are not all there yet.
+
+    `next_producer_id` is above all ids that were handed out, `first_producer_id` comes next.
+    """
+
+    topics: dict[str, tuple[bytes, int, dict[str, str]]]
+    being_made: frozenset[str]
+    settings: dict[str, Any]
+    next_producer_id: int
+    first_producer_id: int
+
+
+def live_state(node: Node) -> State:
+    """Return what the coordinators have in memory."""
+    return _state(node, node.transactions, node.groups)
+
+
+def replayed_state(node: Node, now_ms: int) -> State:
+    """Return what a replay of the coordinators' logs gives."""
+    transactions, groups = TransactionCoordinator(node), GroupCoordinator(node)
+    transactions.load()
+    groups.load(now_ms)
+    return _state(node, transactions, groups)
+
+
+def differences(live: State, stored: State) -> list[tuple[str, str]]:
+    """Return what differs: (kind of state, text)."""
+    found = []
+    rebalancing = live["rebalancing groups"]
+    for kind in live.keys() - {"rebalancing groups"}:
+        one, other = live[kind], stored[kind]
+        for key in sorted(one.keys() | other.keys(), key=repr):
+            if kind == "classic groups" and key in rebalancing:
+                if key in other and other[key][0] > rebalancing[key]:
+                    text = f"{key!r} is at generation {rebalancing[key]}, stored is {other[key]}"
+                    found.append((kind, text))
+            elif one.get(key) != other.get(key):
+                found.append((kind, f"{key!r}: {one.get(key)} in memory, {other.get(key)} stored"))
+    return sorted(found)
+
+
+def metadata(node: Node) -> Metadata:
+    """Return what the node's small files are to say."""
+    topics = node.topics
+    authorizer = node.authorizer
+    return Metadata(
+        {
+            topic.name: (topic.topic_id, len(topic.partitions), dict(topic.overrides))
+            for topic in topics.all()
+        },
+        topics.being_made(),
+        {
+            "brokers' settings": dict(node.dynamic._brokers),
+            "groups' settings": dict(node.dynamic._groups),
+            "quotas": dict(node.quotas.values),
+            # Without users there is no file, and the secret is another one after each start.
+            "users": (node.users.secret if node.users.names() else b"", dict(node.users._credentials)),
+            "ACLs": None if authorizer is None else sorted(map(repr, authorizer.acls)),
+        },
+        _next_producer_id(node),
+        node.producer_ids._next,
+    )
+
+
+def _next_producer_id(node: Node) -> int:
+    """Return the id above all that were handed out; 0 when this process has handed out none."""
+    next_id = node.producer_ids._next
+    return next_id if next_id <= stored_next_id(node.log_manager.disk) else 0
+
+
+def metadata_differences(before: Metadata, after: Metadata, *, writes_failed: bool) -> list[tuple[str, str]]:
+    """Return what a restart changed.
+
+    `writes_failed`: the disk refused writes, so a creation that was given up may stand in the file.
+    """
+    found = []
+    for name in sorted(before.topics.keys() | after.topics.keys()):
+        one, other = before.topics.get(name), after.topics.get(name)
+        is_new = one is None and (name in before.being_made or writes_failed)
+        may_grow = writes_failed or name in before.being_made
+        has_grown = may_grow and one and other and one[0] == other[0] and one[1] < other[1]
+        if one != other and not is_new and not has_grown:
+            found.append(("topics", f"{name}: {one} before, {other} now"))
+    for kind, value in before.settings.items():
+        if value != after.settings[kind]:
+            found.append((kind, f"{value} before, {after.settings[kind]} now"))
+    if after.first_producer_id < before.next_producer_id:
+        found.append(("producer ids", f"{before.next_producer_id} before, {after.first_producer_id} now"))
+    return found
+
+
+def _state(node: Node, transactions: TransactionCoordinator, groups: GroupCoordinator) -> State:
+    keeps_all = node.settings["oncelog.transaction.version"] > 0
+    entries = {}
+    for entry in transactions.all():
+        stored = entry._replace(last_producer_epoch=-1)
+        if not keeps_all:
+            stored = stored._replace(previous_producer_id=-1, next_producer_id=-1, client_version=0)
+        entries[entry.transactional_id] = stored
+    classic = groups._groups
+    at_rest = {name: group for name, group in classic.items() if _is_at_rest(group)}
+    return {
+        "transactions": entries,
+        "classic groups": {name: _classic(group) for name, group in at_rest.items()},
+        "rebalancing groups": {
+            name: group.generation_id for name, group in classic.items() if name not in at_rest
+        },
+        "consumer groups": _consumer_groups(groups.consumers._groups),
+        **_offsets(node, groups.offsets),
+        "damaged partitions": {**_damaged(transactions.topic), **_damaged(groups.topic)},
+    }
+
+
+def _is_at_rest(group: ClassicGroup) -> bool:
+    """Return True for a group that is stored as it is. One without a generation yet is not stored at all."""
+    is_quiet = group.state in (GroupState.STABLE, GroupState.EMPTY) and not group.is_unsaved
+    return is_quiet and group.generation_id > 0
+
+
+def _classic(group: ClassicGroup) -> tuple[Any, ...]:
+    members = {
+        member.member_id: (
+            member.group_instance_id,
+            member.client_id,
+            member.client_host,
+            member.session_timeout_ms,
+            member.rebalance_timeout_ms,
+            member.metadata(group.protocol_name),
+            member.assignment,
+        )
+        for member in group.members.values()
+    }
+    leader = group.leader_id if members else None
+    since_ms = None if members else group.state_since_ms
+    protocol = group.protocol_type or None, group.protocol_name
+    return group.generation_id, protocol, leader, since_ms, members
+
+
+def _consumer_groups(groups: Mapping[str, ConsumerGroup]) -> dict[Any, Any]:
+    """Return epochs by group, members and targets by group and member."""
+    found: dict[Any, Any] = {}
+    for name, group in groups.items():
+        found[name] = group.epoch, group.assignment_epoch
+        found.update({(name, "member", key): member for key, member in group.members.items()})
+        found.update({(name, "target", key): target for key, target in group.targets.items()})
+    return found
+
+
+def _offsets(node: Node, offsets: Offsets) -> State:
+    committed, pending = offsets.snapshot()
+    partition_of = node.groups.topic.partition_of
+
+    def kept(group: str, held: Mapping[TopicPartition, CommittedOffset]) -> dict[Any, Any]:
+        return {
+            (group, tp): each
+            for tp, each in held.items()
+            if not _is_to_be_deleted(node, tp.topic, partition_of(group), each)
+        }
+
+    return {
+        "committed offsets": {
+            key: offset for group, held in committed.items() for key, offset in kept(group, held).items()
+        },
+        "pending offsets": {
+            (*transaction, *key): offset
+            for transaction, groups in pending.items()
+            for group, held in groups.items()
+            for key, offset in kept(group, held).items()
+        },
+    }
+
+
+def _is_to_be_deleted(node: Node, topic: str, index: int, offset: CommittedOffset) -> bool:
+    deletion = node.topics.offsets_to_delete.get(topic)
+    if deletion is None:
+        return False
+    return deletion.before is None or offset.record_offset < deletion.before.get(index, 0)
+
+
+def _damaged(topic: StateTopic) -> dict[Any, Any]:
+    return {(topic.name, index): damage.offset for index, damage in topic.damaged.items()}
+
+
+def after_resume(before: State, after: State) -> State:
+    """Return the state that a start must find, which finishes the transactions that were decided.
+
+    Pending offsets hold or are gone from where a marker is written: a moment before the entry is complete.
+    """
+    expected = {kind: dict(values) for kind, values in before.items()}
+    for transactional_id, entry in before["transactions"].items():
+        found = after["transactions"].get(transactional_id)
+        if not entry.state.is_prepared or found is None:
+            continue
+        is_complete = _completes(entry, found)
+        if is_complete:
+            expected["transactions"][transactional_id] = found
+        is_commit = entry.state is TransactionState.PREPARE_COMMIT
+        for key, offset in before["pending offsets"].items():
+            index, producer_id, group, tp = key
+            at = TopicPartition(CONSUMER_OFFSETS, index)
+            is_marked = is_complete or key not in after["pending offsets"]
+            if producer_id != entry.producer_id or at not in entry.partitions or not is_marked:
+                continue
+            del expected["pending offsets"][key]
+            held = expected["committed offsets"].get((group, tp))
+            if is_commit and (held is None or held.record_offset < offset.record_offset):
+                expected["committed offsets"][group, tp] = offset
+    return expected
+
+
+def _completes(prepared: TransactionEntry, found: TransactionEntry) -> bool:
+    is_commit = prepared.state is TransactionState.PREPARE_COMMIT
+    complete = TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT
+    return found.state is complete and not found.partitions

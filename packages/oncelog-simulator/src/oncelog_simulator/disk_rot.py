@@ -1,0 +1,225 @@
+"""Rot at the end of a run: a small file or a coordinator's batch is damaged while the broker is down.
+
+Or the directory of a partition is lost. The broker starts again, or refuses and names the file; the first
+start may be killed. All that is not in the damaged file is as before: records as readers saw them, positions
+of groups, transactional ids.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from random import Random
+from typing import Any, NamedTuple
+
+from oncelog.broker.coordinators.internal_topic import partition_for
+from oncelog.broker.node import Node
+from oncelog.errors import StorageError
+from oncelog.log.checkpoint import LOG_STARTS
+from oncelog.testing.memory_disk import MemoryDisk
+from oncelog.types import TopicPartition
+from oncelog_simulator.bit_flips import written_points
+from oncelog_simulator.checks import batches_of
+from oncelog_simulator.world import World
+
+ROT_CHANCE = 0.1
+START_KILL_CHANCE = 0.3
+"""The share of first starts after a damage that are killed, at one of MAX_START_STEPS disk operations."""
+MAX_START_STEPS = 2_000
+ENTRY_BYTES = {".index": 8, ".timeindex": 12}
+UNCHECKED = (".index", ".timeindex", ".txnindex", LOG_STARTS, "cleaner-offset-checkpoint")
+"""Formats without a checksum, where a flipped bit gives another value: these files are lost or cut."""
+REFUSING = ("meta.properties", "partition.metadata", ".json")
+"""Files that stop a start when they are damaged or lost, with an error that names them."""
+INTERNAL = ("__consumer_offsets", "__transaction_state")
+
+
+class Rot(NamedTuple):
+    """A flipped `bit` at `position`; None: the file ends at `position`; both None: it is lost."""
+
+    path: str
+    position: int | None = None
+    bit: int | None = None
+
+    def __str__(self) -> str:
+        if self.position is None:
+            return f"{self.path} is lost"
+        return f"{self.path} " + (
+            f"ends at {self.position}"
+            if self.bit is None
+            else f"has bit {self.bit} of {self.position} flipped"
+        )
+
+    @property
+    def damaged(self) -> TopicPartition | None:
+        """The coordinator's partition that the damage is in."""
+        topic, _, number = posixpath.dirname(self.path).rpartition("-")
+        is_log = self.path.endswith(".log")
+        return TopicPartition(topic, int(number)) if is_log and topic in INTERNAL else None
+
+    @property
+    def lost(self) -> TopicPartition | None:
+        """The partition whose directory is lost."""
+        topic, _, number = self.path.rpartition("-")
+        is_directory = bool(topic) and number.isdecimal() and "/" not in self.path
+        return TopicPartition(topic, int(number)) if is_directory else None
+
+    def apply(self, disk: MemoryDisk) -> None:
+        if self.lost is not None:
+            disk.remove_tree(self.path)
+            disk.sync_directory()
+            return
+        if self.position is None:
+            disk.remove(self.path)
+            return
+        file = disk.open(self.path)
+        if self.bit is None:
+            file.truncate(self.position)
+        else:
+            file.pwrite(bytes([file.pread(1, self.position)[0] ^ 1 << self.bit]), self.position)
+        file.sync()
+
+
+class InternalBatch(NamedTuple):
+    """A batch of a coordinator's partition."""
+
+    tp: TopicPartition
+    directory: str
+    last_offset: int
+    data: bytes
+
+
+def draw_rot(
+    chance: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_killed: bool
+) -> Rot | None:
+    """Draw a damage of what is on the disk of a broker that ended. `batches`: of `internal_batches`."""
+    if chance.random() < 0.4:
+        return _draw_internal(chance, disk, batches, is_killed=is_killed)
+    # A stop has noted up to where each log was synced: there a lost one begins again.
+    if not is_killed and chance.random() < 0.15:
+        return draw_lost_directory(chance, disk)
+    files = [path for path in _small_files(disk) if disk.read(path)]
+    suffixes = sorted({_suffix(path) for path in files})
+    if not suffixes:
+        return None
+    suffix = chance.choice(suffixes)
+    path = chance.choice([each for each in files if _suffix(each) == suffix])
+    size = len(disk.read(path))
+    if chance.random() < 0.4 or (path.endswith(UNCHECKED) and suffix not in ENTRY_BYTES):
+        return Rot(path)
+    if suffix in ENTRY_BYTES:
+        return Rot(path, ENTRY_BYTES[suffix] * chance.randrange(size // ENTRY_BYTES[suffix] + 1))
+    return Rot(path, chance.randrange(size), chance.randrange(8))
+
+
+def draw_lost_directory(chance: Random, disk: MemoryDisk) -> Rot | None:
+    """Draw a partition of clients' records whose directory is lost."""
+    lost = [Rot(name) for name in disk.list() if disk.is_directory(name) and not name.startswith("__")]
+    lost = [rot for rot in lost if rot.lost is not None and disk.exists(f"{rot.path}/partition.metadata")]
+    return chance.choice(lost) if lost else None
+
+
+def _suffix(path: str) -> str:
+    return posixpath.splitext(path)[1] or posixpath.basename(path)
+
+
+def _small_files(disk: MemoryDisk) -> Iterator[str]:
+    for name in disk.list():
+        if not disk.is_directory(name):
+            if name not in (".lock", ".kafka_cleanshutdown"):
+                yield name
+            continue
+        for each in disk.list(name):
+            # Aborted transactions are in no other file below the recovery point: rot there is not healed.
+            if not each.endswith((".log", ".txnindex")):
+                yield f"{name}/{each}"
+
+
+def internal_batches(node: Node) -> list[InternalBatch]:
+    """Return what the coordinators' partitions hold."""
+    return [
+        InternalBatch(tp, partition.directory, header.last_offset, bytes(data))
+        for tp, partition in sorted(node.log_manager.partitions.items())
+        if tp.topic in INTERNAL
+        for header, data in batches_of(partition)
+    ]
+
+
+def _draw_internal(
+    chance: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_killed: bool
+) -> Rot | None:
+    # Above the recovery point a start after a kill cuts a log at its first damage, as Apache Kafka does.
+    limits = written_points(disk) if is_killed else None
+    found = [each for each in batches if limits is None or each.last_offset < limits.get(each.tp, 0)]
+    if not found:
+        return None
+    batch = chance.choice(found)
+    for name in disk.list(batch.directory):
+        path = f"{batch.directory}/{name}"
+        begin = disk.read(path).find(batch.data) if name.endswith(".log") else -1
+        if begin >= 0:
+            return Rot(path, begin + chance.randrange(21, len(batch.data)), chance.randrange(8))
+    return None
+
+
+def draw_state(chance: Random) -> str | None:
+    """Return how the broker ends before the damage; None for most seeds."""
+    return chance.choice(("stopped", "killed")) if chance.random() < ROT_CHANCE else None
+
+
+class Known(NamedTuple):
+    """Offsets and transactional ids, by the coordinator's partition that keeps them."""
+
+    offsets: dict[tuple[int, str], dict[TopicPartition, int]]
+    transactions: dict[tuple[int, str], Any]
+
+
+def known(node: Node) -> Known:
+    """Return what the coordinators of a broker know."""
+    counts = {name: sum(tp.topic == name for tp in node.log_manager.partitions) for name in INTERNAL}
+    offsets, transactions = {}, {}
+    for group in node.groups.offsets.groups():
+        index = partition_for(group, counts[INTERNAL[0]])
+        offsets[index, group] = {tp: each.offset for tp, each in node.groups.offsets.of(group).items()}
+    for entry in node.transactions.all():
+        index = partition_for(entry.transactional_id, counts[INTERNAL[1]])
+        transactions[index, entry.transactional_id] = (entry.producer_id, entry.state)
+    return Known(offsets, transactions)
+
+
+def log_ends(node: Node) -> dict[TopicPartition, int]:
+    """Return where the logs end, but for those of coordinators."""
+    partitions = node.log_manager.partitions.items()
+    return {tp: partition.log_end_offset for tp, partition in partitions if tp.topic not in INTERNAL}
+
+
+def check_ends(
+    world: World, rot: Rot, before: dict[TopicPartition, int], after: dict[TopicPartition, int]
+) -> None:
+    """No log ends below where it ended, compacted or not."""
+    for tp, end in before.items():
+        if after.get(tp, 0) < end:
+            world.violate("rot took what it did not touch", f"{rot}: {tp} ends at {after.get(tp)}, was {end}")
+
+
+def may_refuse(rot: Rot, error: Exception) -> bool:
+    """True when a start may fail with this error: it names the file."""
+    return (
+        isinstance(error, StorageError)
+        and rot.path.endswith(REFUSING)
+        and posixpath.basename(rot.path) in str(error)
+    )
+
+
+def check_known(world: World, rot: Rot, before: Known, after: Known) -> None:
+    """What was in no damaged partition is known as before."""
+    damaged = rot.damaged
+    for topic, expected, found in (
+        (INTERNAL[0], before.offsets, after.offsets),
+        (INTERNAL[1], before.transactions, after.transactions),
+    ):
+        for (index, name), value in expected.items():
+            is_damaged = TopicPartition(topic, index) == damaged
+            now = found.get((index, name))
+            if now != value and not (is_damaged and now is None):
+                world.violate("rot took what it did not touch", f"{rot}: {name} is {now}, was {value}")

@@ -1,0 +1,61 @@
+"""Files and directories of others among the broker's: no start removes them or fails because of them."""
+
+from __future__ import annotations
+
+from random import Random
+
+from oncelog.broker.node import Node
+from oncelog.testing.memory_disk import MemoryDisk
+from oncelog_simulator.world import BrokerHost, World
+
+STRANGERS_CHANCE = 0.1
+DIRECTORIES = ("backup-20261122", "old-01", "notes-delete")
+"""Names that look like a partition's, or like one that is being deleted."""
+KEPT, SWEPT = "copy.log", "notes.log.cleaned"
+"""Files beside the segments. What ends like a leftover of compaction may be removed."""
+
+
+def draw_strangers(seed: int) -> bool:
+    """Return True when others keep files in the broker's data directory."""
+    return Random(f"{seed}/strangers").random() < STRANGERS_CHANCE
+
+
+class Strangers:
+    """What others put on the broker's disk, looked at after each start."""
+
+    def __init__(self, world: World, broker: BrokerHost, topics: list[str]) -> None:
+        self.world, self.broker, self.topics = world, broker, topics
+        self._paths: set[str] = set()
+
+    def recovered(self, node: Node) -> None:
+        """Check that all is there, and put more beside what the broker has made meanwhile."""
+        disk = self.broker.disk
+        disk.held_count += 1  # no thread of the broker does this
+        try:
+            for path in sorted(self._paths):
+                if not disk.exists(path):
+                    self.world.violate("a start removed what is not the broker's", path)
+            self._add(disk, node)
+        except OSError as error:
+            self.world.note("strangers", f"cannot be written: {error}")
+        finally:
+            disk.held_count -= 1
+
+    def _add(self, disk: MemoryDisk, node: Node) -> None:
+        for name in DIRECTORIES:
+            if not disk.is_directory(name):
+                disk.mkdir(name)
+            self._paths.add(_write(disk, name, "notes.txt"))
+        for tp, partition in sorted(node.log_manager.partitions.items()):
+            if tp.topic in self.topics:
+                self._paths.add(_write(disk, partition.directory, KEPT))
+                _write(disk, partition.directory, SWEPT)
+        disk.sync_directory()
+
+
+def _write(disk: MemoryDisk, directory: str, name: str) -> str:
+    """Write a file that survives a power loss; return its path."""
+    path = f"{directory}/{name}"
+    disk.replace(path, b"of somebody else")
+    disk.sync_directory(directory)
+    return path

@@ -1,0 +1,206 @@
+"""What clients of a log sent and saw, and whether a log with transactions could have shown them that.
+
+A history is what the clients themselves noted: no log file and no broker is asked. `check` names the
+operations that contradict each other; an empty answer means that read_committed and exactly-once held, as far
+as these clients could tell. Values are unique in a history: what is sent a second time has another value.
+
+    AbortedRead      a record of a transaction that was aborted was read
+    EarlyRead        a record was read before its sender, or its commit, was called
+    UnsentRead       a record was read that nobody sent
+    OffsetConflict   two values are at one offset of a partition
+    Duplicate        one value is at two offsets
+    LostWrite        a committed record, at or below the highest offset read, was read by nobody
+    PollSkip         a reader went past a committed record without seeing it
+    PollReorder      a reader went backwards without being told to
+    SendReorder      a producer's records of one partition are not in the order of sending
+    Cycle            transactions must each be before the next (history/cycles.py)
+
+A transaction of unknown outcome that is seen in part counts as committed, so the rest of it is a LostWrite.
+Source: row T6; the invariants of Jepsen's analyses of Kafka-like systems.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from oncelog_simulator.history.cycles import ALL_KINDS, Dependency, cycles
+from oncelog_simulator.history.index import (
+    History,
+    Item,
+    Kind,
+    Noted,
+    Operation,
+    Outcome,
+    Partition,
+    index,
+)
+
+__all__ = ["ALL_KINDS", "Item", "Kind", "Operation", "Outcome", "check"]
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """A contradiction between operations; `item`: the record it is about, None in a cycle."""
+
+    operations: tuple[Operation, ...]
+    item: Item | None = None
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} {self.item or ''}: {'; '.join(map(str, self.operations))}"
+
+
+class AbortedRead(Anomaly):
+    """The poll, the send, and what ended the transaction."""
+
+
+class EarlyRead(Anomaly):
+    """The poll, and the commit or send that began after it was over."""
+
+
+class UnsentRead(Anomaly):
+    """The poll."""
+
+
+class OffsetConflict(Anomaly):
+    """Who knew another value there, and who says `item`."""
+
+
+class Duplicate(Anomaly):
+    """Who first knew another offset of the value, and who says `item`."""
+
+
+class LostWrite(Anomaly):
+    """The send, and the poll of the partition's highest offset."""
+
+
+class PollSkip(Anomaly):
+    """The polls before and after `item` (perhaps one and the same), and who saw or sent it."""
+
+
+class PollReorder(Anomaly):
+    """The polls of an offset and, after it, of `item`, which is not above it."""
+
+
+class SendReorder(Anomaly):
+    """The sends of a record and, after it, of `item`, which is below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle(Anomaly):
+    """The operations behind each dependency of the cycle, in its order."""
+
+    dependencies: tuple[Dependency, ...] = ()
+
+    @property
+    def kinds(self) -> str:
+        """Such as "ww wr", the rarest first."""
+        return " ".join(sorted((each.kind for each in self.dependencies), key=ALL_KINDS.index))
+
+
+def check(operations: Iterable[Operation], *, dependencies: Iterable[str] = ALL_KINDS) -> list[Anomaly]:
+    """Every anomaly; `dependencies`: those whose cycles count.
+
+    Kafka promises that `wr` alone makes none; history/cycles.py says what `ww` and `rw` need.
+    """
+    history = index(operations)
+    found: list[Anomaly] = [
+        *_conflicts(history),
+        *_wrong_reads(history),
+        *_lost(history),
+        *_poll_order(history),
+        *_send_order(history),
+    ]
+    for cycle in cycles(history, frozenset(dependencies)):
+        noted = tuple(operation for each in cycle for operation in (each.first, each.second))
+        found.append(Cycle(noted, None, tuple(cycle)))
+    return found
+
+
+def _conflicts(history: History) -> Iterator[Anomaly]:
+    """Each value has one offset, each offset one value."""
+    told: set[Item] = set()
+    for operation in history.operations:
+        for item in operation.items:
+            if item.offset is None or item in told:
+                continue
+            told.add(item)
+            there, other = history.log[item.topic, item.partition][item.offset]
+            if other.value != item.value:
+                yield OffsetConflict((there, operation), item)
+            first, same = history.offsets[item.value]
+            if same != item:
+                yield Duplicate((first, operation), item)
+
+
+def _wrong_reads(history: History) -> Iterator[Anomaly]:
+    """A reader sees what is committed, and only after somebody asked for that."""
+    for poll, item in history.polls:
+        if item.value not in history.sends:
+            yield UnsentRead((poll,), item)
+            continue
+        send, _ = history.sends[item.value]
+        ends = history.ends.get(send.unit, [])
+        if history.outcome(send) is Outcome.FAIL:
+            yield AbortedRead((poll, send, *ends), item)
+            continue
+        commits = [end for end in ends if end.kind is Kind.COMMIT]
+        decided = min(commits, key=lambda commit: commit.begin, default=send)
+        if poll.end < decided.begin:
+            yield EarlyRead((poll, decided), item)
+
+
+def _lost(history: History) -> Iterator[Anomaly]:
+    """Of a record whose offset nobody was told, the next one of its session is above it."""
+    highest: dict[Partition, tuple[int, Operation]] = {}
+    for poll, (topic, partition, offset, _) in history.polls:
+        if offset is not None and offset > highest.get((topic, partition), (-1, poll))[0]:
+            highest[topic, partition] = (offset, poll)
+    for sent in _by_session((send, history.known(item)) for send, item in history.sends.values()).values():
+        below: int | None = None  # an offset that this record is at, or below
+        for send, item in reversed(sent):
+            below = below if item.offset is None else item.offset
+            top, poll = highest.get((item.topic, item.partition), (-1, send))
+            is_due = send.unit in history.committed and send.outcome is not Outcome.FAIL
+            if is_due and below is not None and below <= top and item.value not in history.read:
+                yield LostWrite((send, poll), item)
+
+
+def _poll_order(history: History) -> Iterator[Anomaly]:
+    """Within a session each partition is read upwards, leaving out nothing that is to be seen."""
+    visible = {
+        partition: sorted(offset for offset, (_, item) in log.items() if history.is_visible(item.value))
+        for partition, log in history.log.items()
+    }
+    for polled in _by_session(history.polls).values():
+        for (before, first), (after, second) in pairwise(polled):
+            assert first.offset is not None and second.offset is not None
+            partition = (second.topic, second.partition)
+            if second.offset <= first.offset:
+                yield PollReorder((before, after), second)
+                continue
+            offsets = visible[partition]
+            for offset in offsets[bisect_right(offsets, first.offset) : bisect_left(offsets, second.offset)]:
+                who, missed = history.log[partition][offset]
+                yield PollSkip((before, after, who), missed)
+
+
+def _send_order(history: History) -> Iterator[Anomaly]:
+    """Within a session the records of a partition are in the order of sending."""
+    told = [(send, history.known(item)) for send, item in history.sends.values()]
+    for sent in _by_session((send, item) for send, item in told if item.offset is not None).values():
+        for (before, first), (after, second) in pairwise(sent):
+            assert first.offset is not None and second.offset is not None
+            if second.offset < first.offset:
+                yield SendReorder((before, after), second)
+
+
+def _by_session(noted: Iterable[Noted]) -> dict[Hashable, list[Noted]]:
+    """By session and partition, in order."""
+    found: dict[Hashable, list[Noted]] = {}
+    for operation, item in noted:
+        key = (operation.process, operation.session, item.topic, item.partition)
+        found.setdefault(key, []).append((operation, item))
+    return found

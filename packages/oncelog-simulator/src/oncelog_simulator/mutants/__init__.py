@@ -1,0 +1,34 @@
+"""Every mutant, in the order in which the table of docs/internals/mutants.md has them."""
+
+from oncelog_simulator.mutants import (
+    broker,
+    clients,
+    disk,
+    interrupted,
+    limits,
+    removal,
+    requests,
+    storage,
+    times,
+    workloads,
+)
+from oncelog_simulator.mutants.mutant import ClientMutant, Mutant
+
+MUTANTS: list[Mutant | ClientMutant] = [
+    *broker.MUTANTS,
+    *workloads.MUTANTS,
+    *clients.MUTANTS,
+    *disk.MUTANTS,
+    *storage.MUTANTS,
+    *removal.MUTANTS,
+    *times.MUTANTS,
+    *limits.MUTANTS,
+    *requests.MUTANTS,
+    *interrupted.CLIENT_MUTANTS,
+]
+NOT_CAUGHT: dict[str, str] = {
+    name: reason
+    for module in (broker, workloads, clients, disk, storage, removal, times, limits, requests, interrupted)
+    for name, reason in module.NOT_CAUGHT.items()
+}
+"""By the mutant's name, why no seed notices it. Its guards do."""

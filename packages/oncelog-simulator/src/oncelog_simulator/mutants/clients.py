@@ -1,0 +1,153 @@
+"""Mutants that hostile clients, other clients' ways, the sink, `write_atomic` and the loader notice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from oncelog.client.consumer import fetch_messages
+from oncelog.client.producer import transaction_requests
+from oncelog.load import decisions as load_decisions
+from oncelog.load import loader, record_boundaries
+from oncelog.log import partition
+from oncelog.rules.idempotence import append
+from oncelog.rules.transactions.client_session import Reaction
+from oncelog.spark.sink import atomic, atomic_task
+from oncelog.spark.sink import decisions as lane_rules
+from oncelog.spark.sink import state as sink_state
+from oncelog_simulator.mutants.mutant import Mutant, nothing
+
+_DECIDE = append.decide_append
+_START = load_decisions.decide_start
+
+
+def _any_first_sequence(*arguments: Any, begins_epoch: bool = False, **how: Any) -> Any:
+    return _DECIDE(*arguments, **how)
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _die(*_: Any) -> Reaction:
+    return Reaction.DIE
+
+
+def _touched_by_time(marks: Any, sources: Any, *, in_part: bool = False) -> Any:
+    pairs = enumerate(zip(marks, sources, strict=False))
+    return tuple(index for index, (mark, source) in pairs if mark.modified_ns != source.modified_ns)
+
+
+def _start_again(marks: Any, *rest: Any, **how: Any) -> Any:
+    return _START([], *rest, **how)
+
+
+def _keep_for_the_default(self: Any, admin: Any, group: str, kept: Any, *, retention_ms: int = 0) -> None:
+    admin.alter_group_offsets(group, {self.marker_at: kept})
+
+
+def _quoted_by_parity(column: Any, quotes: Any, delimiter: int) -> tuple[Any, Any]:
+    """Return every quote, and whether the number of those before is odd."""
+    return quotes, np.arange(len(quotes) + 1) % 2 == 1
+
+
+async def _hand_over_committing(self: Any, timeout_s: float | None = None) -> Any:
+    """Hand over as a commit begins, which close() then repeats."""
+    share = self.share()
+    await self._flushed(self._deadline_ms(timeout_s))
+    with self._driver.state.lock:
+        self.core.on_ended(None)
+    return share
+
+
+MUTANTS = [
+    Mutant(
+        "a second frame of a micro-batch is taken for the first",
+        ((atomic, "_remember", nothing),),
+        "atomic",
+        findings=("C5",),
+    ),
+    Mutant(
+        "aborted batches are passed over unchecked",
+        ((fetch_messages, "verify_crc", _always),),
+        findings=("R740",),
+        guards=("client/test_client_consumer_core.py::test_a_damaged_aborted_batch_is_an_error",),
+    ),
+    Mutant(
+        "a refused abort is taken for one of a fenced producer",
+        ((transaction_requests, "reaction_to_fenced_abort", _die),),
+        findings=("R687",),
+        guards=(
+            "client/test_client_transactions_early_abort.py"
+            "::test_an_abort_waits_for_the_markers_of_the_transaction_before",
+        ),
+    ),
+    Mutant(
+        "every attempt of a task writes into the transaction",
+        ((atomic_task, "may_claim", _always),),
+        "atomic",
+        guards=("spark/test_spark_atomic.py::test_one_attempt_of_a_task_writes",),
+    ),
+    Mutant(
+        "a repeated micro-batch is committed task by task",
+        ((lane_rules.PlanNote, "is_repeat", property(lambda self: False)),),
+        "lanes",
+        findings=("C10", "P2"),
+    ),
+    Mutant(
+        "what a sink noted expires with offsets.retention",
+        ((sink_state.Sink, "keep", _keep_for_the_default),),
+        "lanes",
+        findings=("C11", "G2"),
+    ),
+    Mutant(
+        "an attempt that begins after a write without a name writes",
+        ((sink_state.Sink, "has_ended", nothing),),
+        "lanes",
+        findings=("R77",),
+    ),
+    Mutant(
+        "a file is known by its size and time",
+        ((load_decisions, "_touched", _touched_by_time),),
+        "loaded",
+        findings=("C12",),
+    ),
+    Mutant("a load reads no marks", ((loader, "decide_start", _start_again),), "loaded"),
+    Mutant(
+        "a transaction with an epoch of its own begins with any sequence",
+        ((partition, "decide_append", _any_first_sequence),),
+        "pipelined",
+        findings=("C14", "F1"),
+        guards=(
+            "log/test_log_partition.py::test_a_transaction_with_an_epoch_of_its_own_begins_with_its_first_batch",
+        ),
+    ),
+    Mutant(
+        "quotes are counted in CSV files",
+        ((record_boundaries, "_quoted_behind_runs", _quoted_by_parity),),
+        "loaded",
+        findings=("C13",),
+    ),
+    Mutant(
+        "a task hands its transaction over as a commit begins",
+        ((transaction_requests.Transactions, "hand_over", _hand_over_committing),),
+        "lanes",
+        findings=("R76",),
+        guards=(
+            "client/test_client_transactions_close.py::test_what_could_not_be_handed_over_in_time_is_not_committed",
+        ),
+    ),
+]
+"""In the order of findings C5 to C20, and of those of clients, sink and loader."""
+NOT_CAUGHT = {
+    "a transaction with an epoch of its own begins with any sequence": "what repaired F39 guards the same, at"
+    " least in the first 115 seeds",
+    "a refused abort is taken for one of a fenced producer": "simulated transactions have few partitions, so"
+    " their markers are soon written: no seed in 50 s",
+    "every attempt of a task writes into the transaction": "its records are numbered from 0 again, so the"
+    " broker refuses most of them as out of order: no seed of the first 12",
+    "a task hands its transaction over as a commit begins": "needs a task of a repeated micro-batch that"
+    " cannot store its rows in time: no seed of the first 10",
+}
+"""And why not."""

@@ -1,0 +1,413 @@
+"""Mutants of requests that are answered in steps, of markers, and of what clients may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from oncelog.broker.coordinators import groups, transactions
+from oncelog.broker.coordinators.offsets import Offsets
+from oncelog.broker.coordinators.transactions import TransactionCoordinator
+from oncelog.broker.handlers import list_groups, list_transactions, offset_commit, offset_fetch
+from oncelog.broker.stepwise import StepQueue
+from oncelog.client import arguments
+from oncelog.client.connection import cluster
+from oncelog.client.connection.broker_protocol import LinkProtocol
+from oncelog.client.connection.security import tls_failed
+from oncelog.client.consumer.core import ConsumerCore
+from oncelog.client.group.consumer_member import ConsumerProtocolSession
+from oncelog.client.producer import blocking as edge_producer
+from oncelog.client.producer.batch import Outcome
+from oncelog.errors import (
+    GroupIdNotFound,
+    MisuseError,
+    NonEmptyGroup,
+    TopicAuthorizationFailed,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.server.connection import Connection
+from oncelog_simulator.mutants.mutant import ClientMutant, Mutant, false, nothing, true
+
+
+class _NoPace:
+    """Lets nobody have a turn."""
+
+    def __init__(self, step_elements: int) -> None:
+        """Take no limit."""
+
+    def next(self, cost: int = 1) -> bool:
+        return False
+
+
+class _NeverRaised(Exception):
+    """Stands where NotCoordinator was caught."""
+
+
+def _delete_as_it_was(self: Any, group_id: str, pace: Any, now_ms: int) -> Any:
+    """Delete a group that time may have ended meanwhile."""
+    group, consumers = self.get(group_id), self.consumers.get(group_id)
+    if not self.has(group_id):
+        raise GroupIdNotFound(f"there is no group {group_id!r}")
+    if (group and group.state is not GroupState.EMPTY) or (consumers and consumers.members):
+        raise NonEmptyGroup(f"group {group_id!r} has members")
+    with self.topic.reserved(group_id):
+        written = yield from self.delete_offsets(group_id, self.offsets.places_of(group_id), pace, now_ms)
+        if group is not None:
+            written = self._bury(group, now_ms)
+        if consumers is not None:
+            written = self.consumers.bury(group_id, now_ms)
+    return written
+
+
+def _code_by_name(self: Any, name: str, topic_id: bytes) -> int:
+    """Judge a topic by the name that its id had when the request came."""
+    if not name and topic_id:
+        return UnknownTopicId.code
+    if not self._request.may(ResourceType.TOPIC, name):
+        return TopicAuthorizationFailed.code
+    self._topics[name] = self._node.topics.get(name)
+    return UnknownTopicOrPartition.code if self._topics[name] is None else 0
+
+
+def _limit_of_a_request(self: Any, error: Any, patience_ms: float | None) -> float:
+    if isinstance(error, UnknownTopicOrPartition) and patience_ms is not None:
+        return patience_ms
+    return float(self._settings["request.timeout.ms"])
+
+
+async def _wait_for(waiting: Any, timeout_s: float) -> Any:
+    """Wait as asyncio.wait_for of Python 3.11: a cancellation that comes with the result is lost."""
+    future = asyncio.ensure_future(waiting)
+    try:
+        done, _ = await asyncio.wait({future}, timeout=timeout_s)
+    except asyncio.CancelledError:
+        if future.done():
+            return future.result()
+        future.cancel()
+        raise
+    if not done:
+        future.cancel()
+        raise TimeoutError
+    return future.result()
+
+
+async def _wait_for_room(self: Any, driver: Any, size_bytes: int) -> None:
+    core = driver.state.peek
+    if core.can_append(size_bytes):
+        return
+    deadline = driver.now_ms() + self.options.max_block_ms
+    core.room_waiter_count += 1
+    try:
+        while not core.can_append(size_bytes):
+            driver.wake()
+            left_s = (deadline - driver.now_ms()) / 1000
+            try:
+                await _wait_for(driver.next_settled(), max(left_s, 0))
+            except TimeoutError:
+                raise edge_producer._no_room(self.options) from None
+    finally:
+        core.room_waiter_count -= 1
+
+
+async def _await_news(self: Any, deadline_ms: float) -> Any:
+    timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
+    self._news.clear()
+    if not self._is_found:
+        with suppress(TimeoutError):
+            await _wait_for(self._news.wait(), timeout_s)
+            return await _AWAIT_NEWS(self, self._cluster.now_ms())
+        return False
+    return await _AWAIT_NEWS(self, deadline_ms)
+
+
+def _call_all(self: Any, listener: Any) -> None:
+    """Call the listeners of other threads, too."""
+    self._listeners.append(listener)
+    if self.is_done:
+        for raised in self._call_listeners():
+            raise raised
+
+
+def _any_number(value: Any, largest: int, what: str) -> int:
+    if not hasattr(value, "__index__") or isinstance(value, bool):
+        raise MisuseError(f"{what} must be an int, not {value!r}")
+    return operator.index(value)
+
+
+def _take_as_incomplete(self: Any, call: Any) -> bool:
+    """Count a request that waits for a place as one of which bytes are missing."""
+    is_taken = _TAKE(self, call)
+    owner = getattr(call, "__self__", None)
+    if not is_taken and isinstance(owner, Connection):
+        owner._request_ms = owner.active_ms
+    return is_taken
+
+
+@contextmanager
+def _named(rows: Any) -> Iterator[None]:
+    """Let a commit take its topics for named ones."""
+    has_ids, rows._has_ids = rows._has_ids, False
+    try:
+        yield
+    finally:
+        rows._has_ids = has_ids
+
+
+def _drop_by_name(self: Any) -> bool:
+    with _named(self):
+        return _DROP_DELETED(self)
+
+
+def _code_of_a_new_topic(self: Any, name: str, topic_id: bytes) -> int:
+    if name and self._node.topics.get(name) is None:
+        with _named(self):
+            return _TOPIC_CODE(self, name, topic_id)
+    return _TOPIC_CODE(self, name, topic_id)
+
+
+def _group_by_name(node: Any, request: Any, asked: Any, is_stable: bool, pace: Any) -> Any:
+    """Answer with the ids that the topics' names have in the end."""
+    group = yield from _FETCH_GROUP(node, request, asked, is_stable, pace)
+    names = {bytes(topic.topic_id): topic.name for topic in asked.topics or () if topic.name}
+    for result in group.topics:
+        name = names.get(bytes(result.topic_id), "")
+        topic = node.topics.get(name)
+        if topic is None or result.name:
+            continue
+        committed = node.groups.offsets.of(asked.group_id)
+        result.name, result.topic_id = name, topic.topic_id
+        for row in result.partitions:
+            row.error_code = 0
+            row.committed_offset = getattr(committed.get((name, row.partition_index)), "offset", -1)
+    return group
+
+
+def _settle_the_dead(self: Any, group: Any, now_ms: int) -> None:
+    """Settle a group whether or not it was deleted meanwhile."""
+    if group.is_unused:
+        if self._groups.get(group.group_id) is group:
+            del self._groups[group.group_id]
+        return
+    if group.is_unsaved:
+        self._save(group, now_ms)
+    self._schedule(group, now_ms)
+
+
+def _forget_newer(self: Any, before: Any, now_ms: int) -> Any:
+    """Forget where offsets of a topic that was made meanwhile stand."""
+    left = yield from _DELETE_TOPICS(self, before, now_ms)
+    for topic in before.keys() - left:
+        self._indexes.pop(topic, None)
+    return left
+
+
+def _text_of_any_tls_error(self: Any, exc: Any) -> Any:
+    return tls_failed(self.core.peer, exc) if isinstance(exc, ssl.SSLError) else _LOST_TEXT(self, exc)
+
+
+_TAKE, _LOST_TEXT = StepQueue.take, LinkProtocol._lost_text
+_DROP_DELETED, _TOPIC_CODE = offset_commit.CommitRows._drop_deleted, offset_commit.CommitRows._topic_code
+_FETCH_GROUP = offset_fetch._group
+_DELETE_TOPICS = Offsets.delete_topics
+_AWAIT_NEWS = ConsumerProtocolSession._await_news
+_CANCELLED = "client/test_client_cancelled_in_time.py"
+_STEPS = "broker/test_broker_steps.py"
+MUTANTS: list[Mutant | ClientMutant] = [
+    Mutant(
+        "a marker that failed is written again everywhere",
+        ((transactions, "must_wait", true),),
+        findings=("R253",),
+        guards=(
+            "broker/test_broker_transactions.py::test_only_a_marker_whose_fate_is_unknown_is_written_again",
+        ),
+    ),
+    ClientMutant(
+        "a restored backup fences nobody",
+        "backup",
+        (),
+        ((TransactionCoordinator, "fence_all", nothing),),
+        findings=("R260",),
+        guards=(
+            "operations/test_operations_backup.py::"
+            "test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one",
+        ),
+    ),
+    Mutant(
+        "a first send waits for a broker for request.timeout.ms",
+        ((cluster.ClusterConnection, "_limit_ms", _limit_of_a_request),),
+        "takeover",
+        findings=("R261",),
+        guards=(
+            "client/test_client_producer_unreachable.py::"
+            "test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms",
+        ),
+    ),
+    ClientMutant(
+        "a cancellation that comes with the result is lost",
+        "asyncio",
+        ("producer", "consumer"),
+        (
+            (edge_producer.AsyncProducer, "_wait_for_room", _wait_for_room),
+            (ConsumerProtocolSession, "_await_news", _await_news),
+        ),
+        findings=("R270",),
+        guards=(
+            f"{_CANCELLED}::test_a_send_that_is_cancelled_as_room_comes_takes_no_record",
+            f"{_CANCELLED}::test_a_poll_that_is_cancelled_as_news_comes_ends",
+        ),
+    ),
+    ClientMutant(
+        "a late listener calls those of other threads",
+        "blocking",
+        ("producer",),
+        ((Outcome, "listen", _call_all),),
+        findings=("R271",),
+        guards=(
+            "client/test_client_callbacks_end.py::"
+            "test_whoever_listens_to_a_settled_outcome_calls_no_listener_of_others",
+        ),
+    ),
+    Mutant(
+        "any number is an offset",
+        ((arguments, "_whole", _any_number),),
+        findings=("R272",),
+        guards=("client/test_client_arguments.py::test_what_is_no_offset_is_refused_before_it_is_sent",),
+    ),
+    ClientMutant(
+        "an error of a position that was left is raised",
+        "unsynced",
+        (),
+        ((ConsumerCore, "_is_stale", false),),
+        findings=("R341",),
+        guards=(
+            "client/test_client_consumer_core.py::test_an_error_of_a_position_that_was_left_is_forgotten",
+        ),
+    ),
+    Mutant(
+        "groups and transactions are listed in one step",
+        ((list_groups, "Pace", _NoPace), (list_transactions, "Pace", _NoPace)),
+        "deletions",
+        findings=("R284",),
+        guards=(f"{_STEPS}::test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn",),
+    ),
+    Mutant(
+        "offsets expire after the end of time",
+        ((offset_commit, "INT64_MAX", 1 << 70),),
+        "hostile",
+        findings=("R285",),
+        guards=(
+            "broker/test_broker_expiry.py::test_offsets_with_the_longest_retention_are_kept_over_restarts",
+        ),
+    ),
+    Mutant(
+        "a group that is being deleted ends a list of groups",
+        ((list_groups, "NotCoordinator", _NeverRaised),),
+        "deletions",
+        findings=("R286",),
+        guards=(f"{_STEPS}::test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn",),
+    ),
+    Mutant(
+        "a group that ended while it was deleted is deleted twice",
+        ((groups.GroupCoordinator, "delete", _delete_as_it_was),),
+        "deletions",
+        findings=("R322",),
+        guards=(f"{_STEPS}::test_a_group_that_time_ends_while_it_is_deleted_in_steps_is_deleted",),
+    ),
+    Mutant(
+        "a topic's id is looked up once for all steps of a commit",
+        ((offset_commit.CommitRows, "_topic_code", _code_by_name),),
+        "deletions",
+        findings=("R323",),
+        guards=(f"{_STEPS}::test_offsets_named_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one",),
+    ),
+    Mutant(
+        "a large request that waits for its place counts as incomplete",
+        ((StepQueue, "take", _take_as_incomplete),),
+        "hostile",
+        findings=("R370",),
+        guards=(
+            "broker/test_broker_connections.py::test_large_requests_wait_as_bytes_while_many_are_under_way",
+        ),
+    ),
+    Mutant(
+        "a commit by id names a topic that is deleted meanwhile",
+        (
+            (offset_commit.CommitRows, "_drop_deleted", _drop_by_name),
+            (offset_commit.CommitRows, "_topic_code", _code_of_a_new_topic),
+        ),
+        "deletions",
+        findings=("R377",),
+        guards=(
+            "broker/test_broker_interleavings.py::"
+            "test_the_outcome_of_two_requests_in_steps_is_that_of_one_after_the_other",
+        ),
+    ),
+    Mutant(
+        "offsets fetched by id are answered with the id of a new topic",
+        ((offset_fetch, "_group", _group_by_name),),
+        "deletions",
+        findings=("R378",),
+        guards=(f"{_STEPS}::test_offsets_fetched_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one",),
+    ),
+    Mutant(
+        "a deleted group is stored again when an earlier sync ends",
+        ((groups.GroupCoordinator, "settle", _settle_the_dead),),
+        "deletions",
+        findings=("R380",),
+        guards=(
+            "broker/test_broker_coordinator_kills.py::"
+            "test_a_group_that_is_deleted_while_an_earlier_state_waits_for_its_sync_stays_deleted",
+        ),
+    ),
+    Mutant(
+        "an old deletion forgets where a new topic's offsets stand",
+        ((Offsets, "delete_topics", _forget_newer),),
+        "deletions",
+        findings=("R420",),
+        guards=(
+            "broker/test_broker_coordinator_state.py::"
+            "test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it",
+        ),
+    ),
+    ClientMutant(
+        "a TLS connection that breaks carried nothing out",
+        "asyncio",
+        (),
+        ((LinkProtocol, "_lost_text", _text_of_any_tls_error),),
+        findings=("R445",),
+        guards=("security/test_security_tls.py::test_a_damaged_tls_record_leaves_the_outcome_unknown",),
+    ),
+]
+"""In the order of the findings."""
+NOT_CAUGHT: dict[str, str] = {
+    "a marker that failed is written again everywhere": "a second marker violates nothing",
+    "a cancellation that comes with the result is lost": "needs a cancellation in the turn of the loop in"
+    " which a result comes: no seed of the first 296",
+    "any number is an offset": "the applications commit offsets of records only",
+    "groups and transactions are listed in one step": "no workload has as many groups as take long",
+    "offsets expire after the end of time": "a drawn field is near 2^63 too rarely: none of the first 102"
+    " seeds of hostile clients",
+    "a group that is being deleted ends a list of groups": "nobody lists groups",
+    "a group that ended while it was deleted is deleted twice": "needs a member id that nobody uses, and a"
+    " deletion in steps as it expires: no seed of the first 48",
+    "a topic's id is looked up once for all steps of a commit": "our clients name topics by name",
+    "a large request that waits for its place counts as incomplete": "needs eight large requests under way"
+    " for a minute: none of the first 20 seeds of hostile clients",
+    "a commit by id names a topic that is deleted meanwhile": "our clients name topics by name",
+    "offsets fetched by id are answered with the id of a new topic": "our clients name topics by name",
+    "a deleted group is stored again when an earlier sync ends": "needs a full disk between two states of a"
+    " group, and its deletion before the first one is synced: no seed of the first 20",
+    "a TLS connection that breaks carried nothing out": "TLS is not played",
+    "an old deletion forgets where a new topic's offsets stand": "seed 69 noticed it before the product"
+    " changed: not searched since",
+    "a late listener calls those of other threads": "seed 1324 noticed it before the product changed: not"
+    " searched since",
+}
+"""And why not."""

@@ -1,0 +1,446 @@
+"""Groups, offsets, topics and open transactions that are deleted while transactions have pending offsets.
+
+Nothing that was deleted comes back, neither with the commit of its transaction nor with a restart, and
+nothing goes that nobody deleted. Each application commits rising positions, each of which is used once. What
+may stand in `__consumer_offsets` is worked out from when calls began, when they were answered, and how their
+transactions ended. A call that took long may have left a request behind in the network, which may arrive
+at any later time: such a position may come back, and such a deletion may strike again.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from oncelog.broker.node import Node
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.admin.types import NewTopic
+from oncelog.client.connection.cluster import ClusterConnection
+from oncelog.client.connection.coordinator import GROUP
+from oncelog.client.consumer.aio import AsyncConsumer
+from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.errors import GroupIdNotFound, OncelogError, UnknownTopicOrPartition, raise_for_code
+from oncelog.types import ConsumerGroupMetadata, TopicPartition
+from oncelog.wire.messages import OffsetDeleteRequest
+from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.history.check import Outcome
+from oncelog_simulator.txn_clients import TransactionalClient
+from oncelog_simulator.workloads import Workload, create_topic
+from oncelog_simulator.world import World
+
+if TYPE_CHECKING:
+    from oncelog_simulator.simulation import Scenario
+
+GROUPS = ("forgotten-a", "forgotten-b")
+STEPS = 9
+QUICK_US = 1_000_000
+"""A call that took less was not repeated after a time-out, so nothing of it is left in the network."""
+LATE_US = 2_000_000
+"""Between the answer to a commit and a deletion, so that the commit cannot arrive behind the deletion."""
+
+Place = tuple[str, TopicPartition]
+"""Group and partition."""
+
+
+@dataclass(eq=False, slots=True)
+class Commit:
+    """A position that a group is to get. `outcome`: of its transaction; `decided_us`: since when."""
+
+    place: Place
+    position: int
+    begun_us: int
+    answered_us: int | None = None
+    is_decision_asked: bool = False
+    outcome: Outcome = Outcome.UNKNOWN
+    decided_us: int | None = None
+
+    @property
+    def is_quick(self) -> bool:
+        return self.answered_us is not None and self.answered_us - self.begun_us < QUICK_US
+
+    @property
+    def is_sure(self) -> bool:
+        """Return True when it holds until it is deleted or another position is committed."""
+        return self.outcome is Outcome.OK
+
+    @property
+    def may_hold(self) -> bool:
+        return self.outcome is not Outcome.FAIL and self.is_decision_asked
+
+
+@dataclass(eq=False, slots=True)
+class Removal:
+    """A deletion of a group, of an offset or of a topic. `done_us` None: nobody knows."""
+
+    group: str | None
+    topic: str | None
+    asked_us: int
+    done_us: int | None = None
+
+    def covers(self, place: Place) -> bool:
+        group, tp = place
+        return self.group in (None, group) and self.topic in (None, tp.topic)
+
+    def may_strike_after(self, moment_us: int) -> bool:
+        is_quick = self.done_us is not None and self.done_us - self.asked_us < QUICK_US
+        return not is_quick or (self.done_us or 0) > moment_us
+
+
+@dataclass(eq=False, slots=True)
+class Membership:
+    """A time in which a group may have members."""
+
+    group: str
+    begun_us: int
+    ended_us: int | None = None
+
+
+class Positions:
+    """What was asked for and answered, and what follows from it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.commits: dict[Place, list[Commit]] = {}
+        self.removals: list[Removal] = []
+        self.memberships: list[Membership] = []
+        self.shown: dict[Place, tuple[Commit, int]] = {}
+        """The newest position that each was shown in an answer, and when it was asked for."""
+
+    def begin(self, place: Place, position: int) -> Commit:
+        commit = Commit(place, position, self.world.now_us)
+        self.commits.setdefault(place, []).append(commit)
+        return commit
+
+    def remove(self, group: str | None, topic: str | None) -> Removal:
+        removal = Removal(group, topic, self.world.now_us)
+        self.removals.append(removal)
+        return removal
+
+    def show(self, place: Place, position: int, asked_us: int) -> None:
+        """Note what OffsetFetch answered."""
+        commit = self._find(place, position)
+        if commit is not None:
+            newest = self.shown.get(place)
+            if newest is None or newest[0].position <= position:
+                self.shown[place] = commit, asked_us
+
+    def check(self, place: Place, position: int | None) -> str | None:
+        """Return why a group may not have this position now; None where it may."""
+        commits = self.commits.get(place, [])
+        held = None if position is None else self._find(place, position)
+        if position is not None and held is None:
+            return "nobody committed it"
+        if held is not None and not held.may_hold:
+            return f"its transaction was not committed: {held}"
+        if held is not None and (removal := self._removal_of(held)) is not None:
+            return f"it was deleted: {held}, {removal}"
+        for commit in commits:
+            is_newer = held is None or (commit.position > held.position and held.is_quick)
+            if not is_newer or not commit.is_sure:
+                continue
+            if held is not None or not self._may_be_removed(commit):
+                return f"a newer one was committed: {commit}"
+        shown, asked_us = self.shown.get(place, (None, 0))
+        if shown is not None and not any(
+            removal.covers(place) and (removal.asked_us > asked_us or removal.may_strike_after(asked_us))
+            for removal in self.removals
+        ):
+            is_older = held is None or (held.position < shown.position and held.is_quick)
+            return f"a newer one was shown: {shown}" if is_older else None
+        return None
+
+    def may_exist(self, group: str) -> bool:
+        """Return False for a group that was deleted and that nobody joined since."""
+        deleted = [each for each in self.removals if each.group == group and each.topic is None]
+        last = max((each.asked_us for each in deleted if each.done_us is not None), default=None)
+        return last is None or any(
+            each.group == group and (each.ended_us is None or each.ended_us + LATE_US > last)
+            for each in self.memberships
+        )
+
+    def _find(self, place: Place, position: int) -> Commit | None:
+        return next((each for each in self.commits.get(place, ()) if each.position == position), None)
+
+    def _removal_of(self, commit: Commit) -> Removal | None:
+        """Return the deletion that surely came behind the commit."""
+        return next(
+            (
+                each
+                for each in self.removals
+                if each.covers(commit.place)
+                and commit.is_quick
+                and (commit.answered_us or 0) + LATE_US <= each.asked_us
+                and each.done_us is not None
+            ),
+            None,
+        )
+
+    def _may_be_removed(self, commit: Commit) -> bool:
+        return any(
+            each.covers(commit.place) and each.may_strike_after(commit.begun_us) for each in self.removals
+        )
+
+
+class OffsetCommitter(TransactionalClient):
+    """Commits positions of its own topic for both groups, each within a transaction."""
+
+    def __init__(self, world: World, name: str, topic: str, source: str, positions: Positions) -> None:
+        super().__init__(world, name, topic, 1, STEPS)
+        self.source, self.positions = TopicPartition(source, 0), positions
+        self.position = 0
+
+    async def work(self) -> None:
+        await self.transact_to_the_end(self.transact, rest_s=4.0)
+
+    async def transact(self, producer: AsyncProducer) -> bool:
+        """One transaction with offsets; whether the producer is of further use."""
+        self.bursts_left -= 1
+        self.transaction += 1
+        how = self.chance.choices(["commit", "abort", "leave"], [14, 3, 2])[0]
+        await producer.begin_transaction()
+        if self.chance.random() < 0.5:
+            await self.put(producer, self.topic)
+        commits = [
+            await self._send_offsets(producer, group)
+            for group in self.chance.sample(GROUPS, self.chance.choice((1, 1, 2)))
+        ]
+        await self.rest(8.0)
+        if how == "commit":
+            await self._commit(producer, commits)
+        elif how == "abort":
+            for commit in commits:
+                commit.outcome = Outcome.FAIL
+            await producer.abort_transaction()
+        return how != "leave"
+
+    async def _send_offsets(self, producer: AsyncProducer, group: str) -> Commit:
+        self.position += 1
+        commit = self.positions.begin((group, self.source), self.position)
+        try:
+            await producer.send_offsets_to_transaction(
+                {self.source: self.position}, ConsumerGroupMetadata(group)
+            )
+        except OncelogError as error:
+            self.world.note(self.name, f"offsets of {group}: {error!r}")
+            await producer.abort_transaction()
+            commit.outcome = Outcome.FAIL
+            raise
+        commit.answered_us = self.world.now_us
+        return commit
+
+    async def _commit(self, producer: AsyncProducer, commits: list[Commit]) -> None:
+        for commit in commits:
+            commit.is_decision_asked = True
+        if await self.commit(producer):
+            for commit in commits:
+                commit.outcome, commit.decided_us = Outcome.OK, self.world.now_us
+        else:
+            for commit in commits:
+                commit.outcome = Outcome.FAIL
+
+
+class PlainCommitter(Application):
+    """Commits positions without a transaction, and reads what both groups have."""
+
+    def __init__(self, world: World, name: str, source: str, positions: Positions) -> None:
+        super().__init__(world, name)
+        self.source, self.positions = TopicPartition(source, 0), positions
+        self.position, self.steps_left = 0, 2 * STEPS
+
+    async def work(self) -> None:
+        async with AsyncAdmin(QUICK) as admin:
+            while self.steps_left > 0:
+                self.steps_left -= 1
+                await self.rest(4.0)
+                group = self.chance.choice(GROUPS)
+                if self.chance.random() < 0.5:
+                    await self._commit(admin, group)
+                else:
+                    await self._read(admin, group)
+
+    async def _commit(self, admin: AsyncAdmin, group: str) -> None:
+        self.position += 1
+        commit = self.positions.begin((group, self.source), self.position)
+        commit.is_decision_asked = True
+        try:
+            await admin.alter_group_offsets(group, {self.source: self.position})
+        except OncelogError as error:
+            self.world.note(self.name, f"position {self.position} of {group}: {error!r}")
+        else:
+            commit.answered_us = commit.decided_us = self.world.now_us
+            commit.outcome = Outcome.OK
+
+    async def _read(self, admin: AsyncAdmin, group: str) -> None:
+        asked_us = self.world.now_us
+        for tp, found in (await admin.group_offsets(group)).items():
+            self.positions.show((group, tp), found.offset, asked_us)
+
+
+class GroupMember(Application):
+    """Joins one of the groups now and then, and leaves it."""
+
+    def __init__(
+        self, world: World, name: str, source: str, positions: Positions, group_protocol: str
+    ) -> None:
+        super().__init__(world, name)
+        self.source, self.positions, self.group_protocol = source, positions, group_protocol
+        self.steps_left = 3
+
+    async def work(self) -> None:
+        while self.steps_left > 0:
+            self.steps_left -= 1
+            await self.rest(15.0)
+            membership = Membership(self.chance.choice(GROUPS), self.world.now_us)
+            self.positions.memberships.append(membership)
+            await self._join(membership.group)
+            if self.world.now_us - membership.begun_us < 20_000_000:
+                membership.ended_us = self.world.now_us
+
+    async def _join(self, group: str) -> None:
+        settings: dict[str, object] = {
+            **QUICK,
+            "client.id": self.name,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "group.protocol": self.group_protocol,
+        }
+        if self.group_protocol == "classic":
+            settings |= {"heartbeat.interval.ms": 2_000, "session.timeout.ms": 6_000}
+        async with AsyncConsumer(settings) as consumer:
+            consumer.subscribe([self.source])
+            for _ in range(self.chance.randint(1, 3)):
+                await consumer.poll(2.0)
+
+
+class Deleter(Application):
+    """Deletes groups, offsets and topics, and ends transactions as an operator does."""
+
+    def __init__(
+        self, world: World, name: str, topic: NewTopic, sources: list[str], positions: Positions
+    ) -> None:
+        super().__init__(world, name)
+        self.topic, self.sources, self.positions = topic, sources, positions
+        self.steps_left = self.chance.randint(8, 16)
+
+    async def work(self) -> None:
+        actions = [self._delete_group, self._delete_offset, self._delete_topic, self._abort]
+        async with AsyncAdmin(QUICK) as admin:
+            for name in (self.topic.name, *self.sources):
+                await create_topic(admin, NewTopic(name, num_partitions=1))
+            while self.steps_left > 0:
+                self.steps_left -= 1
+                await self.rest(8.0)
+                (act,) = self.chance.choices(actions, [4, 4, 2, 2])
+                try:
+                    await act(admin)
+                except OncelogError as error:
+                    self.world.note(self.name, f"{act.__name__}: {error!r}")
+                    for source in self.sources:
+                        await create_topic(admin, NewTopic(source, num_partitions=1))
+
+    async def _delete_group(self, admin: AsyncAdmin) -> None:
+        group = self.chance.choice(GROUPS)
+        removal = self.positions.remove(group, None)
+        with suppress(GroupIdNotFound):
+            await admin.delete_group(group)
+        removal.done_us = self.world.now_us
+        self.world.note(self.name, f"{group} is deleted")
+
+    async def _delete_offset(self, admin: AsyncAdmin) -> None:
+        group, source = self.chance.choice(GROUPS), self.chance.choice(self.sources)
+        removal = self.positions.remove(group, source)
+
+        async def once(cluster: ClusterConnection, node_id: int) -> None:
+            topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(
+                name=source,
+                partitions=[OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=0)],
+            )
+            answer = await cluster.request(node_id, OffsetDeleteRequest(group_id=group, topics=[topic]))
+            raise_for_code(answer.error_code, f"group {group!r}")
+            raise_for_code(answer.topics[0].partitions[0].error_code, f"{source} of group {group!r}")
+
+        await admin._at_coordinator(GROUP, group, once)
+        removal.done_us = self.world.now_us
+        self.world.note(self.name, f"offset of {source} of {group} is deleted")
+
+    async def _delete_topic(self, admin: AsyncAdmin) -> None:
+        source = self.chance.choice(self.sources)
+        removal = self.positions.remove(None, source)
+        error = (await admin.delete_topics([source], raise_errors=False))[source].error
+        if error is not None and not isinstance(error, UnknownTopicOrPartition):
+            raise error
+        removal.done_us = self.world.now_us
+        self.world.note(self.name, f"{source} is deleted")
+        await self.rest(3.0)
+        await create_topic(admin, NewTopic(source, num_partitions=1))
+
+    async def _abort(self, admin: AsyncAdmin) -> None:
+        """Write an abort marker of a coordinator epoch that may be above the coordinator's own."""
+        opened = await admin.open_transactions([self.topic.name])
+        if opened:
+            one = self.chance.choice(sorted(opened))
+            epoch = (one.coordinator_epoch or 0) + self.chance.choice((0, 1, 5))
+            await admin.abort_transaction(one._replace(coordinator_epoch=epoch))
+            self.world.note(self.name, f"aborts {one} with coordinator epoch {epoch}")
+
+
+class OffsetDeletion(Workload):
+    """What is deleted stays deleted, and nothing else goes."""
+
+    topic: ClassVar[str] = "deletions"
+    clients: ClassVar[tuple[str, ...]] = ("committer-0", "committer-1", "plain", "member", "deleter")
+    unguarded_groups: ClassVar[tuple[str, ...]] = GROUPS
+    is_repeatable: ClassVar[bool] = False
+    """A plain commit that comes again sets a position back."""
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        super().__init__(world, scenario)
+        self.shares_epochs = True  # an operator's marker and the coordinator's may differ
+        self.partitions[:] = self.partitions[:1]
+        self.positions = Positions(world)
+        sources = [f"positions-{number}" for number in range(3)]
+        one, other, plain, member, deleter = self.clients
+        self.applications = [
+            OffsetCommitter(world, one, self.topic, sources[0], self.positions),
+            OffsetCommitter(world, other, self.topic, sources[1], self.positions),
+            PlainCommitter(world, plain, sources[2], self.positions),
+            GroupMember(world, member, sources[0], self.positions, scenario.group_protocol),
+            Deleter(world, deleter, NewTopic(self.topic, num_partitions=1), sources, self.positions),
+        ]
+
+    @classmethod
+    def broker_settings(cls, chance: Any) -> dict[str, object]:
+        if chance.random() < 0.5:
+            return {}
+        return {
+            "transactional.id.expiration.ms": 20_000,
+            "transaction.remove.expired.transaction.cleanup.interval.ms": 3_000,
+        }
+
+    def look(self, node: Node) -> None:
+        """Compare every position that a group has, or has not, with what was asked for."""
+        offsets = node.groups.offsets
+        for place in self.positions.commits:
+            group, tp = place
+            found = offsets.of(group).get(tp)
+            # An answered commit holds when its marker stands, which may be a moment later.
+            if tp in offsets.pending_of(group):
+                continue
+            why = self.positions.check(place, None if found is None else found.offset)
+            if why is not None:
+                where = "nothing" if found is None else f"position {found.offset}"
+                self.world.violate("a group's position is wrong", f"{group} {tp} has {where}: {why}")
+        for group in GROUPS:
+            if group in (*node.groups._groups, *node.groups.consumers.ids()):
+                self._check_existence(group)
+
+    def _check_existence(self, group: str) -> None:
+        if not self.positions.may_exist(group):
+            self.world.violate("a deleted group is back", group)
+
+    def recovered(self, node: Node) -> None:
+        self.look(node)
+
+    def check(self, node: Node) -> None:
+        self.look(node)

@@ -1,0 +1,407 @@
+"""A transactional producer that pipelines as Java's does, written against the protocol alone.
+
+Our own client sends one batch of a partition that is new to its producer id, and waits for the answer.
+Java's sends up to five requests at once, also to partitions that the transaction does not have yet: with
+version 2 of transactions the first Produce adds them. Its rules here are those of TransactionManager and
+Sender of kafka-clients 4.3:
+
+- sequences are given when a batch is first sent, and kept over retries; a new epoch begins with 0;
+- a batch that is sent again goes alone: behind it nothing of its partition is sent before it is stored;
+- OUT_OF_ORDER_SEQUENCE_NUMBER is retried while an earlier batch of the partition is not stored;
+- EndTxn comes when nothing is under way; its answer (v5) has the next epoch.
+
+In half of the seeds it uses older versions: AddPartitionsToTxn first, and one epoch for all transactions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from oncelog.broker.node import Node
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.admin.types import NewTopic
+from oncelog.errors import (
+    BrokerError,
+    DuplicateSequenceNumber,
+    InvalidProducerEpoch,
+    OutOfOrderSequenceNumber,
+    ProducerFenced,
+    error_for_code,
+)
+from oncelog.runtime.system import current
+from oncelog.types import TopicPartition
+from oncelog.wire.batch import build_batch
+from oncelog.wire.frames import FrameReader, decode_response, encode_request
+from oncelog.wire.messages import (
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+)
+from oncelog_simulator.checks import check_history
+from oncelog_simulator.clients import QUICK, Application, Call, Reader
+from oncelog_simulator.history.check import Item, Kind, Outcome
+from oncelog_simulator.workloads import Workload, create_topic
+from oncelog_simulator.world import BROKER_HOST, BROKER_PORT, World
+
+if TYPE_CHECKING:
+    from oncelog_simulator.simulation import Scenario
+
+MAX_IN_FLIGHT = 5
+PARTITIONS = 12
+"""So many that most transactions have some that the producer id has never written."""
+TRANSACTIONS = 8
+REQUEST_SECONDS, DELIVERY_SECONDS = 2.0, 15.0
+TIMEOUT_MS = 15_000
+MAX_FRAME_BYTES = 1 << 20
+
+
+class Wire(asyncio.Protocol):
+    """A connection on which requests are pipelined. Answers come in order."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self._reader = FrameReader(MAX_FRAME_BYTES)
+        self._waiting: deque[tuple[asyncio.Future[Any], Any, int]] = deque()
+        self._correlation_id = 0
+        self.is_lost = False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def send(self, message: Any, version: int) -> asyncio.Future[Any]:
+        """Send a request; the future has its answer, or an OSError."""
+        future = asyncio.get_running_loop().create_future()
+        if self.is_lost:
+            future.set_exception(ConnectionResetError("the connection is lost"))
+            return future
+        self._correlation_id += 1
+        self._waiting.append((future, message.api.response, version))
+        self.transport.write(encode_request(message, version, self._correlation_id, "pipeliner"))
+        return future
+
+    def data_received(self, data: bytes) -> None:
+        for frame in self._reader.feed(memoryview(bytes(data))):
+            future, response, version = self._waiting.popleft()
+            if not future.done():
+                future.set_result(decode_response(response, version, bytes(frame))[1])
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        for future, _, _ in self._waiting:
+            if not future.done():
+                future.set_exception(ConnectionResetError("the connection is lost"))
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """End it; what is under way may still arrive."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """Records of one partition. `sequence` None: never sent. `is_under_way`: its answer may still come."""
+
+    partition: int
+    calls: list[Call]
+    sequence: int | None = None
+    is_under_way: bool = False
+    is_stored: bool = False
+
+
+class Abortable(Exception):
+    """The transaction must be aborted."""
+
+
+class Pipeliner(Application):
+    """Transactions of several batches for several partitions."""
+
+    def __init__(self, world: World, name: str, topic: str, partitions: int, is_classic: bool) -> None:
+        super().__init__(world, name)
+        self.topic, self.partition_count, self.is_classic = topic, partitions, is_classic
+        self.transactions_left = TRANSACTIONS
+        self.transaction = self.value_count = 0
+        self.producer_id = self.epoch = -1
+        self.is_initialized = False
+        self.wire: Wire | None = None
+        self._again: set[Batch] = set()
+        """Sent more than once, and not stored."""
+        self._sequences: dict[int, int] = {}
+        self._stored_to: dict[int, int] = {}
+        """The last sequence that is stored, by partition."""
+
+    async def work(self) -> None:
+        async with AsyncAdmin(QUICK) as admin:
+            await create_topic(admin, NewTopic(self.topic, num_partitions=self.partition_count))
+        self.wire = None
+        self.is_initialized = False
+        while self.transactions_left > 0:
+            if not self.is_initialized:
+                await self._initialize()
+            self.transactions_left -= 1
+            try:
+                await self._transact()
+            except (ProducerFenced, InvalidProducerEpoch) as error:
+                self.world.note(self.name, f"begins with a new producer: {error!r}")
+                self.is_initialized = False
+            if self.chance.random() < 0.3:  # most come right behind the one before, amid its markers
+                await self.rest(15.0)
+        await self._initialize()  # nothing is left open
+
+    # Requests
+
+    async def _connected(self) -> Wire:
+        if self.wire is None or self.wire.is_lost:
+            loop: Any = asyncio.get_running_loop()
+            _, self.wire = await loop.create_connection(Wire, BROKER_HOST, BROKER_PORT)
+        assert self.wire is not None
+        return self.wire
+
+    async def _ask(self, message: Any, version: int) -> Any:
+        """Send until there is an answer. Raises BrokerError for one that is not retried."""
+        while True:
+            try:
+                wire = await self._connected()
+                response = await asyncio.wait_for(wire.send(message, version), REQUEST_SECONDS)
+            except (OSError, TimeoutError):
+                self._hang_up()
+                await asyncio.sleep(0.2)
+                continue
+            code = _error_code(response)
+            if not code:
+                return response
+            error = error_for_code(code)
+            if not error.retriable:
+                raise error
+            await asyncio.sleep(0.1)
+
+    def _hang_up(self) -> None:
+        if self.wire is not None:
+            self.wire.close()
+            self.wire.is_lost = True
+
+    async def _initialize(self) -> None:
+        message = InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=TIMEOUT_MS)
+        while True:
+            try:
+                response = await self._ask(message, 2 if self.is_classic else 5)
+            except BrokerError as error:
+                self.world.note(self.name, f"InitProducerId: {error!r}")
+                await asyncio.sleep(1.0)
+                continue
+            self._take(response.producer_id, response.producer_epoch)
+            self.is_initialized = True
+            self.session += 1
+            return
+
+    def _take(self, producer_id: int, epoch: int) -> None:
+        if (self.producer_id, self.epoch) != (producer_id, epoch):
+            self.producer_id, self.epoch = producer_id, epoch
+            self._sequences.clear()
+            self._stored_to.clear()
+
+    # Transactions
+
+    async def _transact(self) -> None:
+        self.transaction += 1
+        partitions = [self.chance.randrange(self.partition_count) for _ in range(self.chance.randint(1, 3))]
+        batches = [self._batch(partitions) for _ in range(self.chance.randint(1, 8))]
+        self._again.clear()
+        is_commit = self.chance.random() < 0.8
+        try:
+            await self._deliver(batches)
+        except Abortable as error:
+            self.world.note(self.name, f"aborts transaction {self.transaction}: {error}")
+            is_commit = False
+        await self._end(is_commit)
+        if not all(batch.is_stored for batch in batches):
+            # A late attempt must not meet the next transaction: Java's takes a new epoch, too.
+            self.is_initialized = False
+
+    def _batch(self, partitions: Sequence[int]) -> Batch:
+        partition = self.chance.choice(partitions)
+        calls = []
+        for _ in range(self.chance.choice((1, 1, 3))):
+            self.value_count += 1
+            item = Item(self.topic, partition, None, b"%s-%d" % (self.name.encode(), self.value_count))
+            calls.append(self.begin(Kind.SEND, [item], self.transaction))
+        return Batch(partition, calls)
+
+    async def _end(self, is_commit: bool) -> None:
+        call = self.begin(Kind.COMMIT if is_commit else Kind.ABORT, transaction=self.transaction)
+        message = EndTxnRequest(
+            transactional_id=self.name,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            committed=is_commit,
+        )
+        try:
+            response = await self._ask(message, 3 if self.is_classic else 5)
+        except (ProducerFenced, InvalidProducerEpoch):
+            self.end(call, Outcome.FAIL)
+            raise
+        except BrokerError as error:
+            self.world.note(self.name, f"EndTxn: {error!r}")
+            self.end(call, Outcome.FAIL)
+            self.is_initialized = False
+            return
+        self.end(call, Outcome.OK)
+        if not self.is_classic:
+            self._take(response.producer_id, response.producer_epoch)
+
+    async def _deliver(self, batches: Sequence[Batch]) -> None:
+        """Send until all are stored. Raises Abortable, ProducerFenced, InvalidProducerEpoch."""
+        if self.is_classic:
+            await self._add_partitions(sorted({batch.partition for batch in batches}))
+        limit_us = self.world.now_us + int(DELIVERY_SECONDS * 1e6)
+        under_way: dict[asyncio.Future[Any], list[Batch]] = {}
+        try:
+            while not all(batch.is_stored for batch in batches):
+                if self.world.now_us > limit_us:
+                    raise Abortable("not delivered in time")
+                try:
+                    wire = await self._connected()
+                except OSError:
+                    await asyncio.sleep(0.2)
+                    continue
+                while len(under_way) < MAX_IN_FLIGHT and (due := self._due(batches)):
+                    chosen = due if self.chance.random() < 0.3 else due[:1]
+                    under_way[wire.send(self._produce(chosen), 7 if self.is_classic else 12)] = chosen
+                if not under_way:
+                    await asyncio.sleep(0.05)
+                    continue
+                done, _ = await asyncio.wait(
+                    under_way, timeout=REQUEST_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    self._hang_up()
+                for future in [each for each in under_way if each.done() or not done]:
+                    await self._settle(future, under_way.pop(future), batches)
+        finally:
+            for future in under_way:
+                if not future.done() or future.exception() is not None:
+                    self._hang_up()
+                future.cancel()
+
+    async def _add_partitions(self, partitions: list[int]) -> None:
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=self.topic, partitions=partitions)
+        message = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.name,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.epoch,
+            v3_and_below_topics=[topic],
+        )
+        try:
+            await self._ask(message, 2)
+        except (ProducerFenced, InvalidProducerEpoch):
+            raise
+        except BrokerError as error:
+            raise Abortable(f"AddPartitionsToTxn: {error!r}") from error
+
+    def _due(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Return the next batch of each partition that may be sent."""
+        due, blocked = [], set()
+        for batch in batches:
+            if batch.is_stored or batch.partition in blocked:
+                continue
+            is_again = batch.sequence is not None
+            if not batch.is_under_way:
+                due.append(batch)
+                blocked.add(batch.partition)
+                if is_again and any(
+                    each.partition == batch.partition and each.is_under_way for each in batches
+                ):
+                    due.pop()  # it goes alone
+            elif is_again and batch in self._again:
+                blocked.add(batch.partition)
+        return due
+
+    def _produce(self, batches: Sequence[Batch]) -> ProduceRequest:
+        parts = []
+        for batch in batches:
+            if batch.sequence is None:
+                batch.sequence = self._sequences.get(batch.partition, 0)
+                self._sequences[batch.partition] = batch.sequence + len(batch.calls)
+            else:
+                self._again.add(batch)
+            batch.is_under_way = True
+            time_ms = current().wall_ns() // 1_000_000
+            records = build_batch(
+                [(time_ms, None, call.items[0].value, ()) for call in batch.calls],  # type: ignore[misc]
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                base_sequence=batch.sequence,
+                is_transactional=True,
+            )
+            parts.append(ProduceRequest.PartitionProduceData(index=batch.partition, records=records))
+        topic = ProduceRequest.TopicProduceData(name=self.topic, partition_data=parts)
+        return ProduceRequest(transactional_id=self.name, acks=-1, timeout_ms=2_000, topic_data=[topic])
+
+    async def _settle(self, future: asyncio.Future[Any], sent: list[Batch], batches: Sequence[Batch]) -> None:
+        for batch in sent:
+            batch.is_under_way = False
+        if future.cancel() or future.exception() is not None:
+            await asyncio.sleep(0.05)
+            return  # all are sent again
+        (topic,) = future.result().responses
+        answers = {part.index: part for part in topic.partition_responses}
+        for batch in sent:
+            self._judge(batch, answers[batch.partition], batches)
+
+    def _judge(self, batch: Batch, answer: Any, batches: Sequence[Batch]) -> None:
+        assert batch.sequence is not None
+        error = error_for_code(answer.error_code) if answer.error_code else None
+        if error is None or isinstance(error, DuplicateSequenceNumber):
+            batch.is_stored = True
+            self._again.discard(batch)
+            self._stored_to[batch.partition] = batch.sequence + len(batch.calls) - 1
+            for number, call in enumerate(batch.calls):
+                if error is None:
+                    item = call.items[0]._replace(offset=answer.base_offset + number)
+                    self.end(call, Outcome.OK, [item])
+            return
+        is_next = self._stored_to.get(batch.partition, -1) + 1 == batch.sequence
+        if isinstance(error, OutOfOrderSequenceNumber) and not is_next:
+            return  # behind one that is sent again
+        if isinstance(error, OutOfOrderSequenceNumber):
+            self.world.violate("a batch in its order is refused", f"{self.name} {batch.sequence} {error!r}")
+        if isinstance(error, ProducerFenced | InvalidProducerEpoch):
+            raise error
+        if not error.retriable:
+            raise Abortable(repr(error))
+
+
+def _error_code(response: Any) -> int:
+    codes = [response.error_code]
+    for topic in getattr(response, "results_by_topic_v3_and_below", ()):
+        codes += [part.partition_error_code for part in topic.results_by_partition]
+    return next((code for code in codes if code), 0)
+
+
+class Pipelining(Workload):
+    """What a pipelining producer committed is there once, in order, and nothing else."""
+
+    topic: ClassVar[str] = "pipelined"
+    clients: ClassVar[tuple[str, ...]] = ("pipeliner", "reader-pipelined")
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        super().__init__(world, scenario)
+        self.partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
+        self.last.partitions = self.partitions
+        pipeliner, reader = self.clients
+        # In the classic protocol what comes again may meet the next transaction (KIP-890).
+        is_repeated = any(fault.kind == "repeat" and fault.target == pipeliner for fault in scenario.faults)
+        is_old = scenario.broker["oncelog.transaction.version"] == 0
+        self.shares_epochs = is_classic = is_old or (
+            not is_repeated and world.chance("pipelining").random() < 0.5
+        )
+        self.applications = [Pipeliner(world, pipeliner, self.topic, PARTITIONS, is_classic)]
+        self.readers = [Reader(world, reader, self.partitions, "read_committed")]
+
+    def check(self, node: Node) -> None:
+        check_history(self.world, self.operations(), self.last.name)

@@ -1,0 +1,388 @@
+"""Real threads of which one runs at a time, in virtual time: the seed draws which, and where it is put off.
+
+Within `patched()` the standard library makes its locks, threads and queues of the ones below. Conditions,
+events, futures and the product's own threads are built upon those, so nothing of the product is replaced.
+A thread gives way where it waits, and, with `line_chance`, before any line of the code that is `traced`.
+
+    world       runs whenever no thread can; only then does time go on
+    SimThread   an application's thread, or the one that carries a client's loop (a ThreadLoop)
+    signal      an exception that an application's thread gets while it waits, as from a signal's handler
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+import threading
+from asyncio import events
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
+from random import Random
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from oncelog.testing.memory_disk import SimulatedCrash
+from oncelog_simulator.event_loop import PROCESS, Livelock, SimLoop, close_tasks
+
+MAX_SWITCHES_AT_ONCE = 50_000
+TRACED = ("oncelog/client/", "oncelog/runtime/", "oncelog_simulator/mutants/")
+UNTRACED = ("client/connection/broker_", "client/connection/cluster", "client/connection/coordinator")
+"""Code of one thread only, and much of it."""
+STALL_SECONDS = 0.02
+_END_SECONDS = 10.0
+_new_lock, _start_new_thread = threading._allocate_lock, threading._start_new_thread  # type: ignore[attr-defined]
+_LOCK = _new_lock()
+
+
+class Signal(Exception):
+    """What a signal's handler raises, other than KeyboardInterrupt."""
+
+
+class SimThread(threading.Thread):
+    """A thread that runs only when the scheduler says so. `signal_chance`: of a signal in each wait."""
+
+    def __init__(self, scheduler: Scheduler, **how: Any) -> None:
+        super().__init__(**how)
+        self.daemon = True
+        self.scheduler = scheduler
+        self.signal_chance = 0.0
+        self.failure: BaseException | None = None
+        self.is_over = False
+        self.until: Callable[[], bool] | None = None
+        """What it waits for; None when it can run."""
+        self.turn = _new_lock()
+        self.turn.acquire()
+        self._context = copy_context()
+        self.process = self._context.get(PROCESS)
+
+    def start(self) -> None:
+        self.scheduler.threads.append(self)
+        _start_new_thread(self._live, ())
+
+    def _live(self) -> None:
+        self.turn.acquire()
+        identity = threading.get_ident()
+        threading._active[identity] = self  # type: ignore[attr-defined]
+        try:
+            self.scheduler.check_over()
+            sys.settrace(self.scheduler.trace)
+            self._context.run(self.run)
+        except SimulatedCrash:
+            pass
+        except BaseException as error:
+            self.failure = error
+        finally:
+            sys.settrace(None)
+            del threading._active[identity]  # type: ignore[attr-defined]
+            self.is_over = True
+            self.scheduler.leave(self)
+
+    def is_alive(self) -> bool:
+        return not self.is_over
+
+    def can_run(self) -> bool:
+        """Return True when it waits for nothing, and its process does not stand still."""
+        if self.process is not None and self.process.paused_until_us > self.scheduler.loop.now_us:
+            return False
+        return self.until is None or self.until()
+
+    def join(self, timeout: float | None = None) -> None:
+        self.scheduler.wait(lambda: self.is_over, timeout)
+
+
+class SimLock:
+    """A threading.Lock whose waits are the scheduler's."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._is_held = False
+        self._holder: SimThread | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._is_held:
+            if not blocking:
+                return False
+            limit = None if timeout < 0 else timeout
+            # Taken twice by one thread: a condition's wait. No signal comes amid a wait for others' critical
+            # sections, which are short, and after which a condition could not be left (CPython's own hazard).
+            is_condition = self._holder is self._scheduler.running
+            if not self._scheduler.wait(lambda: not self._is_held, limit, may_signal=is_condition):
+                return False
+        self._is_held, self._holder = True, self._scheduler.running
+        return True
+
+    def release(self) -> None:
+        if not self._is_held:
+            raise RuntimeError("release unlocked lock")
+        self._is_held = False
+
+    def locked(self) -> bool:
+        return self._is_held
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Scheduler:
+    """The threads of one world. `line_chance`: of giving way before a line of traced code."""
+
+    def __init__(self, loop: SimLoop, rng: Random, line_chance: float) -> None:
+        self.loop, self.rng, self.line_chance = loop, rng, line_chance
+        self.threads: list[SimThread] = []
+        self.running: SimThread | None = None
+        self.is_over = False
+        self.switch_count = 0
+        self.signal_count = 0
+        self._world_turn = _new_lock()
+        self._world_turn.acquire()
+        self._error: BaseException | None = None
+        self._at_once, self._now_us = 0, -1
+        self._is_traced: dict[CodeType, bool] = {}
+        loop.run_threads = self.run
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        """Let whatever is made meanwhile wait in virtual time, and end the threads in the end."""
+
+        def new_lock() -> SimLock:
+            return SimLock(self)
+
+        def new_thread(**how: Any) -> SimThread:
+            return SimThread(self, **how)
+
+        def seconds() -> float:
+            return self.loop.now_us / 1e6
+
+        replaced = [
+            (threading, "Lock", new_lock),
+            (threading, "_allocate_lock", new_lock),
+            (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
+            (threading, "_time", seconds),
+            (threading, "Thread", new_thread),
+            (queue, "SimpleQueue", queue._PySimpleQueue),  # type: ignore[attr-defined]
+            (queue, "time", seconds),
+            *((module, name, new_lock()) for module, name in _locks_of_modules()),
+        ]
+        with ExitStack() as stack:
+            for owner, name, instead in replaced:
+                stack.enter_context(patch.object(owner, name, instead))
+            try:
+                yield
+            finally:
+                self._end()
+
+    # What the world calls
+
+    def run(self) -> bool:
+        """Run threads until none can; whether any could. Raises Livelock."""
+        following = self._choose()
+        if following is None:
+            return False
+        self._pass_to(following)
+        self._world_turn.acquire()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _end(self) -> None:
+        """Whatever threads are left unwind, one after the other."""
+        self.is_over = True
+        for thread in list(self.threads):
+            self.running = thread
+            thread.turn.release()
+            if not self._world_turn.acquire(timeout=_END_SECONDS):
+                raise RuntimeError(f"{thread} does not end")
+        self.running = None
+
+    # What threads call
+
+    def check_over(self) -> None:
+        """Raise SimulatedCrash when the world is over."""
+        if self.is_over:
+            raise SimulatedCrash
+
+    def sleep(self, seconds: float) -> None:
+        """Of an application's thread."""
+        self.wait(lambda: False, seconds)
+
+    def wait(
+        self, until: Callable[[], bool], timeout: float | None = None, *, may_signal: bool = True
+    ) -> bool:
+        """Let others run until that is so; false after `timeout` seconds without. Raises signals."""
+        self.check_over()
+        thread = self.running
+        if thread is None:
+            raise RuntimeError("the world would wait for a thread")
+        signal_us = self._draw_signal(thread, timeout) if may_signal else None
+        limit_us = None if timeout is None else self.loop.now_us + int(timeout * 1e6) + 1
+
+        def is_awake() -> bool:
+            now_us = self.loop.now_us
+            late = (limit_us is not None and now_us >= limit_us) or (
+                signal_us is not None and now_us >= signal_us
+            )
+            return late or until()
+
+        timers = [
+            self.loop.call_at(at_us / 1e6, _nothing) for at_us in (signal_us, limit_us) if at_us is not None
+        ]
+        thread.until = is_awake
+        try:
+            self.switch()
+        finally:
+            thread.until = None
+            for timer in timers:
+                timer.cancel()
+        if signal_us is not None and self.loop.now_us >= signal_us:
+            self.signal_count += 1
+            thread.signal_chance = 0.0
+            raise self.rng.choice((KeyboardInterrupt, Signal))
+        return until()
+
+    def _draw_signal(self, thread: SimThread, timeout: float | None) -> int | None:
+        if not thread.signal_chance or self.rng.random() >= thread.signal_chance:
+            return None
+        seconds = self.rng.choice((0.0, self.rng.uniform(0.0, 0.02), self.rng.uniform(0.0, 2.0)))
+        if timeout is not None and seconds > timeout:
+            return None
+        return self.loop.now_us + int(seconds * 1e6)
+
+    def give_way(self) -> None:
+        """Others run first; perhaps for a while, as if the system had put this thread off."""
+        if self.rng.random() < 0.3:
+            self.wait(lambda: False, self.rng.uniform(0.0, STALL_SECONDS), may_signal=False)
+        else:
+            self.switch()
+
+    def switch(self) -> None:
+        """Whoever is drawn runs next."""
+        mine, following = self.running, self._choose()
+        assert mine is not None
+        if following is not mine:
+            self._pass_to(following)
+            mine.turn.acquire()
+        self.check_over()
+
+    def leave(self, thread: SimThread) -> None:
+        """It is over; the next one runs."""
+        self.threads.remove(thread)
+        self._pass_to(None if self.is_over else self._choose())
+
+    def _choose(self) -> SimThread | None:
+        """A thread that can run; None: the world."""
+        able = [each for each in self.threads if each.can_run()]
+        if not able or self._is_restless():
+            return None
+        return able[0] if len(able) == 1 else self.rng.choice(able)
+
+    def _is_restless(self) -> bool:
+        self.switch_count += 1
+        if self.loop.now_us != self._now_us:
+            self._now_us, self._at_once = self.loop.now_us, 0
+        self._at_once += 1
+        if self._at_once > MAX_SWITCHES_AT_ONCE and self._error is None:
+            self._error = Livelock(f"the threads do not come to rest: {self.running}")
+        return self._error is not None
+
+    def _pass_to(self, following: SimThread | None) -> None:
+        self.running = following
+        (self._world_turn if following is None else following.turn).release()
+
+    # Line by line
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        """What sys.settrace calls."""
+        code = frame.f_code
+        is_traced = self._is_traced.get(code)
+        if is_traced is None:
+            name = code.co_filename
+            is_traced = any(each in name for each in TRACED) and not any(each in name for each in UNTRACED)
+            self._is_traced[code] = is_traced
+        return self._trace_line if is_traced else None
+
+    def _trace_line(self, _: FrameType, event: str, __: Any) -> Any:
+        if event == "line" and not self.is_over and self.rng.random() < self.line_chance:
+            self.give_way()
+        return self._trace_line
+
+
+class ThreadLoop(SimLoop):
+    """The loop of one thread. Time and network are the world's; what is due runs in this thread."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler.rng)
+        self._scheduler, world = scheduler, scheduler.loop
+        self._world = world
+        self._timers, self._sequence, self.network = world._timers, world._sequence, world.network
+        self.on_error = world.on_error
+        self._is_stopping = False
+
+    @property
+    def now_us(self) -> int:
+        return self._world.now_us
+
+    @now_us.setter
+    def now_us(self, _: int) -> None:
+        """The world's loop sets it."""
+
+    def run_forever(self) -> None:
+        self._run(lambda: self._is_stopping)
+        self._is_stopping = False
+
+    def run_until_complete(self, work: Any) -> Any:
+        future = asyncio.ensure_future(work, loop=self)
+        self._run(future.done)
+        return future.result()
+
+    def _run(self, is_done: Callable[[], bool]) -> None:
+        events._set_running_loop(self)
+        try:
+            while not is_done():
+                if not self._ready:
+                    self._scheduler.wait(lambda: bool(self._ready))
+                self._scheduler.check_over()
+                self._step(self._ready.popleft())
+        finally:
+            events._set_running_loop(None)
+
+    def _step(self, handle: Any) -> None:
+        if handle.is_cancelled:
+            return
+        self._world.step_count += 1
+        try:
+            handle.context.run(handle.callback, *handle.args)
+        except Exception as error:
+            self.on_error(repr(error), error)
+
+    def stop(self) -> None:
+        self._is_stopping = True
+
+    async def shutdown_asyncgens(self) -> None:
+        """None are kept."""
+
+    def close(self) -> None:
+        """The timers are the world's."""
+        self._is_closed = True
+        self._ready.clear()
+        close_tasks(self, self._tasks)
+
+
+def _locks_of_modules() -> list[tuple[ModuleType, str]]:
+    """Return the locks that the product's modules made when they were imported."""
+    modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("oncelog.")]
+    return [
+        (module, name)
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, type(_LOCK))
+    ]
+
+
+def _nothing() -> None:
+    return None

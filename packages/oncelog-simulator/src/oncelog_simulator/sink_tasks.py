@@ -1,0 +1,400 @@
+"""The Spark sink without Spark: a driver that plans micro-batches, executors that write their lanes, and the
+sink's own code between them (spark/sink/task.py).
+
+The driver keeps what Spark keeps in a checkpoint: what each batch holds, and which batches are committed. A
+task that fails is tried again, one that is slow gets a twin, and whoever lost goes on as a zombie.
+
+Some queries get their checkpoint taken back to an older state, or lose it and begin with a new one; some are
+idle for longer than the broker keeps offsets; some are followed by batch writes, with a writeId and without.
+What must be in the log is counted against what the source gave, which nothing of the sink knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from oncelog.broker.node import Node
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.admin.types import NewTopic
+from oncelog.errors import OncelogError
+from oncelog.spark.sink.decisions import SinkError, SinkRefused
+from oncelog.spark.sink.sink_options import parse_sink_options
+from oncelog.spark.sink.task import LaneReport, Sink, finish, write_lane
+from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.threads import in_thread, sleep
+from oncelog_simulator.workloads import Workload, create_topic
+from oncelog_simulator.world import SERVERS, Host, World
+
+if TYPE_CHECKING:
+    from oncelog_simulator.simulation import Scenario
+
+DEATH_CHANCE = 0.15
+"""Of a task at any moment, and of the driver between two steps of a batch."""
+MOVE_CHANCE = 0.3
+"""Of a run to begin with its rows in other lanes than the run before."""
+MAX_FAILURES = 4
+"""As spark.task.maxFailures."""
+IDLE_SECONDS = 150.0
+"""Longer than a broker of an idle query keeps offsets."""
+SHORT_RETENTION: dict[str, object] = {
+    "offsets.retention.minutes": 2,
+    "offsets.retention.check.interval.ms": 5_000,
+}
+NEW_CHECKPOINT_CHANCE = REWIND_CHANCE = IDLE_CHANCE = WRITE_ID_CHANCE = PLAIN_CHANCE = 0.3
+AMID_CHANCE = 0.2
+"""Of the driver to die while the tasks of a batch write."""
+QUERIES = ("query", "query-2")
+"""Of one driver: a new checkpoint has another query id."""
+WRITE_ID = "a-write"
+_LOOK_SECONDS = 0.2
+
+
+class Attempt:
+    """One task's attempt to write a lane."""
+
+    def __init__(self, sink: Sink, batch_id: int, lane: int, rows: list[bytes], chance: Random) -> None:
+        self.sink, self.batch_id, self.lane = sink, batch_id, lane
+        self.report: LaneReport | None = None
+        self.error: OncelogError | None = None
+        self.chance, self._rows = chance, rows
+
+    def write(self) -> LaneReport:
+        return write_lane(self.sink, self.batch_id, self.lane, self._arrow())
+
+    def _arrow(self) -> Iterator[pa.RecordBatch]:
+        """The same rows every time, but in any order and in other pieces."""
+        rows = self.chance.sample(self._rows, len(self._rows))
+        while rows:
+            size = self.chance.randint(1, len(rows))
+            yield pa.RecordBatch.from_pydict({"value": pa.array(rows[:size], pa.binary())})
+            rows = rows[size:]
+            sleep(self.chance.choice((0.0, 0.0, 0.1, 2.0)))
+
+
+class Executor(Host):
+    """Runs one task at a time, in a process of its own."""
+
+    attempt: Attempt | None = None
+
+    def start(self) -> None:
+        """It waits for a task."""
+
+    @property
+    def is_free(self) -> bool:
+        return not self.is_up
+
+    def run_task(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.run(self._task)
+        if attempt.chance.random() < DEATH_CHANCE:
+            self.world.later(attempt.chance.uniform(0.0, 3.0), self._end_task, attempt)
+
+    def _end_task(self, attempt: Attempt) -> None:
+        if self.attempt is attempt:
+            self.kill()
+
+    async def _task(self) -> None:
+        attempt, process = self.attempt, self.process
+        assert attempt is not None and process is not None
+        try:
+            report = await in_thread(attempt.write)
+            await asyncio.sleep(attempt.chance.choice((0.0, 0.0, 1.0)))  # nobody knows of it yet
+            attempt.report = report
+        except OncelogError as error:
+            attempt.error = error
+        except Exception as error:
+            self.world.violate("a client fails with an error that has no type", f"{self.name}: {error!r}")
+        process.kill()
+        self.world.network.died(process)
+
+
+class Source:
+    """What was given to queries and writes: an independent record of what must be in the log."""
+
+    def __init__(self) -> None:
+        self.given: dict[tuple[str, int], list[bytes]] = {}
+        self.committed: set[tuple[str, int]] = set()
+
+    def give(self, name: str, batch_id: int, lanes: list[list[bytes]]) -> None:
+        """The rows of a batch; the same ones whenever it is asked again."""
+        self.given[name, batch_id] = [row for lane in lanes for row in lane]
+
+    def commit(self, name: str, batch_id: int) -> None:
+        """The writer was told that the batch is there."""
+        self.committed.add((name, batch_id))
+
+    def check(self, found: Counter[bytes]) -> Iterator[str]:
+        """Yield what is wrong. A batch that nobody finished may be there in part, but not twice."""
+        given = set()
+        for batch, rows in self.given.items():
+            given.update(rows)
+            for row in rows:
+                if found[row] > 1 or (batch in self.committed and not found[row]):
+                    yield f"{row!r} is there {found[row]} times"
+        for row in sorted(found.keys() - given):
+            yield f"{row!r} was never given"
+
+
+def is_idle_query(seed: int) -> bool:
+    """Return True when a seed's query is idle for longer than its broker keeps offsets."""
+    return Random(f"{seed}/idle query").random() < IDLE_CHANCE
+
+
+class Driver(Application):
+    """A streaming query, started again whenever it fails or is killed."""
+
+    def __init__(self, world: World, name: str, topic: str, partitions: int, executors: list[Executor]):
+        super().__init__(world, name)
+        self.topic, self.partition_count, self.executors = topic, partitions, executors
+        chance = self.chance
+        self.planned = [
+            [
+                [b"row-%d-%d-%d" % (batch, lane, n) for n in range(chance.choice((0, 1, 3, 10)))]
+                for lane in range(2)
+            ]
+            for batch in range(chance.randint(2, 4))
+        ]
+        """batch -> lane -> rows: the checkpoint's log of offsets, and a source that can be read again."""
+        self.placements = [[lanes] for lanes in self.planned]
+        """batch -> the ways in which its rows were in lanes so far: a deploy may change the scenario."""
+        self.committed_count = 0
+        """The log of commits."""
+        self.attempt_count = self.run_count = 0
+        self.more = world.chance("lanes, more")
+        """Dice for what came later, so that the rest of a seed stays as it was."""
+        self.is_idle = is_idle_query(world.seed)
+        """Whether it is still to be idle once."""
+        self.lost_at = self.more.choice((0, 1, 2)) if self.more.random() < NEW_CHECKPOINT_CHANCE else None
+        """How many batches are committed when the checkpoint is lost."""
+        self.source = Source()
+        self.after = [
+            write
+            for chance, write in (
+                (WRITE_ID_CHANCE, self._write_with_id),
+                (PLAIN_CHANCE, self._write_without_id),
+            )
+            if self.more.random() < chance
+        ]
+        """What comes behind the query."""
+        options = {f"kafka.{key}": str(value) for key, value in QUICK.items()} | {
+            "kafka.client.id": name,
+            "kafka.max.block.ms": "8000",
+            "kafka.delivery.timeout.ms": "10000",
+            "kafka.transaction.timeout.ms": "15000",
+            "kafka.bootstrap.servers": SERVERS,
+            "topic": topic,
+        }
+        self.sink = Sink(QUERIES[0], parse_sink_options(options, "stream"))
+
+    async def work(self) -> None:
+        async with AsyncAdmin(QUICK) as admin:
+            await create_topic(admin, NewTopic(self.topic, num_partitions=self.partition_count))
+        await self._run_query()
+        while self.after:
+            await self.after[0]()
+            self.after.pop(0)
+
+    async def _run_query(self) -> None:
+        while self.committed_count < len(self.planned):
+            batch_id = self.committed_count
+            if self.lost_at == batch_id:
+                self._lose_checkpoint()
+                continue
+            self.source.give(self.sink.name, batch_id, self.planned[batch_id])
+            if self.more.random() < AMID_CHANCE:
+                self.world.later(self.more.uniform(0.0, 2.0), self._die_amid, self.process)
+            try:
+                await self._write_batch(batch_id)
+            except SinkRefused as error:
+                if len(self.placements[batch_id]) == 1:
+                    self.world.violate("the sink refused what was the same", f"batch {batch_id}: {error}")
+                    raise
+                self.world.note(self.name, f"batch {batch_id} is tried again with another plan: {error}")
+                await asyncio.sleep(1.0)
+                continue
+            await self._may_die()
+            self.committed_count += 1
+            self.source.commit(self.sink.name, batch_id)
+            self.world.note(self.name, f"batch {batch_id} is committed")
+            await self.rest(8.0)
+            if self.more.random() < 0.5:
+                await self._be_idle()
+            if self.more.random() < REWIND_CHANCE:
+                await self._rewind(batch_id)
+
+    def _die_amid(self, process: Any) -> None:
+        """Die while tasks write, unless that process is gone already."""
+        if process.is_alive:
+            self.world.later(self.more.uniform(0.5, 3.0), self.start_again)
+            self.kill()
+
+    def _lose_checkpoint(self) -> None:
+        """Begin with a new one: another query, which reads the source from its beginning."""
+        self.lost_at, self.committed_count = None, 0
+        self.planned = [[[b"new-" + row for row in lane] for lane in lanes] for lanes in self.planned]
+        self.placements = [[lanes] for lanes in self.planned]
+        self.sink = replace(self.sink, name=QUERIES[1])
+        self.world.note(self.name, "begins with a new checkpoint")
+
+    async def _rewind(self, batch_id: int) -> None:
+        """Run a batch again that is committed: the checkpoint was taken back. It may be refused."""
+        batch_id = max(batch_id - self.more.choice((0, 1)), 0)
+        try:
+            await self._write_batch(batch_id)
+        except SinkError as error:
+            self.world.note(self.name, f"batch {batch_id} is refused again: {error}")
+
+    async def _be_idle(self) -> None:
+        """Once, in a seed with an idle query."""
+        if self.is_idle:
+            self.is_idle = False
+            await asyncio.sleep(IDLE_SECONDS)
+
+    async def _write_with_id(self) -> None:
+        """A batch write that is repeated, also when its markers have expired."""
+        lanes = [[b"id-%d-%d" % (lane, n) for n in range(3)] for lane in range(2)]
+        sink = self.sink
+        self.sink = replace(sink, name=WRITE_ID, is_named=True)
+        self.source.give(WRITE_ID, 0, lanes)
+        try:
+            for number in range(2):
+                while True:
+                    self.run_count += 1
+                    self.sink = replace(self.sink, run_id=f"run-{self.run_count}")
+                    try:
+                        await in_thread(finish, self.sink, 0, await self._run_batch(0, lanes))
+                        break
+                    except SinkRefused as error:
+                        self.world.violate("the sink refused what was the same", f"{WRITE_ID}: {error}")
+                        return
+                    except OncelogError as error:
+                        self.world.note(self.name, f"{WRITE_ID} fails: {error!r}")
+                        await self.rest(2.0)
+                self.source.commit(WRITE_ID, 0)
+                if not number:
+                    await self._be_idle()
+        finally:
+            self.sink = sink
+
+    async def _write_without_id(self) -> None:
+        """A batch write that nobody repeats. A copy of a task begins when it is over."""
+        lanes = [[b"plain-%d-%d" % (lane, n) for n in range(3)] for lane in range(2)]
+        sink = self.sink
+        name = f"plain-{self.run_count}"
+        self.sink = replace(sink, name=name, is_named=False)
+        self.source.give(name, 0, lanes)
+        self.after.pop(0)  # nobody repeats it
+        try:
+            await in_thread(finish, self.sink, 0, await self._run_batch(0, lanes))
+            self.source.commit(name, 0)
+            if free := [each for each in self.executors if each.is_free]:
+                self._begin(0, 0, lanes[0], free[0])
+                while not free[0].is_free:
+                    await asyncio.sleep(_LOOK_SECONDS)
+        finally:
+            self.sink = sink
+            self.after.insert(0, self._nothing)
+
+    async def _nothing(self) -> None:
+        """In the place of what is done once."""
+
+    async def _write_batch(self, batch_id: int) -> None:
+        """One run's attempt, with the rows in the lanes of an earlier one, or moved."""
+        placements = self.placements[batch_id]
+        if self.chance.random() < MOVE_CHANCE:
+            rows = [row for lane in self.planned[batch_id] for row in lane]
+            lanes: list[list[bytes]] = [[] for _ in range(self.chance.randint(1, 3))]
+            for row in rows:
+                self.chance.choice(lanes).append(row)
+            placements.append(lanes)
+        self.run_count += 1
+        self.sink = replace(self.sink, run_id=f"run-{self.run_count}")
+        reports = await self._run_batch(batch_id, self.chance.choice(placements))
+        await self._may_die()
+        await in_thread(finish, self.sink, batch_id, reports)
+
+    async def _may_die(self) -> None:
+        if self.chance.random() < DEATH_CHANCE:
+            self.world.later(self.chance.uniform(0.5, 3.0), self.start_again)
+            self.kill()
+            await asyncio.sleep(0)  # and here it ends
+
+    async def _run_batch(self, batch_id: int, placement: list[list[bytes]]) -> list[LaneReport]:
+        tasks = [
+            asyncio.ensure_future(self._run_lane(batch_id, lane, rows)) for lane, rows in enumerate(placement)
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()  # what its executors have begun goes on
+
+    async def _run_lane(self, batch_id: int, lane: int, rows: list[bytes]) -> LaneReport:
+        """The first report of any of its attempts."""
+        running: list[tuple[Attempt, Executor]] = []
+        failures_left, patience = MAX_FAILURES, 0.0
+        while True:
+            for attempt, executor in list(running):
+                if attempt.report is not None:
+                    if len(running) > 1 and self.chance.random() < 0.5:
+                        self._kill_losers(running, attempt)
+                    return attempt.report
+                if attempt.error is not None or executor.attempt is not attempt or executor.is_free:
+                    running.remove((attempt, executor))
+                    failures_left -= 1
+                    self.world.note(self.name, f"a task of lane {lane} failed: {attempt.error!r}")
+                    self._judge(attempt, batch_id, failures_left)
+                    patience = 0.0
+            patience -= _LOOK_SECONDS
+            if patience <= 0 and (free := [each for each in self.executors if each.is_free]):
+                running.append((self._begin(batch_id, lane, rows, free[0]), free[0]))
+                patience = self.chance.choice((1.0, 5.0, 30.0))
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _begin(self, batch_id: int, lane: int, rows: list[bytes], executor: Executor) -> Attempt:
+        self.attempt_count += 1
+        chance = self.world.chance(f"attempt {self.attempt_count} of {self.name}")
+        attempt = Attempt(self.sink, batch_id, lane, rows, chance)
+        executor.run_task(attempt)
+        return attempt
+
+    def _judge(self, attempt: Attempt, batch_id: int, failures_left: int) -> None:
+        if isinstance(attempt.error, SinkRefused):
+            raise attempt.error
+        if not failures_left:
+            raise SinkError(f"a task of batch {batch_id} failed {MAX_FAILURES} times: {attempt.error}")
+
+    def _kill_losers(self, running: list[tuple[Attempt, Executor]], winner: Attempt) -> None:
+        for attempt, executor in running:
+            if attempt is not winner and executor.attempt is attempt:
+                executor.kill()
+
+
+class Lanes(Workload):
+    """Each micro-batch's rows are in the log exactly once."""
+
+    topic: ClassVar[str] = "lanes"
+    clients: ClassVar[tuple[str, ...]] = ("driver", "executor-0", "executor-1", "executor-2")
+    unguarded_groups: ClassVar[tuple[str, ...]] = tuple(
+        f"oncelog-{name}/{note}" for name in (*QUERIES, WRITE_ID) for note in ("finished", "begun")
+    )
+    """What the driver notes; whoever looks at it looks at the lanes' markers first."""
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        super().__init__(world, scenario)
+        partitions = scenario.partitions
+        executors = [Executor(world, name) for name in self.clients[1:]]
+        self.driver = Driver(world, self.clients[0], self.topic, partitions, executors)
+        self.applications.append(self.driver)
+
+    def check(self, node: Node) -> None:
+        found: Counter[Any] = Counter(item.value for call in self.last.calls for item in call.items)
+        for text in self.driver.source.check(found):
+            self.world.violate("a micro-batch is there once", text)

@@ -1,0 +1,460 @@
+"""One topic on which everything happens at once: deletion, compaction, retention, growth and transactions.
+
+Records have keys and a name in a header, so that tombstones can be told apart. A witness notes every batch
+that the broker stores, and what it did not see it finds at each start. Against that, against the notes of
+the producers and against what administrators asked for, each pass of a reader over the whole topic is
+checked when all is over:
+
+- nothing is read that was not stored there, or whose transaction was not committed;
+- of what was committed before the pass began and lies above the log start, everything is read. Where the
+  topic was ever compacted, that is the newest record of each key, and of it only what no newer one replaced;
+- whoever has read an older value of a deleted key reads its tombstone, if the pass took less than
+  delete.retention.ms.
+
+A pass during which the topic was deleted is held against the first rule only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from oncelog.audit.partition import FindingKind
+from oncelog.broker.append_events import AppendEvent
+from oncelog.broker.node import Node
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.admin.types import ConfigResource, NewTopic
+from oncelog.client.consumer.aio import AsyncConsumer
+from oncelog.errors import OncelogError, UnknownTopicOrPartition
+from oncelog.types import Record, TopicPartition
+from oncelog.wire.records import decode_records
+from oncelog_simulator.checks import batches_of
+from oncelog_simulator.clients import QUICK, Application, Call, LastReader, Reader, Sender
+from oncelog_simulator.history.check import Item, Kind, Outcome
+from oncelog_simulator.topic_recreation import LATE_SECONDS, Deletion
+from oncelog_simulator.txn_clients import Writer
+from oncelog_simulator.workloads import Workload, create_topic
+from oncelog_simulator.world import BrokerHost, World
+
+if TYPE_CHECKING:
+    from oncelog_simulator.simulation import Scenario
+
+BURSTS = 8
+NAME = "name"
+KEY_COUNT = 5
+POLICIES = ("delete", "compact", "compact,delete")
+DELETE_RETENTION_MS = 20_000
+
+
+class Stored(NamedTuple):
+    """A record as the broker stored it. `at_us`: when."""
+
+    name: bytes
+    key: bytes | None
+    is_tombstone: bool
+    at_us: int
+
+
+Log = dict[int, Stored]
+"""By offset."""
+
+
+@dataclass(eq=False)
+class Pass:
+    """A reader's way from the beginning to the end of the topic. Topic ids: at its begin and end."""
+
+    begun_us: int
+    first_id: bytes | None
+    ends: dict[TopicPartition, int] = field(default_factory=dict)
+    items: list[Item] = field(default_factory=list)
+    last_id: bytes | None = None
+    ended_us: int | None = None
+    starts: dict[TopicPartition, int] = field(default_factory=dict)
+
+
+class Witness:
+    """Every record that each topic of the name ever had, whatever became of it."""
+
+    def __init__(self, world: World, topic: str) -> None:
+        self.world, self.topic = world, topic
+        self.logs: dict[tuple[bytes, int], Log] = {}
+        self.lost: list[tuple[TopicPartition, int, Stored]] = []
+        """Records that a start no longer found at the end of a log."""
+        self.max_starts: dict[tuple[bytes, int], int] = {}
+        self.compacted_ids: set[bytes] = set()
+
+    @property
+    def node(self) -> Node | None:
+        host = self.world.hosts["broker"]
+        assert isinstance(host, BrokerHost)
+        return host.node
+
+    def topic_id(self) -> bytes | None:
+        """Return the id of the topic now; None while it or the broker is not there."""
+        found = None if self.node is None else self.node.topics.get(self.topic)
+        return None if found is None else found.topic_id
+
+    def stored(self, event: AppendEvent) -> None:
+        """Note a batch at the moment when it is stored."""
+        node = self.node
+        if event.topic != self.topic or event.verdict != "stored" or node is None:
+            return
+        assert event.base_offset is not None
+        topic, partition = node.topics.partition(TopicPartition(event.topic, event.partition))
+        self._note(topic.topic_id, event.partition, partition, event.base_offset)
+
+    def look(self, node: Node) -> None:
+        topic = node.topics.get(self.topic)
+        for number, partition in enumerate(topic.partitions if topic else ()):
+            key = partition.topic_id or b"", number
+            self.max_starts[key] = max(self.max_starts.get(key, 0), partition.log_start_offset)
+            if partition.config.is_compacted and partition.topic_id:
+                self.compacted_ids.add(partition.topic_id)
+
+    def recovered(self, node: Node) -> None:
+        """Take over what a start finds, which may be less or more than what was seen."""
+        topic = node.topics.get(self.topic)
+        for number, partition in enumerate(topic.partitions if topic else ()):
+            assert topic is not None
+            log = self.logs.setdefault((topic.topic_id, number), {})
+            for offset in [each for each in log if each >= partition.log_end_offset]:
+                self.lost.append((partition.topic_partition, offset, log.pop(offset)))
+            self._note(topic.topic_id, number, partition, partition.log_start_offset)
+
+    def _note(self, topic_id: bytes, number: int, partition: Any, offset: int) -> None:
+        log = self.logs.setdefault((topic_id, number), {})
+        for header, data in batches_of(partition, offset):
+            if header.is_control:
+                continue
+            for record in decode_records(data):
+                known = log.get(record.offset)
+                name = dict(record.headers)[NAME] or b""
+                at_us = self.world.now_us if known is None or known.name != name else known.at_us
+                log[record.offset] = Stored(bytes(name), record.key, record.value is None, at_us)
+
+
+def content_of(chance: Random, name: bytes) -> dict[str, Any]:
+    """Return what is sent under a name: a key out of few, and a value or none."""
+    return {
+        "value": None if chance.random() < 0.2 else name,
+        "key": b"key-%d" % chance.randrange(KEY_COUNT),
+        "headers": [(NAME, name)],
+    }
+
+
+class KeyedSender(Sender):
+    """An idempotent producer of records with keys."""
+
+    def content(self, value: bytes) -> dict[str, Any]:
+        return content_of(self.chance, value)
+
+
+class KeyedWriter(Writer):
+    """A transactional producer of records with keys. Compaction meets some of its transactions open."""
+
+    late_chance = 0.15
+
+    def content(self, value: bytes) -> dict[str, Any]:
+        return content_of(self.chance, value)
+
+
+def named_items(records: Iterable[Record]) -> list[Item]:
+    return [
+        Item(each.topic, each.partition, each.offset, dict(each.headers)[NAME] or b"") for each in records
+    ]
+
+
+class PassingReader(Reader):
+    """Reads the topic from its beginning to what its end was then, again and again, slowly at times."""
+
+    def __init__(self, world: World, name: str, partitions: list[TopicPartition], witness: Witness) -> None:
+        super().__init__(world, name, partitions, "read_committed")
+        self.witness = witness
+        self.passes: list[Pass] = []
+
+    async def work(self) -> None:
+        while not self.is_told_to_stop:
+            async with AsyncConsumer(self.settings) as consumer:
+                await self._pass(consumer, list(self.partitions), self.chance.choice((0.0, 0.0, 2.0)))
+            await self.rest(4.0)
+
+    async def _pass(self, consumer: AsyncConsumer, partitions: list[TopicPartition], pause_s: float) -> None:
+        one = Pass(self.world.now_us, self.witness.topic_id())
+        self.passes.append(one)
+        consumer.assign(partitions)
+        one.ends = ends = await consumer.end_offsets(partitions)
+        position: dict[TopicPartition, int] = dict.fromkeys(partitions, 0)
+        while any(position[tp] < end for tp, end in ends.items()) and not self.is_told_to_stop:
+            records = await consumer.poll(1.0, max_records=self.chance.choice((3, 500)))
+            one.items += named_items(records)
+            await self.rest(pause_s)
+            for tp in partitions:
+                position[tp] = await consumer.position(tp)
+        if all(position[tp] >= end for tp, end in ends.items()):
+            self._end(one)
+
+    def _end(self, one: Pass) -> None:
+        one.last_id, node = self.witness.topic_id(), self.witness.node
+        if node is not None and one.last_id is not None:
+            self.witness.look(node)
+            starts = self.witness.max_starts
+            one.starts = {tp: starts.get((one.last_id, tp.partition), 0) for tp in one.ends}
+            one.ended_us = self.world.now_us
+
+
+class LastPassingReader(LastReader):
+    """Reads everything once in the end."""
+
+    def __init__(self, world: World, name: str, partitions: list[TopicPartition], witness: Witness) -> None:
+        super().__init__(world, name, partitions)
+        self.reader = PassingReader(world, f"{name}-pass", partitions, witness)
+        self.reader.is_done = True
+
+    async def work(self) -> None:
+        async with AsyncConsumer(self.settings) as consumer:
+            await self.reader._pass(consumer, list(self.partitions), 0.0)
+
+
+class TopicChanger(Application):
+    """Deletes records and the topic, and changes its settings and its number of partitions."""
+
+    def __init__(
+        self, world: World, name: str, topic: NewTopic, partitions: list[TopicPartition], witness: Witness
+    ) -> None:
+        super().__init__(world, name)
+        self.topic, self.partitions, self.witness = topic, partitions, witness
+        self.asked: dict[TopicPartition, int] = {}
+        """The highest offset up to which records were asked to be deleted."""
+        self.deletions: list[Deletion] = []
+        self.deleting_since_us: int | None = None
+        self.may_retain = False
+        """True once any topic of the name may have deleted old records by itself."""
+        self.steps_left = self.chance.randint(6, 12)
+
+    async def work(self) -> None:
+        actions = [self._delete_records, self._delete_topic, self._set_policy, self._add_partition]
+        async with AsyncAdmin(QUICK) as admin:
+            await self._create(admin)
+            while self.steps_left > 0:
+                self.steps_left -= 1
+                await self.rest(10.0)
+                (act,) = self.chance.choices(actions, [4, 1, 5, 1])
+                try:
+                    await act(admin)
+                except OncelogError as error:
+                    self.world.note(self.name, f"{act.__name__}: {error!r}")
+                    await self._create(admin)
+
+    async def _create(self, admin: AsyncAdmin) -> None:
+        topic = NewTopic(
+            self.topic.name, num_partitions=len(self.partitions), configs=dict(self.topic.configs)
+        )
+        await create_topic(admin, topic)
+        # A producer may have made it meanwhile, with the broker's defaults.
+        count = len((await admin.describe_topics([topic.name]))[topic.name].partitions)
+        if count < len(self.partitions):
+            await admin.create_partitions({topic.name: len(self.partitions)})
+        if self.deleting_since_us is not None:
+            self.deletions.append(Deletion(self.deleting_since_us, self.world.now_us))
+            self.deleting_since_us = None
+
+    async def _delete_records(self, admin: AsyncAdmin) -> None:
+        tp = self.chance.choice(self.partitions)
+        end = (await admin.list_offsets({tp: "latest"}))[tp].offset or 0
+        offset = self.chance.randint(0, end)
+        self.asked[tp] = max(self.asked.get(tp, 0), offset)
+        await admin.delete_records({tp: offset})
+        self.world.note(self.name, f"{tp} is deleted up to {offset}")
+
+    async def _delete_topic(self, admin: AsyncAdmin) -> None:
+        self.deleting_since_us = self.deleting_since_us or self.world.now_us
+        name = self.topic.name
+        error = (await admin.delete_topics([name], raise_errors=False))[name].error
+        if error is not None and not isinstance(error, UnknownTopicOrPartition):
+            raise error
+        self.world.note(self.name, f"{name} is deleted")
+        await self.rest(2 * LATE_SECONDS)
+        await self._create(admin)
+
+    async def _set_policy(self, admin: AsyncAdmin) -> None:
+        policy = self.chance.choice(POLICIES)
+        kept_bytes = self.chance.choice((-1, -1, 3_000))
+        self.may_retain = self.may_retain or kept_bytes >= 0
+        resource = ConfigResource("topic", self.topic.name)
+        await admin.alter_configs({resource: {"cleanup.policy": policy, "retention.bytes": kept_bytes}})
+        self.world.note(self.name, f"cleanup.policy={policy}, retention.bytes={kept_bytes}")
+
+    async def _add_partition(self, admin: AsyncAdmin) -> None:
+        if len(self.partitions) < 4:
+            await admin.create_partitions({self.topic.name: len(self.partitions) + 1})
+            self.partitions.append(TopicPartition(self.topic.name, len(self.partitions)))
+            self.world.note(self.name, f"{len(self.partitions)} partitions")
+
+
+class TopicChanges(Workload):
+    """Whatever happens to a topic, its readers see what they may, and all that they must."""
+
+    topic: ClassVar[str] = "changed"
+    clients: ClassVar[tuple[str, ...]] = ("sender-changed", "writer-changed", "reader-changed", "changer")
+    legal_findings: ClassVar[frozenset[FindingKind]] = frozenset(FindingKind)
+    """A topic that was compacted once, or made again, has gaps of every kind."""
+    compacts: ClassVar[bool] = True
+    is_repeatable: ClassVar[bool] = False
+    """A request names its topic by name."""
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        super().__init__(world, scenario)
+        sender, writer, reader, changer = self.clients
+        self.witness = witness = Witness(world, self.topic)
+        configs = {
+            "cleanup.policy": world.chance("first policy").choice(POLICIES),
+            "min.cleanable.dirty.ratio": 0.01,
+            "delete.retention.ms": DELETE_RETENTION_MS,
+        }
+        self.changer = TopicChanger(
+            world, changer, NewTopic(self.topic, configs=configs), self.partitions, witness
+        )
+        self.senders = [
+            KeyedSender(world, sender, self.topic, scenario.partitions, BURSTS),
+            KeyedWriter(world, writer, self.topic, scenario.partitions, BURSTS),
+        ]
+        for each in self.senders:
+            each.keeps_producers = False
+        self.reader = PassingReader(world, reader, self.partitions, witness)
+        self.last = self.last_pass = LastPassingReader(world, f"last-{self.topic}", self.partitions, witness)
+        self.applications, self.readers = [self.changer, *self.senders], [self.reader]
+
+    @classmethod
+    def broker_settings(cls, chance: Random) -> dict[str, object]:
+        return {
+            "log.segment.bytes": chance.choice((700, 1_500)),
+            "log.retention.check.interval.ms": 5_000,
+            "log.cleaner.backoff.ms": 2_000,
+        }
+
+    def stored(self, event: AppendEvent) -> None:
+        self.witness.stored(event)
+
+    def look(self, node: Node) -> None:
+        self.witness.look(node)
+
+    def recovered(self, node: Node) -> None:
+        self.witness.recovered(node)
+        self.witness.look(node)
+
+    def check(self, node: Node) -> None:
+        self.witness.look(node)
+        for (topic_id, number), start in self.witness.max_starts.items():
+            asked = self.changer.asked.get(TopicPartition(self.topic, number), 0)
+            if start > asked and not self.changer.may_retain:
+                self.world.violate("deleted unasked", f"{topic_id.hex()}-{number} starts at {start}")
+        notes = Notes(self.senders)
+        for tp, offset, record in self.witness.lost:
+            call = notes.sends.get(record.name)
+            if call is None or call.outcome is not Outcome.OK or call.items[0].offset != offset:
+                continue  # what was never acknowledged may be stored again elsewhere
+            logs = [log for (_, number), log in self.witness.logs.items() if number == tp.partition]
+            if not any(offset in log and log[offset].name == record.name for log in logs):
+                self.world.violate("acknowledged, then lost or elsewhere", f"{tp} {offset} {record}")
+        for one in (*self.reader.passes, *self.last_pass.reader.passes):
+            self._check_pass(one, notes)
+
+    def _check_pass(self, one: Pass, notes: Notes) -> None:
+        for item in one.items:
+            logs = [log for (_, number), log in self.witness.logs.items() if number == item.partition]
+            names = {log[item.offset].name for log in logs if item.offset is not None and item.offset in log}
+            lost = {record.name for tp, offset, record in self.witness.lost if offset == item.offset}
+            if item.value not in names | lost:
+                self.world.violate("read what is not stored there", f"{item}: {sorted(names)}")
+            elif not notes.may_be_visible(item.value, one.ended_us or self.world.now_us):
+                self.world.violate("read what was not committed", f"{item}")
+        is_whole = one.ended_us is not None and one.first_id is not None and one.first_id == one.last_id
+        if is_whole and not self._is_deleted_during(one):
+            for tp, end in one.ends.items():
+                self._check_whole(one, tp, end, notes)
+
+    def _is_deleted_during(self, one: Pass) -> bool:
+        assert one.ended_us is not None
+        windows = [*self.changer.deletions]
+        if self.changer.deleting_since_us is not None:
+            windows.append(Deletion(self.changer.deleting_since_us, self.world.now_us))
+        return any(each.began_us <= one.ended_us and each.done_us >= one.begun_us for each in windows)
+
+    def _check_whole(self, one: Pass, tp: TopicPartition, end: int, notes: Notes) -> None:
+        """Hold what a pass read of one partition against what it had to read."""
+        assert one.last_id is not None and one.ended_us is not None
+        log = self.witness.logs.get((one.last_id, tp.partition), {})
+        offsets = [item.offset or 0 for item in one.items if item.partition == tp.partition]
+        if offsets != sorted(set(offsets)):
+            self.world.violate("a reader went back", f"{tp} {offsets}")
+        read = set(offsets)
+        is_compacted = one.last_id in self.witness.compacted_ids
+        newest = self._newest(log, one.ended_us, notes)
+        is_slow = one.ended_us - one.begun_us > DELETE_RETENTION_MS * 1000 // 2
+        for offset, record in sorted(log.items()):
+            is_due = one.starts[tp] <= offset < end and notes.is_visible(record.name, one.begun_us)
+            if not is_due or offset in read:
+                continue
+            if is_compacted and newest.get(record.key) != offset:
+                continue
+            if is_compacted and record.is_tombstone:
+                older = any(log[each].key == record.key for each in read if each < offset)
+                if not older or is_slow or self._is_clock_set():
+                    continue
+            self.world.violate(
+                "a committed record is not read", f"{tp} {offset} {record} in a pass from {one.begun_us}"
+            )
+
+    def _newest(self, log: Log, until_us: int, notes: Notes) -> dict[bytes | None, int]:
+        """Return where the newest record of each key stands; what may be committed counts."""
+        return {
+            record.key: offset
+            for offset, record in sorted(log.items())
+            if record.at_us <= until_us and notes.may_be_visible(record.name, until_us)
+        }
+
+    def _is_clock_set(self) -> bool:
+        return any(each.kind == "clock" and each.target == "broker" for each in self.scenario.faults)
+
+
+class Notes:
+    """What producers noted: of each record whether it is committed, or may be."""
+
+    def __init__(self, senders: Iterable[Sender]) -> None:
+        self.sends: dict[Any, Call] = {}
+        self.ends: dict[tuple[str, Any], list[Call]] = {}
+        for sender in senders:
+            for call in sender.calls:
+                if call.kind is Kind.SEND:
+                    self.sends[call.items[0].value] = call
+                elif call.transaction is not None:
+                    self.ends.setdefault((call.process, call.transaction), []).append(call)
+
+    def _commits(self, call: Call) -> list[Call]:
+        ends = self.ends.get((call.process, call.transaction), [])
+        return [end for end in ends if end.kind is Kind.COMMIT]
+
+    def may_be_visible(self, name: Any, now_us: int) -> bool:
+        """Return False for what was refused, aborted, or not asked to be committed until then."""
+        call = self.sends.get(name)
+        if call is None or call.outcome is Outcome.FAIL:
+            return False
+        if call.transaction is None:
+            return True
+        commits = self._commits(call)
+        is_failed = any(each.outcome is Outcome.FAIL for each in commits)
+        return not is_failed and any(each.begin <= now_us for each in commits)
+
+    def is_visible(self, name: Any, before_us: int) -> bool:
+        """Return True for what was surely committed by then."""
+        call = self.sends.get(name)
+        if call is None:
+            return False
+        if call.transaction is None:
+            return call.outcome is Outcome.OK and call.end is not None and call.end <= before_us
+        return any(
+            each.outcome is Outcome.OK and each.end is not None and each.end <= before_us
+            for each in self._commits(call)
+        )

@@ -1,0 +1,150 @@
+"""A topic that is deleted and made again while producers, transactions and readers are at work.
+
+What was sent meanwhile may be in the old topic, in the new one or nowhere; what was acknowledged before is
+gone with the old one, and what is sent afterwards is kept as anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from oncelog.audit.partition import FindingKind
+from oncelog.broker.node import Node
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.admin.types import NewTopic
+from oncelog.errors import UnknownTopicOrPartition
+from oncelog.types import TopicPartition
+from oncelog_simulator.checks import check_history
+from oncelog_simulator.clients import QUICK, Application, Reader, Sender
+from oncelog_simulator.history.check import Kind, Operation, Outcome
+from oncelog_simulator.txn_clients import Writer
+from oncelog_simulator.workloads import Workload, create_topic
+from oncelog_simulator.world import World
+
+if TYPE_CHECKING:
+    from oncelog_simulator.simulation import Scenario
+
+BURSTS = 6
+LATE_SECONDS = 2.0
+"""Longer than the network keeps anything between two that are not parted."""
+
+
+class Deletion(NamedTuple):
+    """When it was asked for, and when it was surely over; a topic may have come back in between."""
+
+    began_us: int
+    done_us: int
+
+
+class TopicRecreator(Application):
+    """Deletes the topic now and then, and makes it again."""
+
+    def __init__(self, world: World, name: str, topic: NewTopic) -> None:
+        super().__init__(world, name)
+        self.topic = topic
+        self.deletions: list[Deletion] = []
+        self.topic_ids: set[str | None] = set()
+        self.asked_us: int | None = None
+        self.count = self.chance.randint(1, 3)
+
+    async def work(self) -> None:
+        async with AsyncAdmin(QUICK) as admin:
+            await create_topic(admin, self.topic)
+            while len(self.deletions) < self.count:
+                await self.rest(25.0)
+                await self._delete(admin)
+                # By name: what is under way of an attempt that was given up must not hit the new one.
+                await asyncio.sleep(LATE_SECONDS)
+                await create_topic(admin, self.topic)
+                topic_id = (await admin.describe_topics([self.topic.name]))[self.topic.name].topic_id
+                if topic_id in self.topic_ids:
+                    self.world.violate("a new topic has the id of a deleted one", f"{topic_id}")
+                self.topic_ids.add(topic_id)
+
+    async def _delete(self, admin: AsyncAdmin) -> None:
+        self.asked_us = self.asked_us or self.world.now_us
+        error = (await admin.delete_topics([self.topic.name], raise_errors=False))[self.topic.name].error
+        if error is not None and not isinstance(error, UnknownTopicOrPartition):
+            raise error
+        self.deletions.append(Deletion(self.asked_us, self.world.now_us))
+        self.asked_us = None
+        self.world.note(self.name, f"{self.topic.name} is deleted")
+
+
+class NewReader(Reader):
+    """Reads from the beginning with a consumer that is new each time. `opened_us`: when, by session."""
+
+    def __init__(self, world: World, name: str, partitions: list[TopicPartition]) -> None:
+        super().__init__(world, name, partitions, "read_committed")
+        self.opened_us: dict[Hashable, int] = {}
+
+    async def work(self) -> None:
+        while not self.is_told_to_stop:
+            self.session += 1
+            self.opened_us[self.session] = self.world.now_us
+            async with self._consumer() as consumer:
+                for _ in range(self.chance.randint(1, 5)):
+                    await self.poll(consumer, 2.0)
+            await self.rest(5.0)
+
+
+class TopicRecreation(Workload):
+    """No record of a deleted topic is in the one of its name that comes after it."""
+
+    topic: ClassVar[str] = "remade"
+    clients: ClassVar[tuple[str, ...]] = ("sender-remade", "writer-remade", "reader-remade")
+    legal_findings: ClassVar[frozenset[FindingKind]] = frozenset({FindingKind.SEQUENCE_GAP})
+    """A producer that goes on does so where it was in the old topic."""
+    is_repeatable: ClassVar[bool] = False
+    """A request names its topic by name, and the new one of that name has never heard of the producer."""
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        super().__init__(world, scenario)
+        partitions = scenario.partitions
+        sender, writer, reader = self.clients
+        self.remaker = TopicRecreator(world, "remaker", NewTopic(self.topic, num_partitions=partitions))
+        self.senders = [
+            Sender(world, sender, self.topic, partitions, BURSTS),
+            Writer(world, writer, self.topic, partitions, BURSTS),
+        ]
+        for each in self.senders:
+            each.keeps_producers = False
+        self.reader = NewReader(world, reader, self.partitions)
+        self.applications, self.readers = [self.remaker, *self.senders], [self.reader]
+
+    def check(self, node: Node) -> None:
+        operations = self.operations()
+        sends = {each.items[0].value: each for each in operations if each.kind is Kind.SEND}
+        for poll in operations:
+            opened_us = self.world.now_us if poll.process == self.last.name else self._opened_us(poll)
+            over = [each for each in self.remaker.deletions if each.done_us < opened_us]
+            for item in poll.items if poll.kind is Kind.POLL and over else ():
+                sent = sends[item.value]
+                if sent.outcome is Outcome.OK and sent.end < over[-1].began_us:
+                    self.world.violate("a deleted topic's record is in the new one", f"{item} by {sent}")
+        self._check_last(operations)
+
+    def _opened_us(self, poll: Operation) -> int:
+        return self.reader.opened_us.get(poll.session, 0) if poll.process == self.reader.name else 0
+
+    def _check_last(self, operations: list[Operation]) -> None:
+        """What was begun after the last deletion, held against what is there in the end."""
+        done_us = max((each.done_us for each in self.remaker.deletions), default=0)
+        begun: dict[Hashable, int] = {}
+        for each in operations:
+            begun.setdefault(each.unit, each.begin)
+        late = [each for each in operations if begun[each.unit] > done_us and each.kind is not Kind.POLL]
+        values = {each.items[0].value for each in late if each.kind is Kind.SEND}
+        seen: set[Hashable] = set()
+        for poll in operations:
+            if poll.process == self.last.name:
+                items = tuple(item for item in poll.items if item.value in values)
+                late.append(replace(poll, items=items))
+                for item in poll.items:
+                    if item.value in seen:
+                        self.world.violate("twice in the log", f"{item}")
+                    seen.add(item.value)
+        check_history(self.world, late, self.last.name)

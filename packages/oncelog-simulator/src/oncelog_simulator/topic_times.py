@@ -1,0 +1,560 @@
+"""One topic whose records have drawn timestamps, under settings of time that change.
+
+Its settings are retention.ms, segment.ms, min. and max.compaction.lag.ms, a short delete.retention.ms and
+message.timestamp.type with its bounds. The witness notes each record with its timestamp and the broker's
+time. By these notes, without a rule of the product:
+
+- a stored timestamp lies within message.timestamp.before.max.ms and after.max.ms, and with LogAppendTime it
+  is the broker's time;
+- a log start moves only as DeleteRecords asked, over records older than retention.ms, or over records
+  above which there are retention.bytes. Without cleanup.policy=delete it does not move by itself;
+- in the end nothing is left that is too old, and no log is much larger than retention.bytes;
+- a pass reads each newest record of a key, and all records younger than min.compaction.lag.ms. A tombstone
+  younger than delete.retention.ms is read;
+- in the end no record is left that a newer one replaced more than max.compaction.lag.ms ago, but in the
+  active segment.
+
+Where something must stay, ages are measured by the latest time that the broker ever had. Where something
+must go, they are measured by the virtual time since the settings changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from oncelog.broker.append_events import AppendEvent
+from oncelog.broker.node import Node
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.admin.types import ConfigResource, NewTopic
+from oncelog.errors import OncelogError
+from oncelog.limits import DEFAULT_LIMITS
+from oncelog.types import TimestampType, TopicPartition
+from oncelog.wire.records import decode_records
+from oncelog_simulator.checks import batches_of
+from oncelog_simulator.clients import QUICK, Sender
+from oncelog_simulator.faults import REFUSED_WRITES
+from oncelog_simulator.jobs import WHOLE
+from oncelog_simulator.kafka_log import KafkaBatch
+from oncelog_simulator.topic_changes import (
+    KeyedSender,
+    KeyedWriter,
+    LastPassingReader,
+    Log,
+    Notes,
+    Pass,
+    PassingReader,
+    TopicChanger,
+    TopicChanges,
+    Witness,
+    content_of,
+)
+from oncelog_simulator.workloads import Workload
+from oncelog_simulator.world import BrokerHost, World
+
+if TYPE_CHECKING:
+    from oncelog_simulator.simulation import Scenario
+
+BURSTS = 10
+SECOND_MS, HOUR_MS = 1_000, 3_600_000
+FOREVER_MS = 2**63 - 1
+NO_LIMIT = -1
+POLICIES = ("delete", "delete", "compact", "compact,delete")
+RETENTION_MS = (NO_LIMIT, 5 * SECOND_MS, 20 * SECOND_MS, 2 * HOUR_MS)
+RETENTION_BYTES = (NO_LIMIT, NO_LIMIT, NO_LIMIT, 500)
+MAX_LAGS_MS = (FOREVER_MS, FOREVER_MS, 40 * SECOND_MS)
+AGES_MS = (0, 0, 0, 3 * SECOND_MS, 15 * SECOND_MS, HOUR_MS, -3 * SECOND_MS, -HOUR_MS // 2)
+"""How far a record's timestamp lies in the past; negative: in the future."""
+SLOW_SYNCS_MS = 4 * SECOND_MS
+"""A batch is told of when it is synced: on a slow disk after two syncs of 1.5 s (seed 1048)."""
+SETTLE_MS = 45 * SECOND_MS
+"""Retention and compaction have looked again so long after a change."""
+FAR_CHANCE = 0.4
+"""Of a seed to begin near one of the following offsets."""
+FAR_ENDS = (2**31, 2**31, 2**32)
+"""Offsets within a segment and within a batch have 32 bits with a sign."""
+MAX_RELATIVE_OFFSET = DEFAULT_LIMITS.max_relative_offset
+LAST_SECONDS = 110.0
+"""Between the last record and the last look: more than max.compaction.lag.ms and the above."""
+
+
+class Timed(NamedTuple):
+    """A record's timestamp, and the broker's time when it was stored or found."""
+
+    timestamp_ms: int
+    stored_ms: int
+
+
+class TimedWitness(Witness):
+    """A witness of timestamps."""
+
+    def __init__(
+        self, world: World, topic: str, bounds: tuple[int, int], *, is_append_time: bool, slack_ms: int
+    ) -> None:
+        super().__init__(world, topic)
+        self.slack_ms = slack_ms
+        self.before_max_ms, self.after_max_ms = bounds
+        self.is_append_time = is_append_time
+        self.times: dict[tuple[bytes, int], dict[int, Timed]] = {}
+        self.is_made = False
+        self.latest_ms = 0
+        """The latest time that the broker ever had."""
+        self.sizes: dict[tuple[bytes, int], dict[int, int]] = {}
+        """Bytes of each batch by its base offset, of those that are gone as well."""
+        self.starts: dict[tuple[bytes, int], int] = {}
+        """The highest log starts so far, and up to where deletion was asked for."""
+
+    async def until_made(self) -> None:
+        """Wait for the topic: a client that comes first would have it made with the broker's settings."""
+        while not self.is_made:
+            await asyncio.sleep(0.1)
+
+    def stored(self, event: AppendEvent) -> None:
+        super().stored(event)
+        node = self.node
+        if event.topic != self.topic or event.verdict != "stored" or node is None:
+            return
+        assert event.base_offset is not None
+        now_ms = self.now_ms
+        topic, partition = node.topics.partition(TopicPartition(event.topic, event.partition))
+        # As the broker: the first timestamp of a batch and the largest one.
+        self._time(topic.topic_id, event.partition, partition, event.base_offset, now_ms)
+        header, _ = batches_of(partition, event.base_offset)[0]
+        for offset, stamp in (
+            (header.base_offset, header.base_timestamp_ms),
+            (header.last_offset, header.max_timestamp_ms),
+        ):
+            where = f"{event.topic}-{event.partition} {offset}: {stamp}, by a clock of {now_ms}"
+            is_largest = stamp == header.max_timestamp_ms
+            if self.is_append_time and is_largest and abs(stamp - now_ms) > self.slack_ms:
+                self.world.violate("a log append time is not the broker's", where)
+            early = now_ms - self.before_max_ms - self.slack_ms
+            late = now_ms + self.after_max_ms + self.slack_ms
+            if not self.is_append_time and not early <= stamp <= late:
+                self.world.violate("a timestamp beyond its bounds is stored", where)
+
+    @property
+    def now_ms(self) -> int:
+        """The broker's time; of a broker that is starting, its wall clock's."""
+        host = self.world.hosts["broker"]
+        running = getattr(host, "running", None)
+        assert host.machine is not None
+        now_ms: int = running.clock.now_ms() if running is not None else host.machine.wall_ns() // 1_000_000
+        self.latest_ms = max(self.latest_ms, now_ms)
+        return now_ms
+
+    def recovered(self, node: Node) -> None:
+        super().recovered(node)
+        topic = node.topics.get(self.topic)
+        for number, partition in enumerate(topic.partitions if topic else ()):
+            assert topic is not None
+            times = self.times.setdefault((topic.topic_id, number), {})
+            for offset in [each for each in times if each >= partition.log_end_offset]:
+                del times[offset]
+            self._time(topic.topic_id, number, partition, partition.log_start_offset, self.now_ms)
+
+    def _time(self, topic_id: bytes, number: int, partition: Any, offset: int, now_ms: int) -> None:
+        """Note the timestamps from an offset on."""
+        times = self.times.setdefault((topic_id, number), {})
+        for header, data in batches_of(partition, offset):
+            is_append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+            if header.is_control:
+                times.setdefault(header.base_offset, Timed(header.max_timestamp_ms, now_ms))
+                continue
+            for record in decode_records(data):
+                stamp = header.max_timestamp_ms if is_append_time else record.timestamp_ms
+                times.setdefault(record.offset, Timed(stamp, now_ms))
+
+
+def timed_content(chance: Random, name: bytes, now_ms: int) -> dict[str, Any]:
+    """Return what is sent under a name, with a timestamp."""
+    return content_of(chance, name) | {"timestamp_ms": now_ms - chance.choice(AGES_MS)}
+
+
+class TimedSender(KeyedSender):
+    """An idempotent producer of records with timestamps."""
+
+    witness: TimedWitness
+
+    async def work(self) -> None:
+        await self.witness.until_made()
+        await super().work()
+
+    def content(self, value: bytes) -> dict[str, Any]:
+        assert self.machine is not None
+        return timed_content(self.chance, value, self.machine.wall_ns() // 1_000_000)
+
+
+class TimedWriter(KeyedWriter):
+    """A transactional producer of records with timestamps."""
+
+    witness: TimedWitness
+
+    async def work(self) -> None:
+        await self.witness.until_made()
+        await super().work()
+
+    def content(self, value: bytes) -> dict[str, Any]:
+        assert self.machine is not None
+        return timed_content(self.chance, value, self.machine.wall_ns() // 1_000_000)
+
+
+class TimedReader(PassingReader):
+    """Reads the topic again and again once it is made."""
+
+    witness: TimedWitness
+
+    async def work(self) -> None:
+        await self.witness.until_made()
+        await super().work()
+
+
+class Kept(NamedTuple):
+    """What retention keeps. Not `is_deleted`: everything."""
+
+    is_deleted: bool
+    retention_ms: int
+    retention_bytes: int
+
+
+class TimeChanger(TopicChanger):
+    """Deletes records, and changes cleanup.policy, retention.ms and retention.bytes."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        topic: NewTopic,
+        partitions: list[TopicPartition],
+        witness: TimedWitness,
+    ) -> None:
+        super().__init__(world, name, topic, partitions, witness)
+        self.timed = witness
+        self.senders: list[Sender] = []
+        """For whose end it waits, and then until their records have had their time."""
+        self.may_retain = True
+        self.in_effect: list[tuple[int, Kept]] = [(0, Kept("delete" in POLICIES[0], NO_LIMIT, NO_LIMIT))]
+        """What may be in effect, each with the virtual time from which on."""
+        self.changed_us = 0
+        self.first_offset = 0
+        """The end of each partition before the first record."""
+        self.is_one_batch = False
+        """True when one batch without records spans all offsets below `first_offset`."""
+        self.is_sure = True
+        """False while nobody knows whether a change was made."""
+
+    async def work(self) -> None:
+        async with AsyncAdmin(QUICK) as admin:
+            await self._create(admin)
+            if self.first_offset and not self.timed.is_made:
+                await self._begin_far()
+            self.timed.is_made = True
+            while self.steps_left > 0:
+                self.steps_left -= 1
+                await self.rest(15.0)
+                (act,) = self.chance.choices([self._delete_records, self._set_policy], [1, 4])
+                try:
+                    await act(admin)
+                except OncelogError as error:
+                    self.world.note(self.name, f"{act.__name__}: {error!r}")
+            while not self.is_sure:
+                await self.rest(2.0)
+                await self._set_policy(admin)
+        while not all(each.is_done for each in self.senders):
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(LAST_SECONDS)
+
+    async def _begin_far(self) -> None:
+        """Let the empty partitions end far above 0, as if what was below was deleted or compacted away."""
+        broker = self.world.hosts["broker"]
+        assert isinstance(broker, BrokerHost)
+        while broker.node is None:
+            await asyncio.sleep(0.1)
+        broker.kill()
+        disk = broker.disk.after_kill()
+        for tp in self.partitions:
+            directory, first = f"{tp.topic}-{tp.partition}", f"{0:020}"
+            if self.is_one_batch:
+                # Of a batch compaction may leave the header alone: its last offset is not given again.
+                left = KafkaBatch(0, self.first_offset - 1, (), NO_LIMIT, 0).encode()
+                disk.replace(f"{directory}/{first}.log", left)
+            else:
+                for name in [each for each in disk.list(directory) if each.startswith(first)]:
+                    disk.rename(f"{directory}/{name}", f"{directory}/{self.first_offset:020}{name[20:]}")
+                self.asked[tp] = self.first_offset
+            disk.sync_directory(directory)
+        broker.replace_disk(disk)
+        broker.start_again()
+
+    async def _set_policy(self, admin: AsyncAdmin) -> None:
+        policy = self.chance.choice(POLICIES)
+        kept = Kept("delete" in policy, self.chance.choice(RETENTION_MS), self.chance.choice(RETENTION_BYTES))
+        resource = ConfigResource("topic", self.topic.name)
+        self.in_effect.append((self.world.now_us, kept))
+        self.is_sure = False
+        await admin.alter_configs(
+            {
+                resource: {
+                    "cleanup.policy": policy,
+                    "retention.ms": kept.retention_ms,
+                    "retention.bytes": kept.retention_bytes,
+                }
+            }
+        )
+        self.in_effect.append((self.world.now_us, kept))
+        minute_ago_us = self.world.now_us - 60_000_000
+        first = max(
+            (number for number, each in enumerate(self.in_effect) if each[0] < minute_ago_us), default=0
+        )
+        del self.in_effect[:first]
+        self.changed_us, self.is_sure = self.world.now_us, True
+        self.world.note(self.name, f"cleanup.policy={policy}, {kept}")
+
+    def most_that_goes(self) -> Kept:
+        """Return the settings that delete most of those that may have been in effect since a minute ago."""
+        kept = [each for _, each in self.in_effect if each.is_deleted]
+        if not kept:
+            return Kept(False, NO_LIMIT, NO_LIMIT)
+        times = [each.retention_ms for each in kept if each.retention_ms != NO_LIMIT]
+        sizes = [each.retention_bytes for each in kept if each.retention_bytes != NO_LIMIT]
+        return Kept(True, min(times, default=NO_LIMIT), min(sizes, default=NO_LIMIT))
+
+
+class TopicTimes(TopicChanges):
+    """Time deletes and compacts what it may, and nothing else."""
+
+    topic: ClassVar[str] = "timed"
+    clients: ClassVar[tuple[str, ...]] = ("sender-timed", "writer-timed", "reader-timed", "time-changer")
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        Workload.__init__(self, world, scenario)
+        sender, writer, reader, changer = self.clients
+        chance = world.chance("times")
+        self.is_append_time = chance.random() < 0.3
+        self.min_lag_ms = chance.choice((0, 0, 5 * SECOND_MS, 30 * SECOND_MS))
+        self.max_lag_ms = chance.choice(MAX_LAGS_MS)
+        self.delete_retention_ms = chance.choice((0, 3 * SECOND_MS, 20 * SECOND_MS))
+        self.segment_ms = chance.choice((2 * SECOND_MS, 10 * SECOND_MS, HOUR_MS))
+        bounds = (
+            chance.choice((FOREVER_MS, HOUR_MS * 2, 10 * SECOND_MS)),
+            chance.choice((HOUR_MS, 5 * SECOND_MS)),
+        )
+        configs = {
+            "cleanup.policy": POLICIES[0],
+            "retention.ms": NO_LIMIT,
+            "min.cleanable.dirty.ratio": 0.01 if self.max_lag_ms == FOREVER_MS else 1.0,
+            "min.compaction.lag.ms": self.min_lag_ms,
+            "max.compaction.lag.ms": self.max_lag_ms,
+            "delete.retention.ms": self.delete_retention_ms,
+            "segment.ms": self.segment_ms,
+            "message.timestamp.type": "LogAppendTime" if self.is_append_time else "CreateTime",
+            "message.timestamp.before.max.ms": bounds[0],
+            "message.timestamp.after.max.ms": bounds[1],
+        }
+        has_slow_disk = any(fault.kind == "slow-disk" for fault in scenario.faults)
+        self.timed = TimedWitness(
+            world,
+            self.topic,
+            bounds,
+            is_append_time=self.is_append_time,
+            slack_ms=SLOW_SYNCS_MS if has_slow_disk else SECOND_MS,
+        )
+        self.witness = self.timed
+        topic = NewTopic(self.topic, configs=configs)
+        self.changer = self.times = TimeChanger(world, changer, topic, self.partitions, self.timed)
+        far = world.chance("far offsets")
+        if far.random() < FAR_CHANCE:
+            self.times.first_offset = far.choice(FAR_ENDS) - far.choice((0, 2, 5, 20))
+            self.times.is_one_batch = far.random() < 0.7 and self.times.first_offset <= MAX_RELATIVE_OFFSET
+        plain = TimedSender(world, sender, self.topic, scenario.partitions, BURSTS)
+        writing = TimedWriter(world, writer, self.topic, scenario.partitions, BURSTS)
+        plain.witness = writing.witness = self.timed
+        plain.keeps_producers = writing.keeps_producers = False
+        self.senders = [plain, writing]
+        self.times.senders = [plain, writing]
+        self.reader = TimedReader(world, reader, self.partitions, self.timed)
+        self.last = self.last_pass = LastPassingReader(
+            world, f"last-{self.topic}", self.partitions, self.timed
+        )
+        self.applications, self.readers = [self.changer, *self.senders], [self.reader]
+
+    def prepare(self, broker: BrokerHost) -> None:
+        if self.times.is_one_batch:
+            broker.limits = replace(broker.limits, max_relative_offset=MAX_RELATIVE_OFFSET)
+
+    def look(self, node: Node) -> None:
+        self._check_starts(node)
+        super().look(node)
+
+    def recovered(self, node: Node) -> None:
+        super().recovered(node)
+        self._check_starts(node, may_be_cut=True)
+
+    # What must stay
+
+    def _check_starts(self, node: Node, *, may_be_cut: bool = False) -> None:
+        """Hold each move of a log start against what was asked for and the settings of the last minute.
+
+        `may_be_cut`: a power loss may have taken the end of the log since the last look.
+        """
+        topic, most = node.topics.get(self.topic), self.times.most_that_goes()
+        latest_ms = max(self.timed.now_ms, self.timed.latest_ms)
+        for number, partition in enumerate(topic.partitions if topic else ()):
+            assert topic is not None
+            key, start = (topic.topic_id, number), partition.log_start_offset
+            before = max(self.timed.starts.get(key, 0), self.changer.asked.get(self.partitions[number], 0))
+            self.timed.starts[key] = max(start, before)
+            sizes = self.timed.sizes.setdefault(key, {})
+            sizes |= {header.base_offset: header.size_bytes for header, _ in batches_of(partition)}
+            if start <= before:
+                continue
+            limit_bytes, limit_ms = most.retention_bytes, most.retention_ms
+            # Compaction and power losses make a log smaller after retention looked at its size.
+            is_smaller = may_be_cut or topic.topic_id in self.timed.compacted_ids
+            if limit_bytes != NO_LIMIT and is_smaller:
+                continue
+            if not most.is_deleted or limit_bytes == limit_ms == NO_LIMIT:
+                self.world.violate(
+                    "deleted unasked", f"{self.topic}-{number} starts at {start}, not {before}"
+                )
+                continue
+            for offset, (stamp, _) in sorted(self.timed.times.get(key, {}).items()):
+                above_bytes = sum(size for base, size in sizes.items() if base > offset)
+                is_young = limit_ms == NO_LIMIT or stamp > latest_ms - limit_ms
+                is_excess = limit_bytes != NO_LIMIT and above_bytes >= limit_bytes
+                if before <= offset < start and is_young and not is_excess and self._stays(key, offset):
+                    text = f"{self.topic}-{number} {offset} of {stamp}, by a clock of {latest_ms}, {most}"
+                    self.world.violate("retention deleted what is young or not too much", text)
+
+    def _stays(self, key: tuple[bytes, int], offset: int) -> bool:
+        """Return False for what compaction may have removed before."""
+        log = self.timed.logs.get(key, {})
+        if key[0] not in self.timed.compacted_ids:
+            return True
+        record = log.get(offset)
+        if record is None or record.is_tombstone:
+            return False
+        if not Notes(self.senders).is_visible(record.name, self.world.now_us):
+            return False  # it was aborted
+        return not any(each > offset and other.key == record.key for each, other in log.items())
+
+    def _check_whole(self, one: Pass, tp: TopicPartition, end: int, notes: Notes) -> None:
+        assert one.last_id is not None and one.ended_us is not None
+        log = self.timed.logs.get((one.last_id, tp.partition), {})
+        times = self.timed.times.get((one.last_id, tp.partition), {})
+        offsets = [item.offset or 0 for item in one.items if item.partition == tp.partition]
+        if offsets != sorted(set(offsets)):
+            self.world.violate("a reader went back", f"{tp} {offsets}")
+        read, newest = set(offsets), self._newest(log, one.ended_us, notes)
+        is_compacted = one.last_id in self.timed.compacted_ids
+        for offset, record in sorted(log.items()):
+            is_due = one.starts[tp] <= offset < end and notes.is_visible(record.name, one.begun_us)
+            if not is_due or offset in read:
+                continue
+            is_young = times[offset].timestamp_ms > self.timed.latest_ms - self.min_lag_ms and self.min_lag_ms
+            may_go = is_compacted and newest.get(record.key) != offset
+            if is_compacted and record.is_tombstone:
+                passed_ms = (one.ended_us - record.at_us) // 1_000
+                may_go = may_go or self._is_clock_set() or passed_ms >= self.delete_retention_ms
+            if is_young or not may_go:
+                text = f"{tp} {offset} {record} of {times[offset]} in a pass from {one.begun_us}"
+                self.world.violate("a committed record is not read", text)
+
+    # What must go
+
+    def check(self, node: Node) -> None:
+        super().check(node)
+        if any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults):
+            return  # an offline partition, or one whose cleaning failed, is left alone until a restart
+        quiet_ms = (self.world.now_us - max(self.times.changed_us, self._last_stored_us())) // 1_000
+        if quiet_ms < SETTLE_MS or not self.times.is_sure or self.scenario.jobs != WHOLE:
+            return
+        (*_, (_, kept)) = self.times.in_effect
+        topic = node.topics.get(self.topic)
+        for number, partition in enumerate(topic.partitions if topic else ()):
+            assert topic is not None
+            if partition.high_watermark < partition.log_end_offset:
+                continue  # what readers do not see yet stays
+            key = topic.topic_id, number
+            if kept.is_deleted and kept.retention_ms != NO_LIMIT:
+                self._check_old(key, partition, kept.retention_ms)
+            if kept.is_deleted and kept.retention_bytes != NO_LIMIT:
+                self._check_size(number, partition, kept.retention_bytes)
+            if partition.config.is_compacted and self.max_lag_ms != FOREVER_MS:
+                self._check_replaced(key, partition)
+
+    def _last_stored_us(self) -> int:
+        logs: list[Log] = [*self.timed.logs.values()]
+        return max((record.at_us for log in logs for record in log.values()), default=0)
+
+    def _check_old(self, key: tuple[bytes, int], partition: Any, retention_ms: int) -> None:
+        """The oldest segment has a record that is young enough, or there is no record."""
+        there = [header.base_offset for header, _ in batches_of(partition)]
+        bases = self._bases(partition)
+        end = bases[1] if len(bases) > 1 else partition.log_end_offset
+        stamps = [
+            self.timed.times[key][each].timestamp_ms
+            for each in there
+            if each < end and each in self.timed.times[key]
+        ]
+        oldest_ms = self.timed.now_ms - retention_ms - SETTLE_MS
+        if there and stamps and max(self._all_stamps(key, bases[0], end)) < oldest_ms:
+            text = (
+                f"{self.topic}-{key[1]} begins with {bases}, of {stamps}, by a clock of {self.timed.now_ms}"
+            )
+            self.world.violate("retention by time left what is too old", text)
+
+    def _all_stamps(self, key: tuple[bytes, int], begin: int, end: int) -> list[int]:
+        return [each.timestamp_ms for offset, each in self.timed.times[key].items() if begin <= offset < end]
+
+    def _check_size(self, number: int, partition: Any, retention_bytes: int) -> None:
+        """What is kept is the limit and at most one segment more."""
+        most = retention_bytes + 2 * int(str(self.scenario.broker["log.segment.bytes"]))
+        size = sum(header.size_bytes for header, _ in batches_of(partition))
+        if size > most:
+            self.world.violate("retention by size left too much", f"{self.topic}-{number} has {size} bytes")
+
+    def _check_replaced(self, key: tuple[bytes, int], partition: Any) -> None:
+        """No closed segment has a record that a newer one in a closed segment replaced long ago."""
+        bases = self._bases(partition)
+        active = bases[-1]
+        log, there = self.timed.logs.get(key, {}), set()
+        firsts: dict[int, int] = {}
+        for header, data in batches_of(partition):
+            base = max(each for each in bases if each <= header.last_offset)
+            firsts.setdefault(base, header.max_timestamp_ms)
+            if header.last_offset < active and not header.is_control:
+                there |= {record.offset for record in decode_records(data)}
+        now_us, lag_us = self.world.now_us, (max(self.max_lag_ms, self.min_lag_ms) + SETTLE_MS) * 1_000
+        notes = Notes(self.senders)
+        newest: dict[bytes | None, int] = {}
+        for offset in sorted(there, reverse=True):
+            record = log[offset]
+            is_old = now_us - record.at_us > lag_us and not self._is_clock_set()
+            is_young = self.min_lag_ms and self._is_young(key, active)
+            if record.key in newest and is_old and not is_young and self._is_due(newest[record.key], firsts):
+                text = f"{self.topic}-{key[1]} {offset} {record}, replaced at {newest[record.key]}"
+                self.world.violate("compaction left what was replaced long ago", text)
+            if notes.is_visible(record.name, now_us - lag_us):
+                newest.setdefault(record.key, offset)
+
+    def _is_due(self, offset: int, firsts: dict[int, int]) -> bool:
+        """Return whether max.compaction.lag.ms has passed since the first batch of an offset's segment.
+
+        As in Apache Kafka, a segment that begins with a record of the future waits until then.
+        """
+        first_ms = firsts[max(base for base in firsts if base <= offset)]
+        return first_ms <= self.timed.now_ms - self.max_lag_ms - SETTLE_MS
+
+    def _is_young(self, key: tuple[bytes, int], end: int) -> bool:
+        """Return whether any closed segment may be younger than min.compaction.lag.ms."""
+        return max(self._all_stamps(key, 0, end), default=0) > self.timed.now_ms - self.min_lag_ms - SETTLE_MS
+
+    def _bases(self, partition: Any) -> list[int]:
+        """Return the base offsets of the segments on the disk."""
+        host = self.world.hosts["broker"]
+        assert isinstance(host, BrokerHost)
+        names = host.disk.list(partition.directory)
+        return sorted(int(name[:20]) for name in names if name.endswith(".log"))

@@ -1,0 +1,352 @@
+"""Power losses with the default flush: what was not synced may go, and clients live on.
+
+The broker leaves records, offsets and decisions to the operating system, as Apache Kafka does by default
+(no flush.messages), and loses its power again and again. Each time every partition is noted before the loss
+and held against what the next start finds. What must hold:
+
+- the broker starts. Everything below the recovery point is there, byte for byte, and no log ends below it.
+  No start deletes records, and a mere kill takes none;
+- a log is a prefix of what it was. So in one partition a transaction of which the commit is there is whole;
+- coordinators have in memory what their logs say;
+- an acknowledged record is there at its offset, or its offset was lost in a power loss after that. Nothing is
+  there twice, and nothing that was refused is there;
+- transactions that began after the last loss are whole. Records whose commit nobody called are shown only
+  where a power loss took the partition's marker or a coordinator's records;
+- a consumer whose committed position is beyond the end of a log begins as auto.offset.reset says, or gets
+  OffsetOutOfRange with "none"; then it reads on. Producers go on, or end with an error that has a type.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import nullcontext
+from random import Random
+from typing import NamedTuple
+
+from oncelog.broker.node import Node
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.consumer.aio import AsyncConsumer
+from oncelog.errors import OncelogError
+from oncelog.log.partition import Partition
+from oncelog.types import TopicPartition
+from oncelog_simulator.backup import INWARD, RECORDS
+from oncelog_simulator.checks import InvariantMonitor, batches_of
+from oncelog_simulator.clients import QUICK, Application, LastReader, Sender
+from oncelog_simulator.coordinator_state import metadata, metadata_differences
+from oncelog_simulator.history.check import Item, Kind, Outcome
+from oncelog_simulator.scene import Run, Scene, play_scene
+from oncelog_simulator.txn_clients import Writer
+from oncelog_simulator.world import SERVERS, BrokerHost, World
+
+LIMIT_SECONDS = 600.0
+GROUP = "followers"
+
+
+class Before(NamedTuple):
+    """A partition as the power went: its synced end, and the bytes of each batch by base offset."""
+
+    recovery_point: int
+    start_offset: int
+    end_offset: int
+    is_compacted: bool
+    batches: dict[int, bytes]
+
+
+class Lost(NamedTuple):
+    """Offsets from `first` on that a power loss took."""
+
+    at_us: int
+    tp: TopicPartition
+    first: int
+
+
+class WriterOverLoss(Writer):
+    """A Writer whose zombies may commit: a power loss may take the new instance's epoch back."""
+
+    async def commit_as_a_zombie(self, producer: object) -> None:
+        """Leave it."""
+
+
+class Follower(Application):
+    """A consumer that commits what it has read, and continues there with each new consumer."""
+
+    def __init__(self, world: World, name: str, partitions: list[TopicPartition], reset: str) -> None:
+        super().__init__(world, name)
+        self.partitions, self.reset = partitions, reset
+        self.is_told_to_stop = False
+        self.positions: dict[TopicPartition, int] = {}
+
+    async def work(self) -> None:
+        settings: dict[str, object] = {
+            **QUICK,
+            "group.id": GROUP + self.name,
+            "auto.offset.reset": self.reset,
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "fetch.max.wait.ms": 500,
+        }
+        while not self.is_told_to_stop:
+            async with AsyncConsumer(settings) as consumer:
+                consumer.assign(self.partitions)
+                try:
+                    await self._follow(consumer)
+                except OncelogError as error:
+                    # With "none" MisuseError tells of a position that is missing or beyond the end.
+                    self.world.note(self.name, f"begins again: {error!r}")
+                    consumer.seek_to_beginning()
+                    await self._step(consumer)
+
+    async def _follow(self, consumer: AsyncConsumer) -> None:
+        for _ in range(self.chance.randint(3, 10)):
+            await self._step(consumer)
+            await self.rest(2.0)
+
+    async def _step(self, consumer: AsyncConsumer) -> None:
+        await consumer.poll(2.0, max_records=50)
+        for tp in self.partitions:
+            self.positions[tp] = await consumer.position(tp)
+        await consumer.commit()
+
+
+class Operator(Application):
+    """Aborts transactions that no coordinator knows: the power took its records of them."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        partitions: list[TopicPartition],
+        logs: Callable[[], dict[TopicPartition, Partition]],
+    ) -> None:
+        super().__init__(world, name)
+        self.partitions, self.logs = partitions, logs
+
+    async def work(self) -> None:
+        await asyncio.sleep(40.0)  # what a coordinator knows is timed out by then
+        async with AsyncAdmin(QUICK) as admin:
+            for _ in range(20):
+                logs = self.logs()
+                if not any(logs[tp].open_transaction_count for tp in self.partitions if tp in logs):
+                    return
+                for held in await admin.find_hanging(older_than_ms=0):
+                    self.world.note(self.name, f"aborts {held.opened}: {held.reason}")
+                    await admin.abort_transaction(held.opened)
+                await asyncio.sleep(1.0)
+        self.world.violate("liveness", "a transaction stays open")
+
+
+class UnsyncedScene(Scene):
+    """The broker, its clients and what each power loss took."""
+
+    def __init__(self, world: World, chance: Random) -> None:
+        super().__init__(world, "unsynced", chance.choice((1, 2)))
+        self.chance, self.limit_s = chance, LIMIT_SECONDS
+        self.version = chance.choice((0, 2, 2))
+        settings: dict[str, object] = {
+            "listeners": SERVERS,
+            "num.partitions": self.partition_count,
+            "log.segment.bytes": chance.choice((500, 700, 3_000, 1 << 30)),
+            "log.index.interval.bytes": chance.choice((100, 4_096)),
+            "log.flush.offset.checkpoint.interval.ms": chance.choice((1_000, 5_000, 60_000)),
+            "log.retention.bytes": chance.choice((-1, -1, 1_500)),
+            "log.retention.check.interval.ms": 3_000,
+            "log.cleaner.backoff.ms": 3_000,
+            "transaction.state.log.num.partitions": 2,
+            "transaction.state.log.segment.bytes": chance.choice((500, 1 << 20)),
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 3_000,
+            "oncelog.transaction.version": self.version,
+            "offsets.topic.num.partitions": 2,
+            "offsets.topic.segment.bytes": chance.choice((500, 1 << 20)),
+        }
+        self.keeps_all = settings["log.retention.bytes"] == -1
+        self.broker = BrokerHost(world, settings)
+        self.monitor = InvariantMonitor(world)
+        self.broker.before_end, self.broker.on_recovered = self._ending, self._recovered
+        count = self.partition_count
+        self.partitions = [TopicPartition(topic, n) for topic in (RECORDS, INWARD) for n in range(count)]
+        self.senders = [
+            Sender(world, "sender-0", RECORDS, count, 14),
+            Sender(world, "sender-1", RECORDS, count, 14),
+            WriterOverLoss(world, "writer-0", INWARD, count, 14),
+            WriterOverLoss(world, "writer-1", INWARD, count, 14),
+        ]
+        for sender in self.senders:
+            sender.keeps_producers = False
+        self.followers = [
+            Follower(world, f"follower-{reset}", self.partitions, reset)
+            for reset in ("earliest", "latest", "none")
+        ]
+        self.first = [*self.senders, *self.followers]
+        self.before: dict[TopicPartition, Before] = {}
+        self.metadata: object = None
+        self.is_whole = False
+        """True after a mere kill, between two writes."""
+        self.lost: list[Lost] = []
+
+    # The losses
+
+    def _ending(self, *, is_in_write: bool, lose_power: bool) -> None:
+        self.before, self.metadata = {}, None
+        node = self.broker.node
+        if node is None:
+            return
+        self.is_whole = not is_in_write and not lose_power
+        self.metadata = None if is_in_write else metadata(node)
+        for tp, partition in node.log_manager.partitions.items():
+            batches = {header.base_offset: bytes(data) for header, data in batches_of(partition)}
+            point, end = partition.recovery_point, partition.log_end_offset
+            start, is_compacted = partition.log_start_offset, partition.config.is_compacted
+            self.before[tp] = Before(point, start, end, is_compacted, batches)
+
+    def _recovered(self, node: Node) -> None:
+        self.monitor.replay(node)
+        if self.metadata is not None:
+            found = metadata_differences(self.metadata, metadata(node), writes_failed=False)  # type: ignore[arg-type]
+            for kind, text in found:
+                self.world.violate("the node's files changed with a restart", f"{kind}: {text}")
+        for tp, before in self.before.items():
+            partition = node.log_manager.partitions.get(tp)
+            if partition is None:
+                self.world.violate("a partition is lost", str(tp))
+                continue
+            end = self._check_prefix(tp, before, partition)
+            if before.is_compacted or not before.batches:
+                end = partition.log_end_offset
+            if end < before.recovery_point:
+                text = f"{tp} ends at {end}, {before.recovery_point} were synced"
+                self.world.violate("what was synced is lost", text)
+            # A segment that compaction emptied leaves no file: the next start begins behind it.
+            first = (
+                min(before.batches, default=before.end_offset) if before.is_compacted else before.start_offset
+            )
+            if partition.log_start_offset > first and (self.keeps_all or self.is_whole):
+                text = f"{tp} starts at {partition.log_start_offset}, before it was {before.start_offset}"
+                self.world.violate("a start deleted records", text)
+            if end < before.end_offset and self.is_whole:
+                text = f"{tp} ends at {end}, before it ended at {before.end_offset}"
+                self.world.violate("a kill lost records", text)
+            if end < before.end_offset:
+                self.lost.append(Lost(self.world.now_us, tp, end))
+
+    def _check_prefix(self, tp: TopicPartition, before: Before, partition: Partition) -> int:
+        """Return where the log ended that the start found; behind that are markers that it wrote."""
+        there = {header.base_offset: (header, bytes(data)) for header, data in batches_of(partition)}
+        end, is_over = partition.log_start_offset, False
+        for offset, (header, data) in sorted(there.items()):
+            is_same = before.batches.get(offset) == data
+            is_over = is_over or not is_same
+            if not is_over:
+                end = header.last_offset + 1
+            elif not header.is_control and not before.is_compacted:
+                self.world.violate("a log is no prefix of what it was", f"{tp} {offset}")
+        for offset in before.batches:
+            if partition.log_start_offset <= offset < end and offset not in there and not before.is_compacted:
+                self.world.violate("a log is no prefix of what it was", f"{tp} lacks {offset}")
+        return end
+
+    async def play(self) -> None:
+        self.broker.start()
+        for application in self.first:
+            application.start()
+        until_s = self.chance.uniform(20.0, 60.0)
+        while self.world.now_us < until_s * 1e6:
+            await asyncio.sleep(self.chance.uniform(0.5, 12.0))
+            await self._lose_power()
+        await self._until_done(self.senders)
+        operator = Operator(self.world, "operator", self.partitions, self._logs)
+        operator.start()
+        await self._until_done([operator])
+        await self._until_followed()
+        for follower in self.followers:
+            follower.is_told_to_stop = True
+        await self._until_done(self.first)
+        self.monitor.replay(self.node)
+        self.last = await self._read("last")
+        self._check_sends()
+
+    async def _lose_power(self) -> None:
+        how = self.chance.choice(("power", "power", "in a write", "kill"))
+        if how == "in a write":
+            self.broker.crash_after(self.chance.randint(0, 3_000), lose_power=True)
+            await asyncio.sleep(1.0)
+            self.broker.survive()
+        else:
+            self.broker.kill(lose_power=how == "power")
+        await asyncio.sleep(self.chance.uniform(0.0, 3.0))
+        self.broker.start_again()
+
+    async def _read(self, name: str) -> LastReader:
+        reader = LastReader(self.world, name, self.partitions)
+        reader.start()
+        await self._until_done([reader])
+        return reader
+
+    async def _until_followed(self) -> None:
+        for _ in range(100):
+            logs = self._logs()
+            ends = {tp: logs[tp].log_end_offset for tp in self.partitions if tp in logs}
+            if all(each.positions.get(tp) == end for each in self.followers for tp, end in ends.items()):
+                return
+            await asyncio.sleep(2.0)
+        for each in self.followers:
+            if any(each.positions.get(tp) != end for tp, end in ends.items()):
+                self.world.violate("liveness", f"{each.name} is at {each.positions}, the ends are {ends}")
+
+    # What is there in the end
+
+    def _check_sends(self) -> None:
+        assert self.last is not None
+        there: dict[object, Item] = {}
+        for call in self.last.calls:
+            for item in call.items:
+                if item.value in there:
+                    self.world.violate("twice in the log", f"{there[item.value]} and {item}")
+                there[item.value] = item
+        starts = {tp: log.log_start_offset for tp, log in self._logs().items()}
+        last_loss_us = max((lost.at_us for lost in self.lost), default=0)
+        for sender in self.senders:
+            commits = [call for call in sender.calls if call.kind is Kind.COMMIT]
+            asked = {call.transaction for call in commits}
+            sure = {call.transaction for call in commits if call.outcome is Outcome.OK}
+            begun_us: dict[object, int] = {}
+            for call in sender.calls:
+                if call.kind is not Kind.SEND:
+                    continue
+                (item,) = call.items
+                found = there.get(item.value)
+                if call.outcome is Outcome.FAIL and found is not None:
+                    self.world.violate("refused, and yet stored", f"{found}")
+                is_kept = call.outcome is Outcome.OK and not self._is_lost(item, call.end or 0)
+                if call.transaction is not None:
+                    first_us = begun_us.setdefault(call.transaction, call.begin)
+                    is_refuted = call.transaction not in asked and not self._may_be_mixed(item, first_us)
+                    if is_refuted and found is not None:
+                        self.world.violate("read what was not committed", f"{found}")
+                    # What was open as the power went may be torn.
+                    is_kept = is_kept and call.transaction in sure and first_us > last_loss_us
+                below = starts.get(TopicPartition(item.topic, item.partition), 0)
+                if is_kept and (item.offset or 0) >= below and found != item:
+                    self.world.violate("acknowledged, then lost or elsewhere", f"{item}: {found}")
+
+    def _may_be_mixed(self, item: Item, begun_us: int) -> bool:
+        """Return whether the next transaction may have ended one that began then, too.
+
+        That is so if the partition lost its marker, or a coordinator an epoch. If all transactions of a
+        producer have one epoch, any loss may do it.
+        """
+        return self.version == 0 and any(lost.at_us >= begun_us for lost in self.lost)
+
+    def _is_lost(self, item: Item, acknowledged_us: int) -> bool:
+        """Return whether a power loss after the acknowledgement took the record's offset."""
+        tp = TopicPartition(item.topic, item.partition)
+        return any(
+            lost.tp == tp and lost.first <= (item.offset or 0) and lost.at_us >= acknowledged_us
+            for lost in self.lost
+        )
+
+
+def play_unsynced(seed: int) -> Run:
+    """Play a seed of power losses with the default flush."""
+    world = World(seed)
+    return play_scene(seed, UnsyncedScene(world, world.chance("unsynced")), nullcontext())

@@ -1,0 +1,339 @@
+"""`write_atomic` without Spark: the product's own code on a DataFrame whose jobs run on simulated executors.
+
+A driver runs foreachBatch over the micro-batches of a source. Each batch has one or two frames for the same
+topic. Tasks are killed, tried again and fail for good; the driver is killed and begins again with the same
+batch. What must be there is counted against what the source gave, which nothing of the sink knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from oncelog.broker.node import Node
+from oncelog.client.admin.aio import AsyncAdmin
+from oncelog.client.admin.types import NewTopic
+from oncelog.errors import OncelogError
+from oncelog.spark.sink import atomic
+from oncelog.spark.sink.atomic_task import write_share
+from oncelog.spark.sink.decisions import SinkRefused
+from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.sink_tasks import DEATH_CHANCE, MAX_FAILURES, Executor
+from oncelog_simulator.threads import in_thread, sleep, wait
+from oncelog_simulator.workloads import Workload, create_topic
+from oncelog_simulator.world import SERVERS, World
+
+if TYPE_CHECKING:
+    from oncelog_simulator.simulation import Scenario
+
+TOPIC = "atomic"
+TASKS = 2
+QUERY_ID = "a-query"
+SECOND = "second"
+"""The name of a batch's second frame."""
+SAME_NAME_CHANCE = 0.2
+"""Of an application that forgets to name the second frame."""
+_LOOK_SECONDS = 0.2
+
+
+Work = Callable[[Random], list[pa.RecordBatch]]
+"""What a task does, with dice of its attempt."""
+
+
+class JobFailed(Exception):
+    """A task failed too often: what Spark raises is no error of ours."""
+
+
+class Attempt:
+    """One task's attempt. `task`: its number."""
+
+    def __init__(self, work: Work, chance: Random) -> None:
+        self.write = partial(work, chance)
+        self.chance = chance
+        self.report: list[pa.RecordBatch] | None = None
+        self.error: OncelogError | None = None
+
+
+class Cluster:
+    """Executors, and the part of Spark that runs a stage's tasks on them until each has succeeded."""
+
+    def __init__(self, world: World, executors: list[Executor]) -> None:
+        self.world, self.executors = world, executors
+        self._attempt_count = 0
+
+    async def run_stage(self, tasks: Iterable[Work]) -> list[list[pa.RecordBatch]]:
+        """Return what each task gave. Raises JobFailed."""
+        running = [asyncio.ensure_future(self._run_task(task)) for task in tasks]
+        try:
+            return list(await asyncio.gather(*running))
+        finally:
+            for each in running:
+                each.cancel()  # what executors have begun goes on
+
+    async def _run_task(self, work: Work) -> list[pa.RecordBatch]:
+        for _ in range(MAX_FAILURES):
+            while not (free := [executor for executor in self.executors if executor.is_free]):
+                await asyncio.sleep(_LOOK_SECONDS)
+            self._attempt_count += 1
+            attempt: Any = Attempt(work, self.world.chance(f"atomic attempt {self._attempt_count}"))
+            free[0].run_task(attempt)
+            while free[0].attempt is attempt and not free[0].is_free:
+                await asyncio.sleep(_LOOK_SECONDS)
+            if attempt.report is not None:
+                return list(attempt.report)
+            self.world.note("cluster", f"a task failed: {attempt.error!r}")
+        raise JobFailed(f"{MAX_FAILURES} attempts of a task failed: {attempt.error}")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column's type, as a DataFrame's schema has it. It is its own `dataType`."""
+
+    name: str
+    type_name: str = "binary"
+
+    @property
+    def dataType(self) -> Field:
+        return self
+
+    def simpleString(self) -> str:
+        return self.type_name
+
+
+class Schema(dict[str, Field]):
+    """A DataFrame's schema."""
+
+    @property
+    def fields(self) -> list[Field]:
+        return list(self.values())
+
+
+class Session:
+    """What `write_atomic` asks of a SparkSession, its context and its settings."""
+
+    def __init__(self, properties: Mapping[str, str | None]) -> None:
+        self.sparkContext = self.conf = self
+        self._properties = properties
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self._properties.get(name)
+
+    def get(self, name: str, default: str | None = "") -> str | None:
+        return str(TASKS) if name == "spark.sql.shuffle.partitions" else default
+
+
+Step = Callable[..., Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A DataFrame of keys and values, and the steps that a job does with it.
+
+    `shuffled_at`: how many steps come before the rows are dealt to tasks by topic and partition.
+    """
+
+    cluster: Cluster
+    sparkSession: Session
+    rows: tuple[bytes, ...]
+    rng: Random
+    steps: tuple[Step, ...] = ()
+    shuffled_at: int = 0
+    task_count: int = TASKS
+
+    schema: ClassVar[Schema] = Schema({name: Field(name) for name in ("key", "value")})
+    columns: ClassVar[list[str]] = ["key", "value"]
+
+    def select(self, *columns: str) -> Frame:
+        return self
+
+    def mapInArrow(self, step: Step, schema: str) -> Frame:
+        return replace(self, steps=(*self.steps, step))
+
+    def repartition(self, count: int, *columns: str) -> Frame:
+        return replace(self, shuffled_at=len(self.steps), task_count=count)
+
+    def collect(self) -> list[Any]:
+        """Run the job, from the driver's thread. Raises JobFailed."""
+        found: list[Any] = wait(self._run())
+        return found
+
+    async def _run(self) -> list[Any]:
+        before, behind = self.steps[: self.shuffled_at], self.steps[self.shuffled_at :]
+        # Rows come in any order and in other pieces each time.
+        rows = self.rng.sample(self.rows, len(self.rows))
+        pieces = [rows[number::TASKS] for number in range(TASKS)]
+        sources = [[_table(piece)] if piece else [] for piece in pieces]
+        if before:
+            stage = await self.cluster.run_stage(
+                partial(_apply, before, source, number) for number, source in enumerate(sources)
+            )
+            sources = _shuffle([batch for batches in stage for batch in batches], self.task_count)
+        stage = await self.cluster.run_stage(
+            partial(_apply, behind, source, number) for number, source in enumerate(sources)
+        )
+        return [_Row(row) for batches in stage for batch in batches for row in batch.to_pylist()]
+
+
+class _Row(tuple[Any, ...]):
+    """A Spark Row: values by place and by name."""
+
+    _names: tuple[str, ...]
+
+    def __new__(cls, values: Mapping[str, Any]) -> _Row:
+        row = super().__new__(cls, values.values())
+        row._names = tuple(values)
+        return row
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(self._names.index(index) if isinstance(index, str) else index)
+
+
+def _table(rows: list[bytes]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({name: pa.array(rows, pa.binary()) for name in ("key", "value")})
+
+
+def _apply(
+    steps: Iterable[Step], source: list[pa.RecordBatch], task: int, rng: Random
+) -> list[pa.RecordBatch]:
+    """Do what a task does: the steps, one after the other. Rows come in another order each time."""
+    rows = [batch.slice(number, 1) for batch in source for number in range(batch.num_rows)]
+    rng.shuffle(rows)
+
+    def read() -> Iterator[pa.RecordBatch]:
+        left = rows
+        while left:
+            count = rng.randint(1, len(left))
+            yield from pa.Table.from_batches(left[:count]).combine_chunks().to_batches()
+            left = left[count:]
+            sleep(rng.choice((0.0, 0.1, 1.0)))
+
+    batches = read()
+    for step in steps:
+        is_writing = getattr(step, "func", None) is write_share
+        batches = step(batches, task=task) if is_writing else step(batches)
+    return list(batches)
+
+
+def _shuffle(batches: list[pa.RecordBatch], task_count: int) -> list[list[pa.RecordBatch]]:
+    """All rows of one topic and partition go to one task."""
+    dealt: list[list[pa.RecordBatch]] = [[] for _ in range(task_count)]
+    for batch in batches:
+        for number in range(task_count):
+            mask = pa.array(
+                [partition % task_count == number for partition in batch.column("partition").to_pylist()]
+            )
+            if (part := batch.filter(mask)).num_rows:
+                dealt[number].append(part)
+    return dealt
+
+
+class AtomicDriver(Application):
+    """A streaming query whose foreachBatch calls `write_atomic`, started again whenever it fails."""
+
+    def __init__(self, world: World, name: str, partitions: int, executors: list[Executor]) -> None:
+        super().__init__(world, name)
+        self.partition_count = partitions
+        self.cluster = Cluster(world, executors)
+        chance = self.chance
+        frame_count = chance.choice((1, 2))
+        # A name that is first used in a later batch would be refused (firstBatchId), so frames may be empty.
+        self.given = [
+            [
+                [b"b%d-f%d-%d" % (batch, frame, n) for n in range(chance.choice((0, 1, 3, 8)))]
+                for frame in range(frame_count)
+            ]
+            for batch in range(chance.randint(2, 4))
+        ]
+        """batch -> frame -> rows: what the source gives, whenever it is asked."""
+        self.committed_count = self.run_count = 0
+        self.options = {f"kafka.{key}": str(value) for key, value in QUICK.items()} | {
+            "kafka.client.id": name,
+            "kafka.max.block.ms": "8000",
+            "kafka.delivery.timeout.ms": "10000",
+            "kafka.transaction.timeout.ms": "15000",
+            "kafka.bootstrap.servers": SERVERS,
+            "topic": TOPIC,
+        }
+
+    async def work(self) -> None:
+        async with AsyncAdmin(QUICK) as admin:
+            await create_topic(admin, NewTopic(TOPIC, num_partitions=self.partition_count))
+        atomic._returned.clear()  # of the process before
+        self.run_count += 1
+        while self.committed_count < len(self.given):
+            batch_id = self.committed_count
+            for number, rows in enumerate(self.given[batch_id]):
+                await self._write(batch_id, number, rows)
+                await self._may_die()
+            self.committed_count += 1
+            self.world.note(self.name, f"batch {batch_id} is committed")
+            await self.rest(5.0)
+
+    async def _write(self, batch_id: int, number: int, rows: list[bytes]) -> None:
+        """Write one frame, as the application's function does."""
+        properties = {"sql.streaming.queryId": QUERY_ID, "spark.jobGroup.id": f"run-{self.run_count}"}
+        rng = self.world.chance(f"frame {self.run_count} {batch_id} {number}")
+        frame = Frame(self.cluster, Session(properties), tuple(rows), rng)
+        name = f"{QUERY_ID}-{SECOND}" if number else None
+        if number and self.chance.random() < SAME_NAME_CHANCE:
+            try:
+                await self._call(frame, batch_id, None)
+            except SinkRefused as error:
+                self.world.note(self.name, f"refused, as it must be: {error}")
+            else:
+                self.world.violate("a second frame was taken for the first", f"batch {batch_id}")
+        written = await self._call(frame, batch_id, name)
+        if written.rows != len(rows):
+            self.world.violate("write_atomic counts other rows", f"batch {batch_id}: {written}")
+
+    async def _call(self, frame: Any, batch_id: int, name: str | None) -> atomic.AtomicWrite:
+        """Call until it returns or refuses: a query that fails is started again."""
+        while True:
+            try:
+                return await in_thread(partial(atomic.write_atomic, name=name), frame, batch_id, self.options)
+            except SinkRefused as error:
+                if "second time in this run" not in str(error):
+                    self.world.violate("the sink refused what was the same", f"batch {batch_id}: {error}")
+                raise
+            except (OncelogError, JobFailed) as error:
+                self.world.note(self.name, f"batch {batch_id} failed: {error!r}")
+                await self.rest(2.0)
+
+    async def _may_die(self) -> None:
+        if self.chance.random() < DEATH_CHANCE:
+            self.world.later(self.chance.uniform(0.5, 3.0), self.start_again)
+            self.kill()
+            await asyncio.sleep(0)  # and here it ends
+
+
+class AtomicWrites(Workload):
+    """Every frame of every micro-batch is in the log once, whole, and nothing else."""
+
+    topic: ClassVar[str] = TOPIC
+    clients: ClassVar[tuple[str, ...]] = ("atomic-driver", "atomic-executor-0", "atomic-executor-1")
+    unguarded_groups: ClassVar[tuple[str, ...]] = tuple(
+        f"oncelog-{name}/atomic/{note}"
+        for name in (QUERY_ID, f"{QUERY_ID}-{SECOND}")
+        for note in ("finished", "begun")
+    )
+    """Plain commits; the marker in the transaction is looked at first."""
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        super().__init__(world, scenario)
+        executors = [Executor(world, name) for name in self.clients[1:]]
+        self.driver = AtomicDriver(world, self.clients[0], scenario.partitions, executors)
+        self.applications.append(self.driver)
+
+    def check(self, node: Node) -> None:
+        found: Counter[Any] = Counter(item.value for call in self.last.calls for item in call.items)
+        given = {row for batch in self.driver.given for frame in batch for row in frame}
+        for row in sorted(given | found.keys()):
+            if found[row] != (row in given):
+                self.world.violate("a frame is there once", f"{row!r} is there {found[row]} times")

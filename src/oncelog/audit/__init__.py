@@ -1,0 +1,1 @@
+"""Audit stored batches of one partition: sequences, transactions, findings. Pure."""

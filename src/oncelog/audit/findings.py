@@ -1,0 +1,146 @@
+"""What an audit takes in and gives out: stored batches, findings, totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from oncelog.rules.idempotence.sequence import advance
+
+
+class FindingKind(Enum):
+    """What is wrong; the values are stable names for tables and JSON."""
+
+    DUPLICATE_BATCH = "duplicate_batch"
+    SEQUENCE_GAP = "sequence_gap"
+    OUT_OF_ORDER = "out_of_order"
+    OVERLAP = "overlap"
+    EPOCH_WENT_BACK = "epoch_went_back"
+    OFFSET_OVERLAP = "offset_overlap"
+    OFFSET_GAP = "offset_gap"
+    CRC_DAMAGE = "crc_damage"
+    UNREADABLE = "unreadable"
+    RECORD_COUNT = "record_count"
+    BAD_RECORDS = "bad_records"
+    HALF_NUMBERED = "half_numbered"
+    UNKNOWN_MARKER = "unknown_marker"
+    TRANSACTION_WITHOUT_OUTCOME = "transaction_without_outcome"
+    TWO_OUTCOMES = "two_outcomes"
+    MARKER_WITHOUT_TRANSACTION = "marker_without_transaction"
+    OUTSIDE_TRANSACTION = "outside_transaction"
+    VISIBLE_THOUGH_ABORTED = "visible_though_aborted"
+    VISIBLE_THOUGH_OPEN = "visible_though_open"
+    HIDDEN_THOUGH_COMMITTED = "hidden_though_committed"
+    OPEN_TRANSACTION = "open_transaction"
+    TORN_TAIL = "torn_tail"
+    LOG_START_MOVED = "log_start_moved"
+    UNREADABLE_INDEX = "unreadable_index"
+
+    @property
+    def is_violation(self) -> bool:
+        """The others are worth knowing, and legal."""
+        return self not in (
+            FindingKind.OPEN_TRANSACTION,
+            FindingKind.TORN_TAIL,
+            FindingKind.LOG_START_MOVED,
+            FindingKind.UNREADABLE_INDEX,
+        )
+
+
+class StoredBatch(NamedTuple):
+    """A batch's header, and of a COMMIT or ABORT marker its record. None: no such thing in this batch.
+
+    `sequence_count` is how many sequence numbers the batch covers; in a compacted batch that is more
+    than the records left. `crc_ok` None: the bytes are no batch, `problem` says why, only the offsets mean
+    something, and `is_torn` says that nothing follows. `is_visible`: whether a read_committed reader gets its
+    records, None where that was not asked. `records_problem`: how the records inside differ from the header,
+    None if they do not or were not read. `is_removed`: no batch; the log start has moved
+    behind `last_offset` since the audit began. `is_index`: no batch; `problem` says what is wrong with the
+    list of aborted transactions of the segment that begins at `base_offset`.
+    """
+
+    base_offset: int
+    last_offset: int
+    producer_id: int | None
+    producer_epoch: int | None
+    base_sequence: int | None
+    sequence_count: int
+    records_count: int
+    is_control: bool
+    crc_ok: bool | None
+    is_transactional: bool = False
+    is_commit: bool | None = None
+    coordinator_epoch: int | None = None
+    is_visible: bool | None = None
+    is_torn: bool = False
+    problem: str | None = None
+    records_problem: str | None = None
+    is_removed: bool = False
+    is_index: bool = False
+
+
+class Finding(NamedTuple):
+    """What was found and where it stands.
+
+    Sequences are those of the offending batch, for a gap the missing ones. `other_offset` is the base
+    offset of the batch it collides with, of a transaction that of its marker; None where there is none.
+    """
+
+    kind: FindingKind
+    base_offset: int
+    last_offset: int
+    producer_id: int | None
+    producer_epoch: int | None
+    first_sequence: int | None
+    last_sequence: int | None
+    other_offset: int | None
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTotals:
+    """What an audit of one partition has seen.
+
+    `unnumbered_*`: batches without a producer id. `unknown_starts`: producers whose beginning was
+    removed with the beginning of the log. `committed`, `aborted`: transactions with data here.
+    `empty_markers`: of transactions that wrote nothing here. `removed_records`: records below the log
+    start that segment files still hold; they are not judged. `findings` counts all violations, also those
+    beyond the limit.
+    """
+
+    batches: int = 0
+    records: int = 0
+    control_batches: int = 0
+    producers: int = 0
+    unnumbered_batches: int = 0
+    unnumbered_records: int = 0
+    unknown_starts: int = 0
+    committed: int = 0
+    aborted: int = 0
+    empty_markers: int = 0
+    removed_records: int = 0
+    findings: int = 0
+
+
+class Findings:
+    """Keeps the first `limit`, and counts the violations among all."""
+
+    def __init__(self, limit: int) -> None:
+        self.kept: list[Finding] = []
+        self.violations = 0
+        self._limit = limit
+
+    def add(self, finding: Finding) -> None:
+        self.violations += finding.kind.is_violation
+        if len(self.kept) < self._limit:
+            self.kept.append(finding)
+
+    def report(
+        self, kind: FindingKind, batch: StoredBatch, text: str, *, other_offset: int | None = None
+    ) -> None:
+        """A finding about one batch."""
+        first = batch.base_sequence
+        last = None if first is None else advance(first, batch.sequence_count - 1)
+        who = (batch.producer_id, batch.producer_epoch)
+        self.add(Finding(kind, batch.base_offset, batch.last_offset, *who, first, last, other_offset, text))

@@ -1,0 +1,244 @@
+"""Is a stored log what exactly-once promises? An independent check of one partition.
+
+It sees only batch headers and markers, in stored order, and shares nothing with the append rule but the
+arithmetic of sequence numbers, so that it can prove the append rule wrong.
+
+    what a batch of (producer id, epoch) is                       finding
+    the next sequence of its epoch                                -
+    sequence 0 of a higher epoch                                  -
+    the first of its id, in a log whose beginning is gone         - (counted as an unknown start)
+    ahead of the next sequence, and the hole is never filled      sequence_gap, where the hole was noticed
+    fills a hole left before it                                   out_of_order
+    exactly a batch that is stored already                        duplicate_batch
+    sequences that are stored already, in other batches           overlap
+    of a lower epoch than one seen before                         epoch_went_back
+    base offset at or below the last offset before it             offset_overlap
+    base offset beyond the next one, in a log not compacted       offset_gap
+    all of the log lies below its log start                       offset_gap, where the log ends
+    its bytes do not fit its checksum                             crc_damage
+    no batch at all                                               unreadable
+    more records than offsets, or fewer in a log not compacted    record_count
+    its records do not fit its header (where they are read)       bad_records
+    a producer id without an epoch or a first sequence            half_numbered
+        (coordinators number nothing in their own topics)         -
+    a marker, or data of a transaction, without a producer id     half_numbered
+    a producer's control batch, neither COMMIT nor ABORT          unknown_marker
+    the log ends within it                                        torn_tail (no violation)
+    wholly below the log start                                    - (not judged, its records are counted)
+    removed while the audit read the log                          log_start_moved (no violation)
+    no batch, but a list of aborted transactions that is damaged  unreadable_index (no violation)
+
+What becomes of transactions: audit/transaction_outcomes.py. In a compacted log the cleaner removes batches,
+so holes there prove nothing and are not reported. Batches without a producer id are counted: nothing can be
+proven about them. Source: rows I5 to I8, I14, T10, P5.
+"""
+
+from __future__ import annotations
+
+from oncelog.audit.findings import Finding, FindingKind, Findings, PartitionTotals, StoredBatch
+from oncelog.audit.sequences import SequenceAudit
+from oncelog.audit.transaction_outcomes import BumpedOutcome, TransactionAudit
+
+__all__ = [
+    "BumpedOutcome",
+    "Finding",
+    "FindingKind",
+    "PartitionAudit",
+    "PartitionTotals",
+    "StoredBatch",
+]
+
+
+class PartitionAudit:
+    """Takes the batches of one partition in the order they are stored; `finish` gives the findings.
+
+    `log_start_offset` above 0, or `is_compacted`: the beginning of a sequence may be gone rightly. What is
+    stored below the log start is no part of the log any more and is left out.
+    `last_stable_offset`: what a read_committed reader may see ends here; None: unknown. `indexed_to`: the
+    list of aborted transactions may lack those whose marker is here or behind; None: it lacks none.
+    `is_internal`: coordinators wrote the log, whose transactional batches have no sequence numbers.
+    At most `max_findings` are kept; all violations are counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        log_start_offset: int = 0,
+        is_compacted: bool = False,
+        last_stable_offset: int | None = None,
+        indexed_to: int | None = None,
+        is_internal: bool = False,
+        max_findings: int = 1000,
+    ) -> None:
+        self._is_compacted, self._is_internal = is_compacted, is_internal
+        self._last_stable_offset, self._indexed_to = last_stable_offset, indexed_to
+        self._max_findings = max_findings
+        self._has_moved = False
+        self._begin(log_start_offset)
+
+    def _begin(self, log_start_offset: int) -> None:
+        """Begin at a log start, with nothing seen yet."""
+        is_compacted = self._is_compacted
+        self._log_start_offset = log_start_offset
+        self._removed_to: int | None = None
+        self._next_offset: int | None = None if log_start_offset > 0 else 0
+        self._findings = Findings(self._max_findings)
+        self._sequences = SequenceAudit(
+            self._findings, beginning_is_gone=log_start_offset > 0 or is_compacted, is_compacted=is_compacted
+        )
+        self._transactions = TransactionAudit(
+            self._findings, last_stable_offset=self._last_stable_offset, indexed_to=self._indexed_to
+        )
+        self._counts = dict.fromkeys(
+            (
+                "batches",
+                "records",
+                "control_batches",
+                "unnumbered_batches",
+                "unnumbered_records",
+                "removed_records",
+            ),
+            0,
+        )
+
+    def see(self, batch: StoredBatch) -> None:
+        """The next batch of the log."""
+        if batch.is_removed:
+            self._move_log_start(batch)
+            return
+        if batch.is_index:
+            text = (
+                "a list of aborted transactions cannot be read, so what readers see was not compared up to it"
+            )
+            self._findings.report(FindingKind.UNREADABLE_INDEX, batch, _because(text, batch))
+            return
+        if 0 <= batch.base_offset <= batch.last_offset < self._log_start_offset:
+            self._removed_to = batch.last_offset + 1
+            self._counts["removed_records"] += 0 if batch.is_control else max(batch.records_count, 0)
+            return
+        if batch.is_torn:
+            self._findings.report(
+                FindingKind.TORN_TAIL, batch, _because("the log ends within a batch", batch)
+            )
+            return
+        self._check_offsets(batch)
+        if not batch.crc_ok:
+            self._report_damage(batch)
+            if batch.crc_ok is None or not self._sequences.is_expected(batch):
+                self._transactions.lose_sight(batch)
+                return
+        else:
+            self._check_records(batch)
+        self._count(batch)
+        if (why := self._why_half_numbered(batch)) is not None:
+            self._findings.report(FindingKind.HALF_NUMBERED, batch, why)
+            return
+        if batch.producer_id is None or batch.producer_epoch is None:
+            return
+        self._check_marker(batch)
+        if self._sequences.see(batch, batch.producer_id, batch.producer_epoch):
+            self._transactions.see(batch, batch.producer_id, batch.producer_epoch)
+
+    def take_outcomes(self) -> list[BumpedOutcome]:
+        """Outcomes to be compared over partitions, each given once."""
+        return self._transactions.take_outcomes()
+
+    def finish(self) -> tuple[list[Finding], PartitionTotals]:
+        """The findings by offset, and the totals. Call it once, after the last batch."""
+        self._sequences.finish()
+        self._transactions.finish()
+        self._check_log_start()
+        found = sorted(self._findings.kept, key=lambda finding: finding.base_offset)
+        totals = PartitionTotals(
+            **self._counts,
+            producers=self._sequences.producers,
+            unknown_starts=self._sequences.unknown_starts,
+            committed=self._transactions.committed,
+            aborted=self._transactions.aborted,
+            empty_markers=self._transactions.empty_markers,
+            findings=self._findings.violations,
+        )
+        return found, totals
+
+    def _move_log_start(self, removed: StoredBatch) -> None:
+        """Judge the log from its new start on: what was read before belongs to it no more.
+
+        A hole between the two would look like lost batches. Guard: rows "removed" of tests/tables/audit.txt.
+        """
+        before, now = self._log_start_offset, removed.last_offset + 1
+        if now <= before:
+            return
+        self._begin(now)
+        self._has_moved = True
+        text = f"the log start moved from {before} to {now} meanwhile: the log is judged from there on"
+        self._findings.report(FindingKind.LOG_START_MOVED, removed, text)
+
+    def _check_log_start(self) -> None:
+        """Report a log that ends before its log start: checkpoint and segments are of two moments."""
+        end, log_start = self._removed_to, self._log_start_offset
+        is_whole = self._next_offset is not None or end is None or end >= log_start
+        if is_whole or end is None or self._is_compacted or self._has_moved:
+            return
+        text = f"offsets {end} to {log_start - 1} are missing: the log ends before its log start {log_start}"
+        place = (end, log_start - 1, None, None, None, None, None)
+        self._findings.add(Finding(FindingKind.OFFSET_GAP, *place, text))
+
+    def _why_half_numbered(self, batch: StoredBatch) -> str | None:
+        if batch.producer_id is None:
+            if batch.is_commit is not None:
+                return "the marker has no producer id, so it ends no transaction"
+            return "the batch is in a transaction, but has no producer id" if batch.is_transactional else None
+        is_without_by_right = batch.is_control or (self._is_internal and batch.is_transactional)
+        if batch.producer_epoch is None or (batch.base_sequence is None and not is_without_by_right):
+            return "the batch has a producer id, but no epoch or no sequence numbers: it proves nothing"
+        return None
+
+    def _check_marker(self, batch: StoredBatch) -> None:
+        """Report a control batch that readers pass over: of a producer they are COMMIT or ABORT only."""
+        if batch.is_control and batch.is_commit is None and batch.records_count and batch.crc_ok:
+            text = "a control batch of a producer that is neither COMMIT nor ABORT: no transaction ends here"
+            self._findings.report(FindingKind.UNKNOWN_MARKER, batch, text)
+
+    def _count(self, batch: StoredBatch) -> None:
+        counts = self._counts
+        counts["batches"] += 1
+        if batch.is_control:
+            counts["control_batches"] += 1
+            return
+        counts["records"] += batch.records_count
+        if batch.producer_id is None:
+            counts["unnumbered_batches"] += 1
+            counts["unnumbered_records"] += batch.records_count
+
+    def _check_offsets(self, batch: StoredBatch) -> None:
+        due, self._next_offset = self._next_offset, max(self._next_offset or 0, batch.last_offset + 1)
+        if due is None or batch.base_offset == due:
+            return
+        if batch.base_offset < due:
+            text = f"offsets {batch.base_offset} to {batch.last_offset} come after offset {due - 1}"
+            self._findings.report(FindingKind.OFFSET_OVERLAP, batch, text, other_offset=due - 1)
+        elif not self._is_compacted:
+            text = f"offsets {due} to {batch.base_offset - 1} are missing before this batch"
+            self._findings.report(FindingKind.OFFSET_GAP, batch, text)
+
+    def _check_records(self, batch: StoredBatch) -> None:
+        """A compacted batch keeps its last offset, so in it records may be fewer than offsets, never more."""
+        missing = batch.sequence_count - batch.records_count
+        if missing < 0 or batch.records_count < 0 or (missing and not self._is_compacted):
+            text = f"the header tells of {batch.records_count} records at {batch.sequence_count} offsets"
+            self._findings.report(FindingKind.RECORD_COUNT, batch, text)
+        if batch.records_problem is not None:
+            text = f"the records do not fit the header: {batch.records_problem}"
+            self._findings.report(FindingKind.BAD_RECORDS, batch, text)
+
+    def _report_damage(self, batch: StoredBatch) -> None:
+        if batch.crc_ok is None:
+            text = f"no record batch can be read here; nothing up to offset {batch.last_offset} was audited"
+            self._findings.report(FindingKind.UNREADABLE, batch, _because(text, batch))
+        else:
+            text = "the bytes of this batch do not fit its CRC-32C"
+            self._findings.report(FindingKind.CRC_DAMAGE, batch, text)
+
+
+def _because(text: str, batch: StoredBatch) -> str:
+    return text if batch.problem is None else f"{text}: {batch.problem}"

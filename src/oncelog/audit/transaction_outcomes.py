@@ -1,0 +1,251 @@
+"""Has each transaction one outcome, and do readers see what that says? The audit's part about markers.
+
+    in one partition, of one producer id                           finding
+    data, then a COMMIT or ABORT of its epoch or a later one       -
+    a marker without data: its transaction wrote nothing here,     - (counted)
+        or the coordinator repeats it after a restart
+    data at the end of the log, no marker yet                      open_transaction (no violation)
+    data, no marker, then data of a higher epoch                   transaction_without_outcome
+    data, then a COMMIT two or more epochs later: that of          transaction_without_outcome
+        another transaction
+    COMMIT and ABORT with one epoch, which the coordinator         two_outcomes
+        raised to end this transaction
+    a marker where all data is not transactional                   marker_without_transaction
+    data that is not transactional in the middle of one, or        outside_transaction
+        before one: a producer id is for transactions or for none
+    a marker of a lower coordinator epoch than one before          epoch_went_back
+    an aborted transaction's data, given to read_committed         visible_though_aborted
+    an open one's, below the last stable offset                    visible_though_open
+    a committed one's, withheld from read_committed                hidden_though_committed
+
+A transaction is fenced or, since transaction.version 2, ended with its epoch raised by one, and a
+producer gets a new epoch only when every marker is written; so an epoch proves that what was before it is
+ended. Before that all transactions of a producer share one epoch: a COMMIT and then an ABORT of it are two
+transactions, the second of which may have written nothing here.
+Source: rows T4, T10, P5; KIP-98, KIP-360, KIP-890.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from oncelog.audit.findings import Finding, FindingKind, Findings, StoredBatch
+
+
+class BumpedOutcome(NamedTuple):
+    """What a marker said whose epoch was raised to end one transaction: it must say the same everywhere."""
+
+    producer_id: int
+    marker_epoch: int
+    is_commit: bool
+    first_offset: int
+    marker_offset: int
+
+
+class _Span:
+    """First and last offset of some batches of a transaction; memory does not grow with them."""
+
+    __slots__ = ("first", "last")
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.last = -1
+
+    def add(self, batch: StoredBatch) -> None:
+        if self.first is None:
+            self.first = batch.base_offset
+        self.last = batch.last_offset
+
+
+class _Transaction:
+    """A transaction with data in this partition, until its marker comes."""
+
+    __slots__ = ("data", "epoch", "hidden", "visible")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.data, self.visible, self.hidden = _Span(), _Span(), _Span()
+
+    def add(self, batch: StoredBatch) -> None:
+        self.data.add(batch)
+        if batch.is_visible is not None:
+            (self.visible if batch.is_visible else self.hidden).add(batch)
+
+
+class _Producer:
+    """What is known of one producer id. `plain`: offset of data of it that is in no transaction."""
+
+    __slots__ = ("coordinator_epoch", "ended", "opened", "plain")
+
+    def __init__(self) -> None:
+        self.opened: _Transaction | None = None
+        self.ended: BumpedOutcome | None = None
+        self.plain: int | None = None
+        self.coordinator_epoch = -1
+
+
+class TransactionAudit:
+    """Takes the batches of one partition, data and markers, as they are stored."""
+
+    def __init__(self, findings: Findings, *, last_stable_offset: int | None, indexed_to: int | None) -> None:
+        self._findings = findings
+        self._last_stable_offset = last_stable_offset
+        self._indexed_to = indexed_to
+        self._producers: dict[int, _Producer] = {}
+        self._outcomes: list[BumpedOutcome] = []
+        self.committed = self.aborted = self.empty_markers = 0
+
+    def see(self, batch: StoredBatch, producer_id: int, epoch: int) -> None:
+        """The next batch, whose epoch is not below one before it."""
+        if batch.records_count == 0:
+            return  # what compaction leaves to keep sequence and epoch; it says nothing of a transaction
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._producers[producer_id] = _Producer()
+        if not batch.is_control:
+            self._see_data(batch, producer, producer_id, epoch)
+        elif batch.is_commit is not None:
+            self._see_marker(batch, producer, producer_id, epoch, batch.is_commit)
+
+    def lose_sight(self, batch: StoredBatch) -> None:
+        """A batch that cannot be believed: it may have been the marker of anything, or of one transaction."""
+        if batch.crc_ok is None:
+            for producer in self._producers.values():
+                producer.opened = None
+        elif batch.is_control and batch.producer_id in self._producers:
+            self._producers[batch.producer_id].opened = None
+
+    def take_outcomes(self) -> list[BumpedOutcome]:
+        """Those since the last call."""
+        taken, self._outcomes = self._outcomes, []
+        return taken
+
+    def finish(self) -> None:
+        """Judge what is open at the end of the log."""
+        for producer_id, producer in self._producers.items():
+            if producer.opened is not None:
+                self._report_open(producer_id, producer.opened)
+
+    # Data
+
+    def _see_data(self, batch: StoredBatch, producer: _Producer, producer_id: int, epoch: int) -> None:
+        opened = producer.opened
+        if not batch.is_transactional:
+            if opened is None:
+                producer.plain = batch.base_offset
+            else:
+                text = f"in no transaction, while the one that began at offset {opened.data.first} is open"
+                self._findings.report(
+                    FindingKind.OUTSIDE_TRANSACTION, batch, text, other_offset=opened.data.first
+                )
+            return
+        if producer.plain is not None:
+            text = f"in a transaction, while data of its producer (offset {producer.plain}) is in none"
+            self._findings.report(FindingKind.OUTSIDE_TRANSACTION, batch, text, other_offset=producer.plain)
+            producer.plain = None
+        if opened is not None and epoch > opened.epoch:
+            text = (
+                f"no marker ended it before its producer's epoch {epoch} begins at offset {batch.base_offset}"
+            )
+            self._report(
+                FindingKind.TRANSACTION_WITHOUT_OUTCOME,
+                producer_id,
+                opened,
+                opened.data,
+                batch.base_offset,
+                text,
+            )
+            opened = None
+        if opened is None:
+            opened = producer.opened = _Transaction(epoch)
+        opened.add(batch)
+
+    # Markers
+
+    def _see_marker(
+        self, batch: StoredBatch, producer: _Producer, producer_id: int, epoch: int, is_commit: bool
+    ) -> None:
+        self._check_coordinator(batch, producer)
+        opened, producer.opened = producer.opened, None
+        if opened is None:
+            self._see_empty(batch, producer, epoch, is_commit)
+            return
+        self.committed += is_commit
+        self.aborted += not is_commit
+        if epoch > opened.epoch:
+            assert opened.data.first is not None
+            producer.ended = BumpedOutcome(
+                producer_id, epoch, is_commit, opened.data.first, batch.base_offset
+            )
+            self._outcomes.append(producer.ended)
+        if is_commit and epoch > opened.epoch + 1:
+            text = (
+                f"the COMMIT at offset {batch.base_offset} is that of a later transaction (epoch {epoch - 1})"
+            )
+            kind = FindingKind.TRANSACTION_WITHOUT_OUTCOME
+            self._report(kind, producer_id, opened, opened.data, batch.base_offset, text)
+        self._check_visibility(opened, producer_id, batch.base_offset, is_commit)
+
+    def _check_coordinator(self, batch: StoredBatch, producer: _Producer) -> None:
+        before, now = producer.coordinator_epoch, batch.coordinator_epoch
+        if now is not None and now < before:
+            text = f"coordinator epoch {now} after {before}: a fenced coordinator's marker was stored"
+            self._findings.report(FindingKind.EPOCH_WENT_BACK, batch, text)
+        producer.coordinator_epoch = max(before, -1 if now is None else now)
+
+    def _see_empty(self, batch: StoredBatch, producer: _Producer, epoch: int, is_commit: bool) -> None:
+        ended = producer.ended
+        if producer.plain is not None:
+            text = f"a marker of a producer whose data (offset {producer.plain}) is in no transaction"
+            kind, other = FindingKind.MARKER_WITHOUT_TRANSACTION, producer.plain
+        elif ended is not None and ended.marker_epoch == epoch and ended.is_commit != is_commit:
+            text = f"{_word(is_commit)} of a transaction that ended with {_word(ended.is_commit)} already"
+            kind, other = FindingKind.TWO_OUTCOMES, ended.marker_offset
+        else:
+            self.empty_markers += 1
+            return
+        self._findings.report(kind, batch, text, other_offset=other)
+
+    # What readers see
+
+    def _check_visibility(
+        self, ended: _Transaction, producer_id: int, marker_offset: int, is_commit: bool
+    ) -> None:
+        if self._indexed_to is not None and marker_offset >= self._indexed_to:
+            return
+        if not is_commit and ended.visible.first is not None:
+            text = f"read_committed readers get these records, and offset {marker_offset} is their ABORT"
+            kind, span = FindingKind.VISIBLE_THOUGH_ABORTED, ended.visible
+        elif is_commit and ended.hidden.first is not None:
+            text = f"read_committed readers miss these records, and offset {marker_offset} is their COMMIT"
+            kind, span = FindingKind.HIDDEN_THOUGH_COMMITTED, ended.hidden
+        else:
+            return
+        self._report(kind, producer_id, ended, span, marker_offset, text)
+
+    def _report_open(self, producer_id: int, opened: _Transaction) -> None:
+        stable, first = self._last_stable_offset, opened.data.first
+        if stable is not None and first is not None and first < stable and opened.visible.first is not None:
+            text = f"no marker follows, and the last stable offset is {stable}: read_committed readers get it"
+            kind, span = FindingKind.VISIBLE_THOUGH_OPEN, opened.visible
+        else:
+            text = "no marker up to the end of the log: it is under way, or hangs"
+            kind, span = FindingKind.OPEN_TRANSACTION, opened.data
+        self._report(kind, producer_id, opened, span, None, text)
+
+    def _report(
+        self,
+        kind: FindingKind,
+        producer_id: int,
+        transaction: _Transaction,
+        span: _Span,
+        other_offset: int | None,
+        text: str,
+    ) -> None:
+        assert span.first is not None
+        who = (producer_id, transaction.epoch)
+        self._findings.add(Finding(kind, span.first, span.last, *who, None, None, other_offset, text))
+
+
+def _word(is_commit: bool) -> str:
+    return "COMMIT" if is_commit else "ABORT"

@@ -1,0 +1,179 @@
+"""Groups of the consumer protocol as records of `__consumer_offsets`, in Kafka's formats (keys 3, 5 to 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from oncelog.errors import InvalidRequest, MisuseError
+from oncelog.rules.groups.consumer import (
+    CURRENT,
+    EPOCH,
+    MEMBER,
+    TARGET,
+    TARGET_EPOCH,
+    ConsumerGroup,
+    Entry,
+)
+from oncelog.rules.groups.consumer_member import ConsumerMember, MemberState, Place
+from oncelog.wire.message import version_of
+from oncelog.wire.stored import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+)
+
+_GROUP_KEYS: dict[int, type[Any]] = {
+    EPOCH: ConsumerGroupMetadataKey,
+    TARGET_EPOCH: ConsumerGroupTargetAssignmentMetadataKey,
+}
+_MEMBER_KEYS: dict[int, type[Any]] = {
+    MEMBER: ConsumerGroupMemberMetadataKey,
+    TARGET: ConsumerGroupTargetAssignmentMemberKey,
+    CURRENT: ConsumerGroupCurrentMemberAssignmentKey,
+}
+KEY_VERSIONS = _GROUP_KEYS.keys() | _MEMBER_KEYS.keys()
+_VALUE_VERSION = 0
+
+_Assigned = ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions
+_Target = ConsumerGroupTargetAssignmentMemberValue.TopicPartition
+
+
+def group_entries(group: ConsumerGroup) -> list[Entry]:
+    """All that is stored of a group without members."""
+    return [Entry(TARGET_EPOCH), Entry(EPOCH)]
+
+
+def encode_entry(group: ConsumerGroup, entry: Entry, *, is_gone: bool = False) -> tuple[bytes, bytes | None]:
+    """Return key and value of a part of the group as it is now; no value when it is gone.
+
+    Raises InvalidRequest for a text that is too long for its field.
+    """
+    kind, member_id = entry
+    is_gone = is_gone or (kind in _MEMBER_KEYS and member_id not in group.members)
+    try:
+        if kind in _GROUP_KEYS:
+            key = _GROUP_KEYS[kind](group_id=group.group_id).to_bytes(kind)
+        else:
+            key = _MEMBER_KEYS[kind](group_id=group.group_id, member_id=member_id).to_bytes(kind)
+        return key, None if is_gone else _value(group, kind, member_id)
+    except MisuseError as error:
+        raise InvalidRequest(f"the group cannot be stored: {error}") from error
+
+
+def _value(group: ConsumerGroup, kind: int, member_id: str) -> bytes:
+    if kind == EPOCH:
+        return ConsumerGroupMetadataValue(epoch=group.epoch).to_bytes(_VALUE_VERSION)
+    if kind == TARGET_EPOCH:
+        epoch = group.assignment_epoch
+        return ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch).to_bytes(_VALUE_VERSION)
+    if kind == TARGET:
+        rows = by_topic_id(group.targets.get(member_id, ()))
+        return ConsumerGroupTargetAssignmentMemberValue(
+            topic_partitions=[_Target(topic_id=topic_id, partitions=each) for topic_id, each in rows]
+        ).to_bytes(_VALUE_VERSION)
+    member = group.members[member_id]
+    return _member(member) if kind == MEMBER else _current(member)
+
+
+def _member(member: ConsumerMember) -> bytes:
+    return ConsumerGroupMemberMetadataValue(
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=sorted(member.topics),
+        subscribed_topic_regex=member.regex,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        server_assignor=member.server_assignor,
+    ).to_bytes(_VALUE_VERSION)
+
+
+def _current(member: ConsumerMember) -> bytes:
+    def rows(places: Iterable[Place]) -> list[_Assigned]:
+        return [_Assigned(topic_id=topic_id, partitions=each) for topic_id, each in by_topic_id(places)]
+
+    return ConsumerGroupCurrentMemberAssignmentValue(
+        member_epoch=member.epoch,
+        previous_member_epoch=member.previous_epoch,
+        state=int(member.state),
+        assigned_partitions=rows(member.assigned),
+        partitions_pending_revocation=rows(member.revoking),
+    ).to_bytes(_VALUE_VERSION)
+
+
+def by_topic_id(places: Iterable[Place]) -> list[tuple[bytes, list[int]]]:
+    """(topic id, its partitions), in order."""
+    topics: dict[bytes, list[int]] = {}
+    for topic_id, partition in sorted(places):
+        topics.setdefault(topic_id, []).append(partition)
+    return list(topics.items())
+
+
+def places_of(rows: Iterable[tuple[bytes, Iterable[int]]]) -> frozenset[Place]:
+    """The inverse of `by_topic_id`."""
+    return frozenset((bytes(topic_id), partition) for topic_id, each in rows for partition in each)
+
+
+def group_of(key: bytes) -> tuple[str, Entry]:
+    """Whose record it is, and of what. Raises PeerError."""
+    kind = version_of(key)
+    if kind in _GROUP_KEYS:
+        return _GROUP_KEYS[kind].from_bytes(key).group_id, Entry(kind)
+    read = _MEMBER_KEYS[kind].from_bytes(key)
+    return read.group_id, Entry(kind, read.member_id)
+
+
+def replay_entry(group: ConsumerGroup, entry: Entry, data: bytes | None) -> None:
+    """Take a record into account; a member's parts come in any order. Raises PeerError."""
+    kind, member_id = entry
+    if kind == EPOCH:
+        group.epoch = ConsumerGroupMetadataValue.from_bytes(data).epoch if data else 0
+    elif kind == TARGET_EPOCH:
+        read = ConsumerGroupTargetAssignmentMetadataValue.from_bytes(data) if data else None
+        group.assignment_epoch = read.assignment_epoch if read else 0
+    elif kind == TARGET:
+        group.targets.pop(member_id, None)
+        if data is not None:
+            told = ConsumerGroupTargetAssignmentMemberValue.from_bytes(data).topic_partitions
+            group.targets[member_id] = places_of((each.topic_id, each.partitions) for each in told)
+    elif kind == MEMBER and data is None:
+        group.members.pop(member_id, None)
+    elif data is not None:
+        known = group.members.get(member_id) or ConsumerMember(member_id)
+        group.members[member_id] = _with_member(known, data) if kind == MEMBER else _with_current(known, data)
+
+
+def _with_member(member: ConsumerMember, data: bytes) -> ConsumerMember:
+    read = ConsumerGroupMemberMetadataValue.from_bytes(data)
+    return replace(
+        member,
+        instance_id=read.instance_id,
+        rack_id=read.rack_id,
+        client_id=read.client_id,
+        client_host=read.client_host,
+        topics=frozenset(read.subscribed_topic_names),
+        regex=read.subscribed_topic_regex or None,
+        rebalance_timeout_ms=read.rebalance_timeout_ms,
+        server_assignor=read.server_assignor,
+    )
+
+
+def _with_current(member: ConsumerMember, data: bytes) -> ConsumerMember:
+    read = ConsumerGroupCurrentMemberAssignmentValue.from_bytes(data)
+    return replace(
+        member,
+        epoch=read.member_epoch,
+        previous_epoch=read.previous_member_epoch,
+        state=MemberState(read.state),
+        assigned=places_of((each.topic_id, each.partitions) for each in read.assigned_partitions),
+        revoking=places_of((each.topic_id, each.partitions) for each in read.partitions_pending_revocation),
+    )

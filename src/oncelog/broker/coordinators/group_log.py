@@ -1,0 +1,103 @@
+"""A classic group as a record of `__consumer_offsets`, in Kafka's format."""
+
+from __future__ import annotations
+
+from oncelog.errors import InvalidRequest, MessageTooLarge, MisuseError
+from oncelog.rules.groups.classic import ClassicGroup
+from oncelog.rules.groups.classic_member import GroupState, JoinRequest, Member
+from oncelog.wire.stored import GroupMetadataKey, GroupMetadataValue
+
+_KEY_VERSION, _VALUE_VERSION = 2, 3
+
+
+def group_key(group_id: str) -> bytes:
+    """Return the record's key. Raises InvalidRequest for a group id that is too long."""
+    try:
+        return GroupMetadataKey(group=group_id).to_bytes(_KEY_VERSION)
+    except MisuseError as error:
+        raise InvalidRequest(f"the group cannot be stored: {error}") from error
+
+
+def encode_group(group: ClassicGroup) -> tuple[bytes, bytes]:
+    """Return key and value of the group as it is, with the assignment that its members are about to get.
+
+    Raises InvalidRequest for a text that is too long for its field.
+    """
+    value = GroupMetadataValue(
+        protocol_type=group.protocol_type or "",
+        generation=group.generation_id,
+        protocol=group.protocol_name,
+        leader=group.leader_id if group.members else None,
+        current_state_timestamp=group.state_since_ms,
+        members=[_encode_member(member, group.protocol_name) for member in group.members.values()],
+    )
+    try:
+        return group_key(group.group_id), value.to_bytes(_VALUE_VERSION)
+    except MisuseError as error:
+        raise InvalidRequest(f"the group cannot be stored: {error}") from error
+
+
+def check_member(group_id: str, member_id: str, request: JoinRequest, max_bytes: int) -> None:
+    """Check that a record can hold the group with this one member.
+
+    Raises InvalidRequest for a text that is too long for its field, MessageTooLarge for its metadata.
+    """
+    protocols = request.protocols or (("", b""),)
+    name = max((name for name, _ in protocols), key=len)
+    longest = max((data for _, data in protocols), key=len)
+    group = ClassicGroup(group_id, 0)
+    group.protocol_type, group.protocol_name, group.leader_id = request.protocol_type, name, member_id
+    group.members[member_id] = Member(
+        member_id,
+        request.group_instance_id,
+        request.client_id,
+        request.client_host,
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms,
+        ((name, longest),),
+    )
+    key, value = encode_group(group)
+    if len(key) + len(value) > max_bytes:
+        raise MessageTooLarge(f"the member's record takes {len(value)} bytes; {max_bytes} are allowed")
+
+
+def _encode_member(member: Member, protocol_name: str | None) -> GroupMetadataValue.MemberMetadata:
+    return GroupMetadataValue.MemberMetadata(
+        member_id=member.member_id,
+        group_instance_id=member.group_instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        rebalance_timeout=member.rebalance_timeout_ms,
+        session_timeout=member.session_timeout_ms,
+        subscription=member.metadata(protocol_name),
+        assignment=member.assignment,
+    )
+
+
+def decode_group(group: ClassicGroup, data: bytes, now_ms: int) -> None:
+    """Make a new group what was stored; its members' sessions begin now. Raises PeerError."""
+    value = GroupMetadataValue.from_bytes(data)
+    group.state = GroupState.STABLE if value.members else GroupState.EMPTY
+    group.state_since_ms = value.current_state_timestamp if value.current_state_timestamp >= 0 else now_ms
+    group.generation_id, group.leader_id = value.generation, value.leader
+    group.protocol_type, group.protocol_name = value.protocol_type or None, value.protocol
+    for stored in value.members:
+        member = _decode_member(stored, value.protocol)
+        group.admit(member)
+        group.touch(member, now_ms)
+
+
+def _decode_member(stored: GroupMetadataValue.MemberMetadata, protocol: str | None) -> Member:
+    rebalance_ms = stored.rebalance_timeout if stored.rebalance_timeout >= 0 else stored.session_timeout
+    return Member(
+        stored.member_id,
+        stored.group_instance_id,
+        stored.client_id,
+        stored.client_host,
+        stored.session_timeout,
+        rebalance_ms,
+        ((protocol or "", stored.subscription),),
+        stored.assignment,
+        is_new=False,
+        has_synced=True,
+    )

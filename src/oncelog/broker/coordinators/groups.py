@@ -1,0 +1,435 @@
+"""The group coordinator: carries out what `rules.groups.classic` decides, keeps it in `__consumer_offsets`.
+
+Source: rows T6, T7; Kafka's GroupCoordinatorService, GroupMetadataManager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from oncelog.broker.coordinators.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSIONS
+from oncelog.broker.coordinators.consumer_groups import RETRY_MS, ConsumerGroups
+from oncelog.broker.coordinators.expiry import ExpiryRounds
+from oncelog.broker.coordinators.group_log import decode_group, encode_group, group_key
+from oncelog.broker.coordinators.internal_topic import StateTopic, StoredBatch, Written, on_disk, when_durable
+from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS
+from oncelog.broker.coordinators.offsets import Offsets
+from oncelog.broker.stepwise import Pace, Work
+from oncelog.errors import (
+    BrokerError,
+    GroupIdNotFound,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
+    InvalidGroupId,
+    NonEmptyGroup,
+    PeerError,
+    StaleMemberEpoch,
+    UnknownMemberId,
+)
+from oncelog.log.background import Chore
+from oncelog.rules.groups.classic import ClassicGroup
+from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.groups.consumer import Beat, BeatAnswer
+from oncelog.rules.groups.deadlines import Deadlines
+from oncelog.types import TopicPartition
+from oncelog.wire.message import version_of
+from oncelog.wire.stored import ConsumerProtocolSubscription, GroupMetadataKey
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node
+
+GROUP_KEY_VERSION = 2
+CONSUMER_PROTOCOL_TYPE = "consumer"
+FIRST_NOT_FOUND_COMMIT_VERSION = 9
+METADATA_RECORDS = 4
+"""How many times message.max.bytes the metadata of a classic group's members may take in memory.
+
+Its record holds that of one protocol. Members that move from one assignor to another bring two.
+"""
+
+
+class GroupCoordinator:
+    """Every group of this node."""
+
+    def __init__(self, node: Node) -> None:
+        settings = node.settings
+        self._node = node
+        self.topic = StateTopic(
+            node,
+            CONSUMER_OFFSETS,
+            settings["offsets.topic.num.partitions"],
+            largest_setting="message.max.bytes",
+        )
+        self.offsets = Offsets(node, self.topic)
+        self.consumers = ConsumerGroups(node, self.topic)
+        self._groups: dict[str, ClassicGroup] = {}
+        self._offsets_left: set[str] = set()
+        """Deleted topics of which the log holds offsets that memory does not: the next start deletes them."""
+        self._deadlines = Deadlines()
+        self._expiring = ExpiryRounds(node.log_manager.chores, node.limits.expire_step_entries)
+
+    # Groups
+
+    def get(self, group_id: str) -> ClassicGroup | None:
+        """None for a group that nobody joined; it may have committed offsets all the same.
+
+        Raises NotCoordinator.
+        """
+        self.topic.check(group_id)
+        return self._groups.get(group_id)
+
+    def group_ids(self) -> Iterable[str]:
+        """Groups with members, and groups with offsets."""
+        return self.consumers.ids().union(self._groups, self.offsets.groups())
+
+    def has(self, group_id: str) -> bool:
+        """Return True for a group in `group_ids`, without a look at the others. Raises NotCoordinator."""
+        is_group = self.get(group_id) is not None or self.consumers.get(group_id) is not None
+        return is_group or self.offsets.has(group_id)
+
+    def has_only_offsets(self, group_id: str) -> bool:
+        """Return True for a group that nobody has joined, but that has offsets. Raises NotCoordinator."""
+        has_joined = self.get(group_id) is not None or self.consumers.get(group_id) is not None
+        return not has_joined and self.offsets.has(group_id)
+
+    def open(self, group_id: str, now_ms: int) -> ClassicGroup:
+        """The group, made if need be. Raises InvalidGroupId; InconsistentGroupProtocol, NotCoordinator."""
+        if not group_id:
+            raise InvalidGroupId("a group id may not be empty")
+        group = self.get(group_id)
+        if group is None:
+            consumers = self.consumers.get(group_id)
+            if consumers is not None and consumers.members:
+                raise InconsistentGroupProtocol(f"group {group_id!r} has members of the consumer protocol")
+            if consumers is not None:
+                self.consumers.bury(group_id, now_ms)
+            group = self._groups[group_id] = self._new(group_id, now_ms)
+        return group
+
+    def _new(self, group_id: str, now_ms: int) -> ClassicGroup:
+        settings = self._node.settings
+        return ClassicGroup(
+            group_id,
+            now_ms,
+            initial_delay_ms=settings["group.initial.rebalance.delay.ms"],
+            max_size=settings["group.max.size"],
+            max_metadata_bytes=METADATA_RECORDS * settings["message.max.bytes"],
+        )
+
+    def consumer_heartbeat(self, group_id: str, beat: Beat, now_ms: int) -> tuple[BeatAnswer, list[Written]]:
+        """Return the answer, and what must be durable before it is given.
+
+        An empty classic group gives way to a member that joins, and stays if the member is refused: both are
+        stored in one batch. Raises GroupIdNotFound for a classic group with members; and as
+        ConsumerGroups.heartbeat.
+        """
+        classic = self.get(group_id) if beat.epoch == 0 else None
+        if classic is None:
+            return self.consumers.heartbeat(group_id, beat, now_ms)
+        if classic.state is not GroupState.EMPTY:
+            raise GroupIdNotFound(f"group {group_id!r} has members of the classic protocol")
+        tombstone = group_key(group_id), None
+        answer, written = self.consumers.heartbeat(group_id, beat, now_ms, [tombstone])
+        classic.state = GroupState.DEAD
+        del self._groups[group_id]
+        return answer, written
+
+    def joined(self, group_id: str) -> ClassicGroup:
+        """A group that is there. Raises InvalidGroupId, UnknownMemberId."""
+        if not group_id:
+            raise InvalidGroupId("a group id may not be empty")
+        group = self.get(group_id)
+        if group is None:
+            raise UnknownMemberId(f"there is no group {group_id!r}")
+        return group
+
+    def settle(self, group: ClassicGroup, now_ms: int) -> None:
+        """After every call that may have changed the group: store it, and be there at its next deadline."""
+        if group.state is GroupState.DEAD:
+            return  # deleted while an earlier state of it waited for its sync
+        if group.is_unused:
+            # Made for a join that was refused. Only what is stored may stay, or refused joins would pile up.
+            if self._groups.get(group.group_id) is group:
+                del self._groups[group.group_id]
+            return
+        if group.is_unsaved:
+            self._save(group, now_ms)
+        self._schedule(group, now_ms)
+
+    def _schedule(self, group: ClassicGroup, now_ms: int) -> None:
+        due_ms = group.next_deadline_ms()
+        if group.is_unsaved:  # the disk refused it
+            retry_ms = now_ms + RETRY_MS
+            due_ms = retry_ms if due_ms is None else min(due_ms, retry_ms)
+        if due_ms is not None:
+            self._deadlines.set_if_earlier(group.group_id, due_ms)
+
+    def _save(self, group: ClassicGroup, now_ms: int) -> None:
+        # Taken back now: a rebalance that begins before this is durable must not find it set.
+        group.is_unsaved, mark = False, group.mark
+        index = self.topic.partition_of(group.group_id)
+        try:
+            written = [self.topic.append(index, [encode_group(group)], now_ms)]
+        except BrokerError as error:
+            group.saved(error, mark, now_ms)
+            return
+
+        def on_durable(error: BrokerError | None) -> None:
+            group.saved(error, mark, now_ms)
+            if error is not None:
+                self._schedule(group, now_ms)
+            elif group.is_unsaved:
+                self.settle(group, now_ms)
+
+        when_durable(self._node, written, on_durable)
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` has something to do."""
+        return self._deadlines.next_ms
+
+    def tick(self, now_ms: int) -> None:
+        """Groups whose time has come."""
+        for group_id in self._deadlines.take(now_ms):
+            group = self._groups.get(group_id)
+            if group is not None:
+                group.tick(now_ms)
+                self.settle(group, now_ms)  # what cannot be stored is answered there; nothing is raised
+
+    def delete(self, group_id: str, pace: Pace, now_ms: int) -> Work[Written | None]:
+        """Forget a group and its offsets, in steps between which nobody else may use the group.
+
+        Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator.
+        """
+        group = self.get(group_id)
+        consumers = self.consumers.get(group_id)
+        if not self.has(group_id):
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        if (group and group.state is not GroupState.EMPTY) or (consumers and consumers.members):
+            raise NonEmptyGroup(f"group {group_id!r} has members")
+        with self.topic.reserved(group_id):
+            written = yield from self.delete_offsets(group_id, self.offsets.places_of(group_id), pace, now_ms)
+            # Time may have ended it between two steps: that of a member id that nobody came to use.
+            group = self._groups.get(group_id)
+            if group is not None:
+                written = self._bury(group, now_ms)
+            if consumers is not None:
+                written = self.consumers.bury(group_id, now_ms)
+        return written
+
+    def _slices(self, partitions: list[TopicPartition]) -> Iterator[list[TopicPartition]]:
+        """Yield the partitions in parts whose offsets are deleted in one step each."""
+        size = self._node.limits.max_tombstones_per_batch
+        return (partitions[first : first + size] for first in range(0, len(partitions), size))
+
+    def delete_offsets(
+        self, group_id: str, partitions: Collection[TopicPartition], pace: Pace, now_ms: int
+    ) -> Work[Written | None]:
+        """Forget offsets of a group that is reserved, in steps; return None if there were none.
+
+        Raises NotCoordinator.
+        """
+        written = None
+        for part in self._slices(list(partitions)):
+            written = self.offsets.delete(group_id, part, now_ms) or written
+            if pace.next(len(part)):
+                yield None
+        return written
+
+    def _bury(self, group: ClassicGroup, now_ms: int) -> Written:
+        index = self.topic.partition_of(group.group_id)
+        written = self.topic.append(index, [(group_key(group.group_id), None)], now_ms)
+        group.state = GroupState.DEAD
+        del self._groups[group.group_id]
+        return written
+
+    # Offsets
+
+    def offsets_partition(self, group_id: str, now_ms: int) -> TopicPartition:
+        """Where a group's offsets are kept; the topic is made if need be. Raises NotCoordinator."""
+        self.topic.ensure(now_ms)
+        self.topic.check(group_id)
+        return TopicPartition(self.topic.name, self.topic.partition_of(group_id))
+
+    def check_commit(
+        self,
+        group_id: str,
+        generation_id: int,
+        member_id: str,
+        group_instance_id: str | None,
+        *,
+        is_transactional: bool = False,
+        version: int = 0,
+    ) -> None:
+        """Raises what a commit by this member must be answered with (row T7)."""
+        self.topic.check(group_id)
+        consumers = self.consumers.get(group_id)
+        if consumers is not None:
+            try:
+                consumers.check_commit(
+                    member_id,
+                    group_instance_id,
+                    generation_id,
+                    is_transactional=is_transactional,
+                    version=version,
+                )
+            except StaleMemberEpoch as stale:
+                raise (IllegalGeneration(str(stale)) if is_transactional else stale) from stale
+            return
+        group = self._groups.get(group_id)
+        if group is None:
+            if generation_id < 0:
+                return
+            text = f"there is no group {group_id!r}"
+            if self.offsets.of(group_id) or self.offsets.pending_of(group_id):
+                raise UnknownMemberId(f"group {group_id!r} has no members")
+            is_told = not is_transactional and version >= FIRST_NOT_FOUND_COMMIT_VERSION
+            raise GroupIdNotFound(text) if is_told else IllegalGeneration(text)
+        error = group.refusal_of_commit(
+            member_id, group_instance_id, generation_id, is_transactional=is_transactional
+        )
+        if error is not None:
+            raise error(f"group {group_id!r} is at generation {group.generation_id}: {group.state.value}")
+
+    def note_commit(self, group_id: str, member_id: str, now_ms: int) -> None:
+        """Extend the session of a classic group's member whose commit was accepted."""
+        group = self._groups.get(group_id)
+        if group is not None:
+            group.note_commit(member_id, now_ms)
+
+    def has_members_of_another_type(self, group_id: str) -> bool:
+        """Return True for a group whose members speak another protocol than consumers, as Connect's do."""
+        group = self._groups.get(group_id)
+        return group is not None and bool(group.members) and group.protocol_type != CONSUMER_PROTOCOL_TYPE
+
+    def subscribed_topics(self, group_id: str) -> set[str] | None:
+        """Return the topics that the group's members read; None where that cannot be told."""
+        if self.consumers.get(group_id) is not None:
+            return self.consumers.subscribed_topics(group_id)
+        group = self._groups.get(group_id)
+        if group is None or not group.members:
+            return set()
+        if group.protocol_type != CONSUMER_PROTOCOL_TYPE or group.protocol_name is None:
+            return None
+        topics = set()
+        try:
+            for member in group.members.values():
+                subscription = member.metadata(group.protocol_name)
+                topics.update(ConsumerProtocolSubscription.from_bytes(subscription).topics)
+        except PeerError:
+            return None
+        return topics
+
+    def on_marker(self, index: int, producer_id: int, is_commit: bool, now_ms: int) -> None:
+        """A transaction ended in a partition of the offsets topic."""
+        self.offsets.on_marker(index, producer_id, is_commit)
+
+    def delete_offsets_of(self, deleted: Iterable[str], now_ms: int) -> Generator[None, None, None]:
+        """Delete what was committed for deleted topics, in bounded steps.
+
+        Until the last step no topic of their names can be made: its readers would begin at these offsets.
+        What cannot be written now, or is left when the broker stops, the next start deletes.
+        """
+        topics = self._node.topics
+        deletions = {name: each for name in deleted if (each := topics.offsets_to_delete.get(name))}
+        before = {name: each.before for name, each in deletions.items() if each.before is not None}
+        if not before:
+            return
+        with topics.names_held(before):
+            steps = self.offsets.delete_topics(before, now_ms)
+            try:
+                while not self._node.log_manager.is_closing:
+                    yield next(steps)
+                return
+            except StopIteration as done:
+                self._offsets_left |= done.value
+        done_names = {name: deletions[name] for name in before if name not in self._offsets_left}
+        # Also where a replay has found the tombstones: they may be in the system's cache only.
+        indexes = {index for name in done_names for index in before[name]}
+        written = [self.topic.newest(index) for index in sorted(indexes)]
+        on_disk(self._node, written, lambda: topics.forget_deletions(done_names))
+
+    def resume_deletions(self, now_ms: int) -> None:
+        """Finish deletions of topics that a stop or crash left. Raises StorageError."""
+        for name, deletion in list(self._node.topics.offsets_to_delete.items()):
+            before = self.topic.ends() if deletion.before is None else deletion.before
+            # A power loss may have cut the log: what is appended from now on is not the deleted topic's.
+            ends = {index: self.topic.newest(index).last_offset + 1 for index in before}
+            self._node.topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})
+        for _ in self.delete_offsets_of(list(self._node.topics.offsets_to_delete), now_ms):
+            pass
+
+    def forget_expired(self, now_ms: int) -> None:
+        """Forget offsets past their retention, and empty groups that have none left."""
+        pace = Pace(self._node.limits.request_step_elements)
+        self._expiring.begin(self.group_ids(), lambda group_id: self._forget_expired(group_id, pace, now_ms))
+
+    def _forget_expired(self, group_id: str, pace: Pace, now_ms: int) -> Chore:
+        try:
+            for partitions in self._slices([*self.offsets.of(group_id)]):
+                self._forget_expired_offsets(group_id, partitions, now_ms)
+                if pace.next(len(partitions)):
+                    yield None
+            if not self.offsets.has(group_id):
+                self._forget_empty(group_id, now_ms)
+        except BrokerError:
+            return  # it cannot be written now, or it is being deleted; the next round tries again
+
+    def _forget_expired_offsets(self, group_id: str, partitions: list[TopicPartition], now_ms: int) -> None:
+        """Forget those of these offsets that are past their retention. Raises NotCoordinator."""
+        group = self.get(group_id)
+        is_empty = group is None or group.state is GroupState.EMPTY
+        if group is not None and not is_empty and group.state is not GroupState.STABLE:
+            return  # who reads which topic is known after the rebalance
+        subscribed = self.subscribed_topics(group_id)
+        if subscribed is None:
+            return  # its members may read any of the topics
+        since_ms = group.state_since_ms if group is not None and is_empty and group.protocol_type else None
+        self.offsets.forget_expired(group_id, partitions, subscribed, since_ms, now_ms)
+
+    def _forget_empty(self, group_id: str, now_ms: int) -> None:
+        """Forget a group without offsets, if it has no members. Raises NotCoordinator."""
+        group, consumers = self.get(group_id), self.consumers.get(group_id)
+        if consumers is not None and not consumers.members:
+            self.consumers.bury(group_id, now_ms)
+        if group is not None and group.state is GroupState.EMPTY and group.next_deadline_ms() is None:
+            self._bury(group, now_ms)
+
+    def close(self) -> None:
+        """End the round under way."""
+        self._expiring.close()
+
+    # The start
+
+    def load(self, now_ms: int) -> None:
+        """Read back groups and offsets; a partition that cannot be read is in `topic.damaged`."""
+
+        def read(index: int, batches: Iterator[StoredBatch]) -> None:
+            for batch in batches:
+                self.offsets.replay(index, batch)
+                self._replay(batch, now_ms)
+
+        self.topic.load(read, self._forget_partition)
+        for group in list(self._groups.values()):
+            self.settle(group, now_ms)
+        self.consumers.resume(now_ms)
+
+    def _forget_partition(self, index: int) -> None:
+        partition_of = self.topic.partition_of
+        self._groups = {name: each for name, each in self._groups.items() if partition_of(name) != index}
+        self.consumers.forget_partition(index)
+        self.offsets.forget_partition(index)
+
+    def _replay(self, batch: StoredBatch, now_ms: int) -> None:
+        for record in batch.records:
+            key = record.key or b""
+            if version_of(key) in CONSUMER_KEY_VERSIONS:
+                self.consumers.replay(key, record.value)
+            if version_of(key) != GROUP_KEY_VERSION:
+                continue
+            group_id = GroupMetadataKey.from_bytes(key).group
+            self._groups.pop(group_id, None)
+            if record.value is not None:
+                self._groups[group_id] = group = self._new(group_id, now_ms)
+                decode_group(group, record.value, now_ms)

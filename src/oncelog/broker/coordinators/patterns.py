@@ -1,0 +1,227 @@
+"""Regular expressions that clients send: compiled by RE2, in linear time, within bounds.
+
+Two requests carry one: ListTransactions (over transactional ids), ConsumerGroupHeartbeat (over topic names).
+Kafka uses RE2J for both; RE2 is the same language, and neither backtracks. Linear is not free, though: one
+match costs up to the size of the compiled program times the length of the text. That product is counted, so
+that the broker's thread stops between two texts and serves others.
+Guarded by tests/broker/test_broker_patterns.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeVar
+
+import re2
+
+from oncelog.errors import InvalidRegularExpression
+from oncelog.limits import DEFAULT_LIMITS
+from oncelog.log.background import Chore, Chores, Kind
+
+MAX_PATTERN_BYTES = 4096
+"""Far above what people write; a pattern of this length compiles in milliseconds."""
+MAX_UNICODE_CLASSES = 16
+"""Of \\p and \\P together: each costs as much to parse as 250 bytes of anything else."""
+_MAX_MEMORY_BYTES = 262_144
+"""Bounds the program to about 10,000 instructions, and what one compiled pattern keeps."""
+_COMPILING_STEPS = 200
+"""What a byte of a pattern is charged for being compiled."""
+
+T = TypeVar("T")
+
+
+class Pattern:
+    """A compiled regular expression that matches whole texts."""
+
+    def __init__(self, text: str) -> None:
+        """Raises InvalidRegularExpression."""
+        encoded = _encode(text)
+        if len(encoded) > MAX_PATTERN_BYTES:
+            raise InvalidRegularExpression(
+                f"the pattern has {len(encoded)} bytes; at most {MAX_PATTERN_BYTES} are taken"
+            )
+        if text.count("\\p") + text.count("\\P") > MAX_UNICODE_CLASSES:
+            raise InvalidRegularExpression(
+                f"the pattern has more than {MAX_UNICODE_CLASSES} Unicode classes (\\p, \\P)"
+            )
+        options = re2.Options()
+        options.max_mem = _MAX_MEMORY_BYTES
+        options.log_errors = False
+        options.never_capture = True
+        try:
+            self._compiled = re2.compile(encoded, options)
+        except re2.error as error:
+            raise InvalidRegularExpression(f"{text!r}: {_reason(error)}") from None
+        self._size = max(int(self._compiled.programsize), 1)
+
+    def matches(self, text: str) -> bool:
+        """True when the whole text matches."""
+        return self._compiled.fullmatch(_encode(text)) is not None
+
+    def steps(self, text: str) -> int:
+        """Return the cost of matching `text`, at most."""
+        return self._size * (len(text) + 1)
+
+
+def _encode(text: str) -> bytes:
+    # The wire decoder lets no lone surrogate through; a stored pattern may hold anything.
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _reason(error: Exception) -> str:
+    told = error.args[0] if error.args else ""
+    return told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+
+
+def matching_texts(
+    pattern: Pattern,
+    candidates: Iterable[T],
+    text_of: Callable[[T], str],
+    step_cost: int = DEFAULT_LIMITS.pattern_step_cost,
+) -> Generator[None, None, list[T]]:
+    """Return the candidates that match; yields after each `step_cost` of work."""
+    found, steps = [], 0
+    for candidate in candidates:
+        text = text_of(candidate)
+        if pattern.matches(text):
+            found.append(candidate)
+        steps += pattern.steps(text)
+        if steps >= step_cost:
+            steps = 0
+            yield
+    return found
+
+
+@dataclass(slots=True)
+class _Resolution:
+    """The topics that match one pattern.
+
+    `pattern` None: not compiled yet, or `is_refused`. `examined`: how many of the listed names were matched.
+    `was_complete`: every name was matched once, so that `names` lack at most what was listed since.
+    """
+
+    pattern: Pattern | None = None
+    is_refused: bool = False
+    examined: int = 0
+    was_complete: bool = False
+    names: list[str] = field(default_factory=list)
+
+
+class TopicPatterns:
+    """Topics by pattern: each name is matched once with each pattern, whoever asks and however often.
+
+    A pattern whose first look at all topics is too much for one heartbeat is resolved in the background;
+    until then it matches nothing, as on Kafka, which always resolves in the background.
+    """
+
+    def __init__(self, chores: Chores, step_cost: int = DEFAULT_LIMITS.pattern_step_cost) -> None:
+        self._chores = chores
+        self._step_cost = step_cost
+        self._resolutions: dict[str, _Resolution] = {}
+        self._listed: dict[str, None] = {}
+        self._in_order: list[str] = []
+        self._steps_left = self._step_cost
+        self._unresolved: dict[str, None] = {}
+        self._is_resolving = False
+        self.revision = 0
+        """Raised whenever what `find` returns for a pattern has changed, but for deleted topics."""
+
+    def __len__(self) -> int:
+        return len(self._resolutions)
+
+    def begin(self) -> None:
+        """Begin a heartbeat, which may do `step_cost` of work before the rest waits."""
+        self._steps_left = self._step_cost
+
+    def list_topics(self, names: Collection[str]) -> None:
+        """Take note of the topics there are; only names that were never listed will be matched."""
+        if len(self._in_order) > 2 * len(names) + 1000:
+            self._forget_deleted(names)
+        added = [name for name in names if name not in self._listed]
+        self._listed.update(dict.fromkeys(added))
+        self._in_order += added
+
+    def _forget_deleted(self, names: Collection[str]) -> None:
+        there = set(names)
+        kept_before = list(accumulate((name in there for name in self._in_order), initial=0))
+        self._in_order = [name for name in self._in_order if name in there]
+        self._listed = dict.fromkeys(self._in_order)
+        for resolution in self._resolutions.values():
+            resolution.examined = kept_before[resolution.examined]
+            resolution.names = [name for name in resolution.names if name in there]
+
+    def find(self, text: str) -> list[str]:
+        """Return the names that match, perhaps of topics deleted since; none while it is being resolved.
+
+        A pattern that RE2 refuses matches nothing: a data directory of an older version may hold one.
+        """
+        resolution = self._resolutions.get(text)
+        is_new = resolution is None
+        if resolution is None:
+            resolution = self._resolutions[text] = _Resolution()
+        found_count = len(resolution.names) if resolution.was_complete else -1
+        self._steps_left = self._advance(text, resolution, self._steps_left)
+        if not is_new and resolution.was_complete and len(resolution.names) != found_count:
+            # Else members go on with what an earlier heartbeat was told.
+            # See test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members.
+            self.revision += 1
+        if self._is_behind(resolution):
+            self._unresolved[text] = None
+            if not self._is_resolving:
+                self._is_resolving = True
+                self._chores.add(self._resolve(), Kind.REQUEST)
+        return resolution.names if resolution.was_complete else []
+
+    def is_pending(self, texts: Collection[str]) -> bool:
+        """True while `find` may return less than what matches one of these patterns."""
+        return any(text in self._resolutions and self._is_behind(self._resolutions[text]) for text in texts)
+
+    def keep(self, texts: Collection[str]) -> None:
+        """Forget every other pattern."""
+        self._resolutions = {text: each for text, each in self._resolutions.items() if text in texts}
+
+    def close(self) -> None:
+        """Stop resolving: the broker is being closed, and waits for what runs in the background."""
+        self._unresolved.clear()
+
+    def _is_behind(self, resolution: _Resolution) -> bool:
+        return not resolution.is_refused and resolution.examined < len(self._in_order)
+
+    def _advance(self, text: str, resolution: _Resolution, steps: int) -> int:
+        """Match names until `steps` are used up; return what is left of them."""
+        if steps > 0 and resolution.pattern is None and not resolution.is_refused:
+            steps -= _COMPILING_STEPS * len(text)
+            try:
+                resolution.pattern = Pattern(text)
+            except InvalidRegularExpression:
+                resolution.is_refused = True
+        pattern = resolution.pattern
+        if pattern is None:
+            return steps
+        while resolution.examined < len(self._in_order):
+            if steps <= 0:
+                return steps
+            name = self._in_order[resolution.examined]
+            steps -= pattern.steps(name)
+            if pattern.matches(name):
+                resolution.names.append(name)
+            resolution.examined += 1
+        resolution.was_complete = True
+        resolution.pattern = None  # compiled again for the next new topic: it may keep 256 KB
+        return steps
+
+    def _resolve(self) -> Chore:
+        try:
+            while self._unresolved:
+                text = next(iter(self._unresolved))
+                resolution = self._resolutions.get(text)
+                if resolution is not None:
+                    self._advance(text, resolution, self._step_cost)
+                if resolution is None or not self._is_behind(resolution):
+                    self._unresolved.pop(text, None)
+                    self.revision += 1
+                yield None
+        finally:
+            self._is_resolving = False

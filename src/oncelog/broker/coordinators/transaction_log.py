@@ -1,0 +1,64 @@
+"""The coordinator's entries as records of `__transaction_state`, in Kafka's format."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
+from oncelog.types import TopicPartition
+from oncelog.wire.stored import TransactionLogKey, TransactionLogValue
+
+KEY_VERSION = 0
+
+
+def encode_key(transactional_id: str) -> bytes:
+    """The record's key."""
+    return TransactionLogKey(transactional_id=transactional_id).to_bytes(KEY_VERSION)
+
+
+def decode_key(data: bytes) -> str:
+    """Raises PeerError."""
+    return TransactionLogKey.from_bytes(data).transactional_id
+
+
+def encode_value(entry: TransactionEntry, version: int) -> bytes:
+    """The record's value; version 0 keeps nothing of KIP-890."""
+    by_topic = groupby(sorted(entry.partitions), key=lambda at: at.topic)
+    partitions = [
+        TransactionLogValue.PartitionsSchema(topic=topic, partition_ids=[at.partition for at in group])
+        for topic, group in by_topic
+    ]
+    return TransactionLogValue(
+        producer_id=entry.producer_id,
+        previous_producer_id=entry.previous_producer_id,
+        next_producer_id=entry.next_producer_id,
+        producer_epoch=entry.producer_epoch,
+        transaction_timeout_ms=entry.timeout_ms,
+        transaction_status=entry.state.value,
+        transaction_partitions=None if entry.state is TransactionState.EMPTY else partitions,
+        transaction_last_update_timestamp_ms=entry.last_update_ms,
+        transaction_start_timestamp_ms=entry.start_ms,
+        client_transaction_version=entry.client_version,
+    ).to_bytes(version)
+
+
+def decode_value(transactional_id: str, data: bytes) -> TransactionEntry:
+    """Raises PeerError; ValueError for a state that is not known."""
+    value = TransactionLogValue.from_bytes(data)
+    return TransactionEntry(
+        transactional_id=transactional_id,
+        producer_id=value.producer_id,
+        producer_epoch=value.producer_epoch,
+        timeout_ms=value.transaction_timeout_ms,
+        state=TransactionState(value.transaction_status),
+        partitions=frozenset(
+            TopicPartition(topic.topic, partition)
+            for topic in value.transaction_partitions or ()
+            for partition in topic.partition_ids
+        ),
+        start_ms=value.transaction_start_timestamp_ms,
+        last_update_ms=value.transaction_last_update_timestamp_ms,
+        previous_producer_id=value.previous_producer_id,
+        next_producer_id=value.next_producer_id,
+        client_version=value.client_transaction_version,
+    )

@@ -1,0 +1,39 @@
+"""AddOffsetsToTxn (key 25), versions 0-4: a group's partition of `__consumer_offsets` joins a transaction.
+
+PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.handlers.transactional import code_for
+from oncelog.errors import BrokerError
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 25
+FIRST_FENCED_VERSION = 2
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: AddOffsetsToTxnRequest = request.message
+    knows_fenced = request.header.api_version >= FIRST_FENCED_VERSION
+
+    def refusal(error: BrokerError) -> AddOffsetsToTxnResponse:
+        return AddOffsetsToTxnResponse(error_code=code_for(error, knows_fenced=knows_fenced))
+
+    who = Identity(message.producer_id, message.producer_epoch)
+    try:
+        request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
+        request.check(ResourceType.GROUP, message.group_id)
+        at = node.groups.offsets_partition(message.group_id, now_ms)
+        done = node.transactions.add_partitions(message.transactional_id, who, [at], now_ms)
+    except BrokerError as error:
+        return refusal(error)
+    return answer_when_durable(node, done.written, AddOffsetsToTxnResponse(), refusal)

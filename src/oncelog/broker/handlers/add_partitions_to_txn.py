@@ -1,0 +1,156 @@
+"""AddPartitionsToTxn (key 24), versions 0-5: partitions become part of a transaction.
+
+Clients use up to version 3, one transaction a request; from 4 on brokers ask for several, some with
+verify_only. A partition that is not there is 3 and nothing is added: the others answer 55. PRODUCER_FENCED
+is INVALID_PRODUCER_EPOCH below version 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from oncelog.broker.coordinators.internal_topic import Written, answer_when_durable
+from oncelog.broker.handlers.transactional import code_for
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.errors import (
+    BrokerError,
+    ClusterAuthorizationFailed,
+    InvalidRequest,
+    OperationNotAttempted,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
+    UnknownTopicOrPartition,
+)
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 24
+FIRST_FENCED_VERSION, FIRST_BATCHED_VERSION = 2, 4
+
+_Topics = Iterable[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic]
+_Result = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
+_Partition = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _add_all(node, request, now_ms))
+    return answer
+
+
+def _add_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
+    message: AddPartitionsToTxnRequest = request.message
+    version = request.header.api_version
+    work = _Adding(node, request, now_ms)
+    if version >= FIRST_BATCHED_VERSION and not request.may(ResourceType.CLUSTER):
+        return AddPartitionsToTxnResponse(error_code=ClusterAuthorizationFailed.code)
+    if version >= FIRST_BATCHED_VERSION:
+        answer = AddPartitionsToTxnResponse(results_by_transaction=[])
+        for transaction in message.transactions:
+            results = yield from work.results(
+                transaction.transactional_id,
+                Identity(transaction.producer_id, transaction.producer_epoch),
+                transaction.topics,
+                is_only_asked=transaction.verify_only,
+            )
+            answer.results_by_transaction.append(
+                AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
+                    transactional_id=transaction.transactional_id, topic_results=results
+                )
+            )
+    else:
+        who = Identity(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
+        results = yield from work.results(
+            message.v3_and_below_transactional_id, who, message.v3_and_below_topics
+        )
+        answer = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+    return answer_when_durable(node, work.written, answer, lambda error: _refuse_all(answer, error))
+
+
+class _Adding:
+    """One request: what was written for it."""
+
+    def __init__(self, node: Node, request: Request, now_ms: int) -> None:
+        version = request.header.api_version
+        self.node, self.now_ms, self.request = node, now_ms, request
+        self.knows_fenced = version >= FIRST_FENCED_VERSION
+        self.is_by_client = version < FIRST_BATCHED_VERSION
+        self.written: list[Written] = []
+        self.pace = Pace(node.limits.request_step_elements)
+
+    def results(
+        self, transactional_id: str, who: Identity, topics: _Topics, *, is_only_asked: bool = False
+    ) -> Work[list[_Result]]:
+        """Add or verify the partitions of one transaction; the transaction takes them all in one step."""
+        results, bad = [], 0
+        partitions: dict[TopicPartition, list[_Partition]] = {}
+        for topic in topics:
+            rows = [_Partition(partition_index=index) for index in topic.partitions]
+            results.append(_Result(name=topic.name, results_by_partition=rows))
+            for row in rows:
+                tp = TopicPartition(topic.name, row.partition_index)
+                row.partition_error_code = self._refusal(tp)
+                bad += row.partition_error_code != 0
+                partitions.setdefault(tp, []).append(row)
+                if self.pace.next():
+                    yield None
+        if self.pace.next(name_cost(transactional_id)):
+            yield None
+        rows = [row for named in partitions.values() for row in named]
+        if self.is_by_client and not self.request.may(ResourceType.TRANSACTIONAL_ID, transactional_id):
+            _set_all(rows, TransactionalIdAuthorizationFailed.code)
+        elif bad:
+            _set_all([row for row in rows if not row.partition_error_code], OperationNotAttempted.code)
+        elif not transactional_id:
+            _set_all(rows, InvalidRequest.code)
+        elif is_only_asked:
+            for tp, named in partitions.items():
+                _set_all(named, self._verify(transactional_id, who, tp))
+                if self.pace.next(name_cost(transactional_id)):
+                    yield None
+        else:
+            _set_all(rows, self._add(transactional_id, who, partitions.keys()))
+        return results
+
+    def _refusal(self, at: TopicPartition) -> int:
+        """An error code, or 0."""
+        if self.is_by_client and not self.request.may(ResourceType.TOPIC, at.topic):
+            return TopicAuthorizationFailed.code
+        topic = self.node.topics.get(at.topic)
+        is_there = topic is not None and 0 <= at.partition < len(topic.partitions)
+        return 0 if is_there else UnknownTopicOrPartition.code
+
+    def _add(self, transactional_id: str, who: Identity, asked: Collection[TopicPartition]) -> int:
+        try:
+            done = self.node.transactions.add_partitions(transactional_id, who, asked, self.now_ms)
+        except BrokerError as error:
+            return code_for(error, knows_fenced=self.knows_fenced)
+        self.written += done.written
+        return 0
+
+    def _verify(self, transactional_id: str, who: Identity, at: TopicPartition) -> int:
+        try:
+            self.node.transactions.verify(transactional_id, who, at)
+        except BrokerError as error:
+            return error.code
+        return 0
+
+
+def _set_all(rows: Iterable[_Partition], code: int) -> None:
+    for row in rows:
+        row.partition_error_code = code
+
+
+def _refuse_all(answer: AddPartitionsToTxnResponse, error: BrokerError) -> AddPartitionsToTxnResponse:
+    """The disk failed under what was added."""
+    topics = [*answer.results_by_topic_v3_and_below]
+    topics += [topic for result in answer.results_by_transaction for topic in result.topic_results]
+    for topic in topics:
+        for partition in topic.results_by_partition:
+            partition.partition_error_code = partition.partition_error_code or error.code
+    return answer

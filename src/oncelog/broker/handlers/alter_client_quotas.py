@@ -1,0 +1,59 @@
+"""AlterClientQuotas (key 49), versions 0-1: set and remove quotas of users, client ids and ips.
+
+31 without ALTER_CONFIGS of the cluster, 42 an entity or quota that cannot be, an entity or quota named twice.
+An entity with an error keeps what it had; the others are altered. validate_only alters nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from oncelog.errors import BrokerError, InvalidRequest, KafkaStorageError, StorageError
+from oncelog.rules.limits.quotas import checked, entity_of
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import AlterClientQuotasRequest, AlterClientQuotasResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 49
+
+_Asked = AlterClientQuotasRequest.EntryData
+_Result = AlterClientQuotasResponse.EntryData
+_Name = tuple[tuple[str, str | None], ...]
+
+
+def handle(node: Node, request: Request, now_ms: int) -> AlterClientQuotasResponse:
+    message: AlterClientQuotasRequest = request.message
+    named = Counter(map(_name, message.entries))
+    once = {_name(asked): asked for asked in message.entries}
+    results, sound = [], []
+    for name, asked in once.items():
+        parts = [
+            AlterClientQuotasResponse.EntityData(entity_type=kind, entity_name=each) for kind, each in name
+        ]
+        result = _Result(entity=parts)
+        results.append(result)
+        try:
+            request.check(ResourceType.CLUSTER)
+            if named[name] > 1:
+                raise InvalidRequest("the entity is named twice; one change to it in a request")
+            changes = [(op.key, None if op.remove else op.value) for op in asked.ops]
+            sound.append((result, (checked(entity_of(name)), changes)))
+        except BrokerError as error:
+            result.error_code, result.error_message = error.code, error.message
+    try:
+        changed = (change for _, change in sound)
+        errors = node.quotas.alter_all(changed, is_test=message.validate_only)
+    except StorageError as error:
+        errors = [KafkaStorageError(str(error))] * len(sound)
+    for (result, _), refusal in zip(sound, errors, strict=True):
+        if refusal is not None:
+            result.error_code, result.error_message = refusal.code, refusal.message
+    return AlterClientQuotasResponse(entries=results)
+
+
+def _name(asked: _Asked) -> _Name:
+    """In one order, each type once."""
+    return tuple(sorted({part.entity_type: part.entity_name for part in asked.entity}.items()))

@@ -1,0 +1,64 @@
+"""AlterPartitionReassignments (key 45), versions 0-1: every partition stays on this node.
+
+The replicas [this node] are accepted and change nothing. Null replicas cancel a reassignment, of which
+there is none: NO_REASSIGNMENT_IN_PROGRESS. Others are INVALID_REPLICA_ASSIGNMENT, unknown partitions
+UNKNOWN_TOPIC_OR_PARTITION.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.errors import (
+    BrokerError,
+    ClusterAuthorizationFailed,
+    InvalidReplicaAssignment,
+    NoReassignmentInProgress,
+    UnknownTopicOrPartition,
+)
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 45
+
+_Requested = AlterPartitionReassignmentsRequest.ReassignablePartition
+_Partition = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse
+
+
+def handle(node: Node, request: Request, now_ms: int) -> AlterPartitionReassignmentsResponse:
+    message: AlterPartitionReassignmentsRequest = request.message
+    is_refused = not request.may(ResourceType.CLUSTER)
+    response = AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=message.allow_replication_factor_change, error_message=None
+    )
+    if is_refused:
+        response.error_code = ClusterAuthorizationFailed.code
+    for topic in message.topics:
+        results = []
+        for partition in topic.partitions:
+            error = ClusterAuthorizationFailed() if is_refused else _refusal(node, topic.name, partition)
+            results.append(
+                _Partition(
+                    partition_index=partition.partition_index,
+                    error_code=error.code if error else 0,
+                    error_message=error.message if error else None,
+                )
+            )
+        response.responses.append(
+            AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name=topic.name, partitions=results)
+        )
+    return response
+
+
+def _refusal(node: Node, topic_name: str, requested: _Requested) -> BrokerError | None:
+    topic = node.topics.get(topic_name)
+    if topic is None or not 0 <= requested.partition_index < len(topic.partitions):
+        return UnknownTopicOrPartition(f"there is no partition {topic_name}-{requested.partition_index}")
+    if requested.replicas is None:
+        return NoReassignmentInProgress("no partition is ever being moved: there is one node")
+    if requested.replicas != [node.node_id]:
+        return InvalidReplicaAssignment(f"the only broker to assign to is {node.node_id}")
+    return None

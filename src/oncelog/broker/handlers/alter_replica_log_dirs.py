@@ -1,0 +1,56 @@
+"""AlterReplicaLogDirs (key 34), versions 1-2: there is one data directory, where every partition is already.
+
+Another directory is LOG_DIR_NOT_FOUND, an unknown partition UNKNOWN_TOPIC_OR_PARTITION. A partition named
+for two directories is answered once, for the last of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.errors import ClusterAuthorizationFailed, LogDirNotFound, UnknownTopicOrPartition
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 34
+
+_Topic = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
+_Partition = AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> AlterReplicaLogDirsResponse:
+    message: AlterReplicaLogDirsRequest = request.message
+    is_authorized = request.may(ResourceType.CLUSTER)
+    results: dict[str, dict[int, int]] = {}
+    for directory in message.dirs:
+        for topic in directory.topics:
+            codes = results.setdefault(topic.name, {})
+            for index in topic.partitions:
+                codes[index] = (
+                    _code(node, directory.path, topic.name, index)
+                    if is_authorized
+                    else ClusterAuthorizationFailed.code
+                )
+    return AlterReplicaLogDirsResponse(
+        results=[
+            _Topic(
+                topic_name=name,
+                partitions=[
+                    _Partition(partition_index=index, error_code=code) for index, code in codes.items()
+                ],
+            )
+            for name, codes in results.items()
+        ]
+    )
+
+
+def _code(node: Node, path: str, topic_name: str, index: int) -> int:
+    if path != node.log_manager.directory:
+        return LogDirNotFound.code
+    topic = node.topics.get(topic_name)
+    if topic is None or not 0 <= index < len(topic.partitions):
+        return UnknownTopicOrPartition.code
+    return 0

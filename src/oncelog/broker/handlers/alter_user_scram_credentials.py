@@ -1,0 +1,63 @@
+"""AlterUserScramCredentials (key 51), version 0: add, replace and remove SCRAM users' credentials.
+
+CLUSTER_AUTHORIZATION_FAILED without ALTER, UNSUPPORTED_SASL_MECHANISM, RESOURCE_NOT_FOUND (nothing to
+delete), DUPLICATE_RESOURCE (a user named twice, unless an earlier row was refused), UNACCEPTABLE_CREDENTIAL
+(iterations, salt or name). One answer for each user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from oncelog.broker.security.users import UserChange
+from oncelog.errors import BrokerError, DuplicateResource, KafkaStorageError, StorageError
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 51
+
+_Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> AlterUserScramCredentialsResponse:
+    message: AlterUserScramCredentialsRequest = request.message
+    changes: dict[str, UserChange] = {}
+    errors: dict[str, BrokerError] = {}
+    for change in _changes(message):
+        name = change[0]
+        if name in errors:
+            continue
+        try:
+            request.check(ResourceType.CLUSTER)
+            if changes.pop(name, None) is not None:
+                raise DuplicateResource(f"user {name!r} is named twice; one change to it in a request")
+            node.users.check(*change)
+        except BrokerError as error:
+            errors[name] = error
+        else:
+            changes[name] = change
+    try:
+        refusals = node.users.alter_all(changes.values())
+    except StorageError as error:
+        refusals = [KafkaStorageError(str(error))] * len(changes)
+    errors |= {name: refusal for name, refusal in zip(changes, refusals, strict=True) if refusal is not None}
+    names = dict.fromkeys(change[0] for change in _changes(message))
+    return AlterUserScramCredentialsResponse(results=[_result(name, errors.get(name)) for name in names])
+
+
+def _changes(message: AlterUserScramCredentialsRequest) -> Iterator[UserChange]:
+    """Yield each row of the request as a change of its own, in the order in which Kafka looks at them."""
+    for deletion in message.deletions:
+        yield deletion.name, [deletion.mechanism], []
+    for row in message.upsertions:
+        yield row.name, [], [(row.mechanism, row.salt, row.salted_password, row.iterations)]
+
+
+def _result(name: str, error: BrokerError | None) -> _Result:
+    if error is None:
+        return _Result(user=name)
+    return _Result(user=name, error_code=error.code, error_message=error.message)

@@ -1,0 +1,129 @@
+"""ConsumerGroupDescribe (key 69), versions 0-1: groups of KIP-848's protocol.
+
+GROUP_ID_NOT_FOUND (not there, or classic), INVALID_GROUP_ID (empty).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from oncelog.broker.coordinators.consumer_group_log import by_topic_id
+from oncelog.broker.security.authorizer import allowed_bits
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.errors import (
+    GroupAuthorizationFailed,
+    GroupIdNotFound,
+    InvalidGroupId,
+    NotCoordinator,
+    TopicAuthorizationFailed,
+)
+from oncelog.rules.groups.consumer import ConsumerGroup
+from oncelog.rules.groups.consumer_member import NOTHING, Place
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 69
+CONSUMER_MEMBER = 1
+
+_Group = ConsumerGroupDescribeResponse.DescribedGroup
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+    return answer
+
+
+def _answer_all(node: Node, request: Request) -> Work[ConsumerGroupDescribeResponse]:
+    message: ConsumerGroupDescribeRequest = request.message
+    response, pace = ConsumerGroupDescribeResponse(groups=[]), Pace(node.limits.request_step_elements)
+    for group_id in dict.fromkeys(message.group_ids):
+        group = _described(node, request, group_id)
+        if message.include_authorized_operations and not group.error_code:
+            group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
+        response.groups.append(group)
+        if pace.next(name_cost(group_id) + sum(map(_size, group.members))):
+            yield None
+    return response
+
+
+def _described(node: Node, request: Request, group_id: str) -> _Group:
+    if not request.may(ResourceType.GROUP, group_id):
+        return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
+    try:
+        group = _describe(node, group_id)
+    except NotCoordinator as error:
+        return _Group(group_id=group_id, error_code=error.code, error_message=error.message)
+    named = {name for member in group.members for name in member.subscribed_topic_names}
+    for member in group.members:
+        for assignment in (member.assignment, member.target_assignment):
+            named |= {each.topic_name for each in assignment.topic_partitions} if assignment else set()
+    if all(request.may(ResourceType.TOPIC, name) for name in named):
+        return group
+    return _Group(
+        group_id=group_id,
+        error_code=TopicAuthorizationFailed.code,
+        error_message="the group reads topics that the client may not describe",
+    )
+
+
+def _describe(node: Node, group_id: str) -> _Group:
+    if not group_id:
+        return _Group(
+            group_id=group_id, error_code=InvalidGroupId.code, error_message="A group id may not be empty."
+        )
+    group = node.groups.consumers.get(group_id)
+    if group is None:
+        text = "is not a consumer group" if node.groups.has(group_id) else "not found"
+        return _Group(
+            group_id=group_id, error_code=GroupIdNotFound.code, error_message=f"Group {group_id} {text}."
+        )
+    return _Group(
+        group_id=group_id,
+        group_state=group.state.value,
+        group_epoch=group.epoch,
+        assignment_epoch=group.assignment_epoch,
+        assignor_name=group.assignor,
+        members=[_member(node, group, member_id) for member_id in group.members],
+    )
+
+
+def _member(node: Node, group: ConsumerGroup, member_id: str) -> ConsumerGroupDescribeResponse.Member:
+    member = group.members[member_id]
+    return ConsumerGroupDescribeResponse.Member(
+        member_id=member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=member.epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=sorted(member.topics),
+        subscribed_topic_regex=member.regex or "",
+        assignment=_assignment(node, member.held),
+        target_assignment=_assignment(node, group.targets.get(member_id, NOTHING)),
+        member_type=CONSUMER_MEMBER,
+    )
+
+
+def _size(member: ConsumerGroupDescribeResponse.Member) -> int:
+    """Return how many elements a described member counts for."""
+    count = 1 + len(member.subscribed_topic_names)
+    for assignment in (member.assignment, member.target_assignment):
+        for topic in assignment.topic_partitions if assignment else ():
+            count += len(topic.partitions)
+    return count
+
+
+def _assignment(node: Node, places: Iterable[Place]) -> ConsumerGroupDescribeResponse.Assignment:
+    return ConsumerGroupDescribeResponse.Assignment(
+        topic_partitions=[
+            ConsumerGroupDescribeResponse.TopicPartitions(
+                topic_id=topic_id, topic_name=topic.name, partitions=partitions
+            )
+            for topic_id, partitions in by_topic_id(places)
+            if (topic := node.topics.by_id(topic_id)) is not None
+        ]
+    )

@@ -1,0 +1,114 @@
+"""ConsumerGroupHeartbeat (key 68), versions 0-1: a member of KIP-848's protocol joins, is there, or leaves.
+
+INVALID_REQUEST (says too little or too much, or is too long to be stored), MESSAGE_TOO_LARGE (no record can
+hold the member), GROUP_ID_NOT_FOUND (also a classic group with members), UNSUPPORTED_ASSIGNOR,
+INVALID_REGULAR_EXPRESSION; the rest is `rules.groups.consumer`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.coordinators.consumer_group_log import by_topic_id, places_of
+from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.errors import (
+    BrokerError,
+    InvalidRequest,
+    UnsupportedAssignor,
+    UnsupportedVersion,
+)
+from oncelog.rules.groups.consumer import Beat, BeatAnswer
+from oncelog.rules.groups.consumer_member import STATIC_LEAVE_EPOCH
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 68
+FIRST_NAMED_VERSION = 1
+"""From here on members choose their ids themselves."""
+
+_Assignment = ConsumerGroupHeartbeatResponse.Assignment
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: ConsumerGroupHeartbeatRequest = request.message
+
+    def refusal(error: BrokerError) -> ConsumerGroupHeartbeatResponse:
+        return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
+
+    try:
+        request.check(ResourceType.GROUP, message.group_id)
+        _check(node, message, request.header.api_version)
+        for name in message.subscribed_topic_names or ():
+            request.check(ResourceType.TOPIC, name)
+        beat = _beat(node, message, request)
+        answer, written = node.groups.consumer_heartbeat(message.group_id, beat, now_ms)
+    except BrokerError as error:
+        return refusal(error)
+    return answer_when_durable(node, written, _response(node, message.group_id, answer), refusal)
+
+
+def _check(node: Node, message: ConsumerGroupHeartbeatRequest, version: int) -> None:
+    if "consumer" not in node.settings["group.coordinator.rebalance.protocols"]:
+        raise UnsupportedVersion("group.coordinator.rebalance.protocols leaves out the consumer protocol")
+    if not message.group_id:
+        raise InvalidRequest("a group id may not be empty")
+    if not message.member_id and (version >= FIRST_NAMED_VERSION or message.member_epoch != 0):
+        raise InvalidRequest("a member id may not be empty")
+    if message.instance_id == "" or message.rack_id == "":
+        raise InvalidRequest("instance id and rack id may be left out, but not empty")
+    if message.member_epoch < STATIC_LEAVE_EPOCH:
+        raise InvalidRequest(f"there is no member epoch {message.member_epoch}")
+    if message.member_epoch == STATIC_LEAVE_EPOCH and message.instance_id is None:
+        raise InvalidRequest("only static members leave with epoch -2")
+    if message.member_epoch == 0:
+        _check_first(message)
+    if message.server_assignor is not None and message.server_assignor not in node.groups.consumers.assignors:
+        raise UnsupportedAssignor(f"there is no assignor {message.server_assignor!r}")
+
+
+def _check_first(message: ConsumerGroupHeartbeatRequest) -> None:
+    if message.rebalance_timeout_ms == -1:
+        raise InvalidRequest("a member that joins must say its rebalance timeout")
+    if message.topic_partitions is None or message.topic_partitions:
+        raise InvalidRequest("a member that joins may own no partitions, and must say so")
+    if message.subscribed_topic_names is None and message.subscribed_topic_regex is None:
+        raise InvalidRequest("a member that joins must say what topics it wants")
+
+
+def _beat(node: Node, message: ConsumerGroupHeartbeatRequest, request: Request) -> Beat:
+    owned, names = message.topic_partitions, message.subscribed_topic_names
+    return Beat(
+        message.member_id or node.new_name(),
+        message.member_epoch,
+        message.instance_id,
+        message.rack_id,
+        message.rebalance_timeout_ms,
+        None if names is None else frozenset(names),
+        message.subscribed_topic_regex,
+        message.server_assignor,
+        None if owned is None else places_of((each.topic_id, each.partitions) for each in owned),
+        request.header.client_id or "",
+        request.client_host,
+    )
+
+
+def _response(node: Node, group_id: str, answer: BeatAnswer) -> ConsumerGroupHeartbeatResponse:
+    assignment = None
+    if answer.assigned is not None:
+        assignment = _Assignment(
+            topic_partitions=[
+                ConsumerGroupHeartbeatResponse.TopicPartitions(topic_id=topic_id, partitions=partitions)
+                for topic_id, partitions in by_topic_id(answer.assigned)
+            ]
+        )
+    return ConsumerGroupHeartbeatResponse(
+        member_id=answer.member_id,
+        member_epoch=answer.epoch,
+        heartbeat_interval_ms=0
+        if answer.epoch < 0
+        else node.dynamic.group_ms(group_id, "consumer.heartbeat.interval.ms"),
+        assignment=assignment,
+    )

@@ -1,0 +1,50 @@
+"""DeleteGroups (key 42), versions 0-2: groups without members, with their offsets.
+
+NON_EMPTY_GROUP (members), GROUP_ID_NOT_FOUND. A group named twice is answered once, as by Kafka.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.coordinators.internal_topic import Written, answer_when_durable
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.errors import BrokerError
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import DeleteGroupsRequest, DeleteGroupsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 42
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    # A group that is half deleted is deleted to its end, though the client goes away.
+    answer: Answer = answer_in_steps(node, _delete_all(node, request, now_ms), is_dropped=False)
+    return answer
+
+
+def _delete_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
+    message: DeleteGroupsRequest = request.message
+    written: list[Written] = []
+    response, pace = DeleteGroupsResponse(results=[]), Pace(node.limits.request_step_elements)
+    for group_id in dict.fromkeys(message.groups_names):
+        result = DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
+        response.results.append(result)
+        try:
+            request.check(ResourceType.GROUP, group_id)
+            last = yield from node.groups.delete(group_id, pace, now_ms)
+        except BrokerError as error:
+            result.error_code = error.code
+        else:
+            written.extend([last] if last else [])
+        if pace.next(name_cost(group_id)):
+            yield None
+
+    def refusal(error: BrokerError) -> DeleteGroupsResponse:
+        for result in response.results:
+            result.error_code = result.error_code or error.code
+        return response
+
+    return answer_when_durable(node, written, response, refusal)

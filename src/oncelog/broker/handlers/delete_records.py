@@ -1,0 +1,75 @@
+"""DeleteRecords (key 21), versions 0-2: move a partition's log start up; -1 = to the high watermark.
+
+Errors: 3 unknown, 17 a topic of the broker's own, 1 an offset above the high watermark or negative,
+44 a compacted topic that is not also cleaned by deletion, 56 disk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.errors import (
+    BrokerError,
+    InvalidTopicException,
+    KafkaStorageError,
+    OffsetOutOfRange,
+    PolicyViolation,
+    StorageError,
+)
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import DeleteRecordsRequest, DeleteRecordsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 21
+TO_HIGH_WATERMARK = -1
+
+_Result = DeleteRecordsResponse.DeleteRecordsPartitionResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _delete_all(node, request, now_ms))
+    return answer
+
+
+def _delete_all(node: Node, request: Request, now_ms: int) -> Work[DeleteRecordsResponse]:
+    message: DeleteRecordsRequest = request.message
+    response, pace = DeleteRecordsResponse(topics=[]), Pace(node.limits.request_step_elements)
+    for topic in message.topics:
+        results: list[_Result] = []
+        response.topics.append(
+            DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=results)
+        )
+        if pace.next():
+            yield None
+        for asked in topic.partitions:
+            at = TopicPartition(topic.name, asked.partition_index)
+            results.append(_delete(node, request, at, asked.offset, now_ms))
+            if pace.next():
+                yield None
+    return response
+
+
+def _delete(node: Node, request: Request, at: TopicPartition, offset: int, now_ms: int) -> _Result:
+    result = _Result(partition_index=at.partition, low_watermark=-1)
+    try:
+        request.check(ResourceType.TOPIC, at.topic)
+        topic, partition = node.topics.partition(at)
+        if topic.is_internal:
+            raise InvalidTopicException(f"{at.topic} is the broker's own")
+        if topic.settings["cleanup.policy"] == ["compact"]:
+            raise PolicyViolation("records of a compacted topic are not deleted by offset")
+        target = partition.high_watermark if offset == TO_HIGH_WATERMARK else offset
+        if not 0 <= target <= partition.high_watermark:
+            raise OffsetOutOfRange(f"offset {offset} is outside 0..{partition.high_watermark}")
+        result.low_watermark = partition.delete_records(target, now_ms)
+    except BrokerError as error:
+        result.error_code = error.code
+    except StorageError:
+        result.error_code = KafkaStorageError.code
+    else:
+        node.fetch_waits.changed(at)
+    return result

@@ -1,0 +1,86 @@
+"""DescribeGroups (key 15), versions 0-6: classic groups, their members and what each reads.
+
+A group that is not there, or of the consumer protocol, is Dead; from version 6 on 69.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.security.authorizer import allowed_bits
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, NotCoordinator
+from oncelog.rules.groups.classic import ClassicGroup
+from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import DescribeGroupsRequest, DescribeGroupsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 15
+FIRST_NOT_FOUND_VERSION = 6
+
+_Group = DescribeGroupsResponse.DescribedGroup
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _describe_all(node, request))
+    return answer
+
+
+def _describe_all(node: Node, request: Request) -> Work[DescribeGroupsResponse]:
+    message: DescribeGroupsRequest = request.message
+    response, pace = DescribeGroupsResponse(groups=[]), Pace(node.limits.request_step_elements)
+    for group_id in dict.fromkeys(message.groups):
+        group = _described(node, request, group_id)
+        if message.include_authorized_operations and not group.error_code:
+            group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
+        response.groups.append(group)
+        if pace.next(name_cost(group_id) + len(group.members)):
+            yield None
+    return response
+
+
+def _described(node: Node, request: Request, group_id: str) -> _Group:
+    if not request.may(ResourceType.GROUP, group_id):
+        return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
+    try:
+        return _describe(node, group_id, request.header.api_version)
+    except NotCoordinator as error:
+        return _Group(group_id=group_id, error_code=error.code, error_message=error.message)
+
+
+def _describe(node: Node, group_id: str, version: int) -> _Group:
+    group = node.groups.get(group_id)
+    if group is not None:
+        return _Group(
+            group_id=group_id,
+            group_state=group.state.value,
+            protocol_type=group.protocol_type or "",
+            protocol_data=group.protocol_name or "" if group.state is GroupState.STABLE else "",
+            members=_members(group),
+        )
+    is_consumer = node.groups.consumers.get(group_id) is not None
+    if node.groups.offsets.has(group_id) and not is_consumer:
+        return _Group(group_id=group_id, group_state=GroupState.EMPTY.value)
+    missing = _Group(group_id=group_id, group_state=GroupState.DEAD.value)
+    if version >= FIRST_NOT_FOUND_VERSION:
+        why = "is not a classic group" if is_consumer else "not found"
+        missing.error_code, missing.error_message = GroupIdNotFound.code, f"Group {group_id} {why}."
+    return missing
+
+
+def _members(group: ClassicGroup) -> list[DescribeGroupsResponse.DescribedGroupMember]:
+    is_stable = group.state is GroupState.STABLE
+    return [
+        DescribeGroupsResponse.DescribedGroupMember(
+            member_id=member.member_id,
+            group_instance_id=member.group_instance_id,
+            client_id=member.client_id,
+            client_host=member.client_host,
+            member_metadata=member.metadata(group.protocol_name) if is_stable else b"",
+            member_assignment=member.assignment,
+        )
+        for member in group.members.values()
+    ]

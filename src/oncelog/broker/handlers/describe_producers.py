@@ -1,0 +1,81 @@
+"""DescribeProducers (key 61), version 0: the producer state of partitions (KIP-664).
+
+Errors: 3 unknown partition, 17 an illegal topic name. None is -1 on the wire.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.topics.names import check_topic_name
+from oncelog.errors import BrokerError
+from oncelog.log.partition import ProducerState
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import DescribeProducersRequest, DescribeProducersResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 61
+
+_Result = DescribeProducersResponse.PartitionResponse
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _describe_all(node, request))
+    return answer
+
+
+def _describe_all(node: Node, request: Request) -> Work[DescribeProducersResponse]:
+    message: DescribeProducersRequest = request.message
+    # Each partition once: it may have many producers.
+    asked: dict[str, dict[int, None]] = {}
+    for topic in message.topics:
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    response, pace = DescribeProducersResponse(topics=[]), Pace(node.limits.request_step_elements)
+    for name, indexes in asked.items():
+        results: list[_Result] = []
+        response.topics.append(DescribeProducersResponse.TopicResponse(name=name, partitions=results))
+        if pace.next():
+            yield None
+        for index in indexes:
+            results.append((yield from _describe(node, request, name, index, pace)))
+            if pace.next():
+                yield None
+    return response
+
+
+def _describe(node: Node, request: Request, topic: str, index: int, pace: Pace) -> Work[_Result]:
+    result = _Result(partition_index=index)
+    try:
+        request.check(ResourceType.TOPIC, topic)
+        check_topic_name(topic)
+        _, partition = node.topics.partition(TopicPartition(topic, index))
+        for part in partition.producers_in_parts():
+            for state in part:
+                result.active_producers.append(_producer(state))
+                if pace.next():
+                    yield None
+            yield None
+    except BrokerError as error:
+        result.error_code, result.error_message = error.code, error.message
+    return result
+
+
+def _producer(state: ProducerState) -> DescribeProducersResponse.ProducerState:
+    entry = state.entry
+    newest = entry.batches[-1] if entry.batches else None
+    return DescribeProducersResponse.ProducerState(
+        producer_id=state.producer_id,
+        producer_epoch=_or_minus_one(entry.producer_epoch),
+        last_sequence=_or_minus_one(newest.last_sequence if newest else None),
+        last_timestamp=_or_minus_one(entry.last_timestamp_ms),
+        coordinator_epoch=_or_minus_one(entry.coordinator_epoch),
+        current_txn_start_offset=_or_minus_one(entry.current_txn_first_offset),
+    )
+
+
+def _or_minus_one(value: int | None) -> int:
+    return -1 if value is None else value

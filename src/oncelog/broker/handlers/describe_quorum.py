@@ -1,0 +1,62 @@
+"""DescribeQuorum (key 55), versions 0-2: who leads the metadata.
+
+This node is its own controller, so it is the only voter, and there are no observers. It keeps topics in a
+file, not in a log of metadata: epoch and offsets are 0. A request that is not for partition 0 of
+__cluster_metadata alone gets UNKNOWN_TOPIC_OR_PARTITION for each partition.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.errors import ClusterAuthorizationFailed, UnknownTopicOrPartition
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import DescribeQuorumRequest, DescribeQuorumResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 55
+METADATA_LOG = "__cluster_metadata"
+
+_Partition = DescribeQuorumResponse.PartitionData
+
+
+def handle(node: Node, request: Request, now_ms: int) -> DescribeQuorumResponse:
+    message: DescribeQuorumRequest = request.message
+    if not request.may(ResourceType.CLUSTER):
+        return DescribeQuorumResponse(error_code=ClusterAuthorizationFailed.code, topics=[])
+    requested = [
+        (topic.topic_name, [p.partition_index for p in topic.partitions]) for topic in message.topics
+    ]
+    if requested != [(METADATA_LOG, [0])]:
+        error = UnknownTopicOrPartition("only partition 0 of the metadata log can be described")
+        return DescribeQuorumResponse(
+            topics=[
+                DescribeQuorumResponse.TopicData(
+                    topic_name=name,
+                    partitions=[
+                        _Partition(partition_index=index, error_code=error.code, error_message=error.message)
+                        for index in indexes
+                    ],
+                )
+                for name, indexes in requested
+            ]
+        )
+    this_node = DescribeQuorumResponse.ReplicaState(
+        replica_id=node.node_id, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
+    )
+    described = _Partition(partition_index=0, leader_id=node.node_id, current_voters=[this_node])
+    return DescribeQuorumResponse(
+        topics=[DescribeQuorumResponse.TopicData(topic_name=METADATA_LOG, partitions=[described])],
+        nodes=[_node(node, request)],
+    )
+
+
+def _node(node: Node, request: Request) -> DescribeQuorumResponse.Node:
+    """The listener that was asked: it takes a controller's requests as well."""
+    if request.door is None:
+        return DescribeQuorumResponse.Node(node_id=node.node_id)
+    host, port = request.door.listener.address
+    listener = DescribeQuorumResponse.Listener(name=request.door.listener.name, host=host, port=port)
+    return DescribeQuorumResponse.Node(node_id=node.node_id, listeners=[listener])

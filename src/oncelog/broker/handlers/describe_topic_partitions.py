@@ -1,0 +1,110 @@
+"""DescribeTopicPartitions (key 75), version 0: the partitions of topics, page by page.
+
+Topics are answered in the order of their names, each name once. No topics in the request mean all of them.
+A page holds at most max.request.partition.size.limit partitions, or fewer if the request says so, but at
+least one; `next_cursor` is where the next page begins. A cursor outside the request's topics, or at a
+negative partition, is INVALID_REQUEST for every topic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.security.authorizer import allowed_bits
+from oncelog.broker.topics.names import check_topic_name
+from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import NO_ID, DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 75
+
+_Topic = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+_Partition = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
+
+
+def handle(node: Node, request: Request, now_ms: int) -> DescribeTopicPartitionsResponse:
+    message: DescribeTopicPartitionsRequest = request.message
+    cursor = message.cursor
+    requested = [topic.name for topic in message.topics]
+    first_name, first_index = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
+    if first_index < 0 or (cursor is not None and requested and first_name not in requested):
+        return DescribeTopicPartitionsResponse(
+            topics=[_refused(name, InvalidRequest()) for name in requested]
+        )
+    limit = min(message.response_partition_limit, node.settings["max.request.partition.size.limit"])
+    page = _Page(node, max(limit, 1))
+    unauthorized = []
+    for name in sorted(set(requested) or (topic.name for topic in node.topics.all())):
+        if name < first_name:
+            continue
+        try:
+            request.check(ResourceType.TOPIC, name)
+        except BrokerError as error:
+            if requested:
+                unauthorized.append(_refused(name, error))
+            continue
+        # After the check: the cursor may not tell the name of a topic that its client may not describe.
+        if page.is_full:
+            page.end_at(name, 0)
+            break
+        page.add(name, first_index if name == first_name else 0)
+        if page.next_cursor is not None:
+            break
+    for topic in page.topics:
+        topic.topic_authorized_operations = allowed_bits(request.access, ResourceType.TOPIC, topic.name or "")
+    return DescribeTopicPartitionsResponse(topics=page.topics + unauthorized, next_cursor=page.next_cursor)
+
+
+def _refused(name: str, error: BrokerError) -> _Topic:
+    return _Topic(error_code=error.code, name=name, topic_id=NO_ID)
+
+
+class _Page:
+    """The topics of one response; `left_count` partitions still fit."""
+
+    def __init__(self, node: Node, limit: int) -> None:
+        self._node, self._left_count = node, limit
+        self.topics: list[_Topic] = []
+        self.next_cursor: DescribeTopicPartitionsResponse.Cursor | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return self._left_count <= 0
+
+    def end_at(self, name: str, index: int) -> None:
+        """Let the next page begin at a partition."""
+        self.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=index)
+
+    def add(self, name: str, first_index: int) -> None:
+        """Describe a topic from a partition on; the cursor is set when not all partitions fit."""
+        topic = self._node.topics.get(name)
+        if topic is None:
+            try:
+                check_topic_name(name)
+                self.topics.append(_refused(name, UnknownTopicOrPartition()))
+            except BrokerError as error:
+                self.topics.append(_refused(name, error))
+            return
+        node_ids = [self._node.node_id]
+        end_index = min(len(topic.partitions), first_index + self._left_count)
+        described = [
+            _Partition(
+                partition_index=index,
+                leader_id=self._node.node_id,
+                leader_epoch=topic.partitions[index].leader_epoch,
+                replica_nodes=node_ids,
+                isr_nodes=node_ids,
+                eligible_leader_replicas=[],
+                last_known_elr=[],
+            )
+            for index in range(first_index, end_index)
+        ]
+        self._left_count -= len(described)
+        if end_index < len(topic.partitions):
+            self.end_at(name, end_index)
+        self.topics.append(
+            _Topic(name=name, topic_id=topic.topic_id, is_internal=topic.is_internal, partitions=described)
+        )

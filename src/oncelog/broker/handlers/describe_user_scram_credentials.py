@@ -1,0 +1,52 @@
+"""DescribeUserScramCredentials (key 50), version 0: which mechanisms a user has, never the keys.
+
+31 without DESCRIBE of the cluster, 91 no such user, 92 a user named twice. No users: all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from oncelog.errors import BrokerError, DuplicateResource, ResourceNotFound
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import (
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+)
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 50
+
+_Result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> DescribeUserScramCredentialsResponse:
+    message: DescribeUserScramCredentialsRequest = request.message
+    try:
+        request.check(ResourceType.CLUSTER)
+    except BrokerError as error:
+        return DescribeUserScramCredentialsResponse(error_code=error.code, error_message=error.message)
+    asked = Counter(each.name for each in message.users) if message.users else Counter(node.users.names())
+    return DescribeUserScramCredentialsResponse(
+        results=[_describe(node, name, is_named_twice=count > 1) for name, count in asked.items()]
+    )
+
+
+def _describe(node: Node, name: str, *, is_named_twice: bool) -> _Result:
+    result = _Result(user=name)
+    found = list(node.users.of(name))
+    if is_named_twice:
+        result.error_code, result.error_message = DuplicateResource.code, f"user {name!r} is named twice"
+    elif not found:
+        result.error_code, result.error_message = ResourceNotFound.code, f"there is no user {name!r}"
+    else:
+        result.credential_infos = [
+            DescribeUserScramCredentialsResponse.CredentialInfo(
+                mechanism=mechanism, iterations=credential.iterations
+            )
+            for mechanism, credential in found
+        ]
+    return result

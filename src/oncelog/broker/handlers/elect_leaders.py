@@ -1,0 +1,77 @@
+"""ElectLeaders (key 43), versions 0-2: this node leads every partition, so no election is needed.
+
+ELECTION_NOT_NEEDED for each partition that exists, UNKNOWN_TOPIC_OR_PARTITION for others. Null topics mean
+all of them, whose lists of partitions then are empty, as Kafka's. An election type other than preferred (0)
+and unclean (1) is INVALID_REQUEST.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.errors import (
+    BrokerError,
+    ClusterAuthorizationFailed,
+    ElectionNotNeeded,
+    InvalidRequest,
+    UnknownTopicOrPartition,
+)
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import ElectLeadersRequest, ElectLeadersResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 43
+PREFERRED, UNCLEAN = 0, 1
+
+_Topic = ElectLeadersResponse.ReplicaElectionResult
+
+
+def handle(node: Node, request: Request, now_ms: int) -> ElectLeadersResponse:
+    message: ElectLeadersRequest = request.message
+    if not request.may(ResourceType.CLUSTER):
+        return _refused(message, ClusterAuthorizationFailed())
+    if message.election_type not in (PREFERRED, UNCLEAN):
+        return _refused(message, InvalidRequest(f"election type {message.election_type}; 0 and 1 are known"))
+    if message.topic_partitions is None:
+        return ElectLeadersResponse(
+            replica_election_results=[_Topic(topic=topic.name) for topic in node.topics.all()]
+        )
+    return ElectLeadersResponse(
+        replica_election_results=[
+            _Topic(
+                topic=requested.topic,
+                partition_result=[
+                    _result(index, _elect(node, requested.topic, index)) for index in requested.partitions
+                ],
+            )
+            for requested in message.topic_partitions
+        ]
+    )
+
+
+def _elect(node: Node, topic_name: str, index: int) -> BrokerError:
+    topic = node.topics.get(topic_name)
+    if topic is None or not 0 <= index < len(topic.partitions):
+        return UnknownTopicOrPartition(f"there is no partition {topic_name}-{index}")
+    return ElectionNotNeeded("this node leads the partition, and no other could")
+
+
+def _result(index: int, error: BrokerError) -> ElectLeadersResponse.PartitionResult:
+    return ElectLeadersResponse.PartitionResult(
+        partition_id=index, error_code=error.code, error_message=error.message
+    )
+
+
+def _refused(message: ElectLeadersRequest, error: BrokerError) -> ElectLeadersResponse:
+    return ElectLeadersResponse(
+        error_code=error.code,
+        replica_election_results=[
+            _Topic(
+                topic=requested.topic,
+                partition_result=[_result(index, error) for index in requested.partitions],
+            )
+            for requested in message.topic_partitions or ()
+        ],
+    )

@@ -1,0 +1,55 @@
+"""FindCoordinator (key 10), versions 0-6: who coordinates a group or a transactional id.
+
+Key type 0 (group) and 1 (transactional id): this node, the only one there is. It does not offer the
+APIs of groups yet, and refuses InitProducerId with a transactional id; so a consumer that assigns its
+partitions works without an error (librdkafka asks for its coordinator even then), while one that
+subscribes, or a transactional producer, learns from the client library what is missing. Type 2 (share)
+and others: INVALID_REQUEST, which is not retried.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from oncelog.broker.security.authorizer import refusal_of
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.errors import InvalidRequest
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 10
+GROUP, TRANSACTION = 0, 1
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _find_all(node, request))
+    return answer
+
+
+def _find_all(node: Node, request: Request) -> Work[FindCoordinatorResponse]:
+    message: FindCoordinatorRequest = request.message
+    tell = functools.partial(_tell, node, request, message.key_type)
+    if request.header.api_version < 4:
+        return FindCoordinatorResponse(**tell(message.key))
+    response, pace = FindCoordinatorResponse(coordinators=[]), Pace(node.limits.request_step_elements)
+    for key in message.coordinator_keys:
+        response.coordinators.append(FindCoordinatorResponse.Coordinator(key=key, **tell(key)))
+        if pace.next():
+            yield None
+    return response
+
+
+def _tell(node: Node, request: Request, key_type: int, key: str) -> dict[str, Any]:
+    if key_type not in (GROUP, TRANSACTION):
+        text = f"coordinators of key type {key_type} are not served; 0 is a group, 1 a transactional id"
+        return {"error_code": InvalidRequest.code, "error_message": text, "node_id": -1, "port": -1}
+    resource_type = ResourceType.GROUP if key_type == GROUP else ResourceType.TRANSACTIONAL_ID
+    if not request.may(resource_type, key):
+        refusal = refusal_of(resource_type)
+        return {"error_code": refusal.code, "error_message": str(refusal), "node_id": -1, "port": -1}
+    address = node.address(request)
+    return {"node_id": address.node_id, "host": address.host, "port": address.port}

@@ -1,0 +1,90 @@
+"""JoinGroup (key 11), versions 0-9: a member joins its group, and is answered when the others have.
+
+INVALID_GROUP_ID (empty group id), INVALID_SESSION_TIMEOUT (outside of the broker's bounds), UNKNOWN_MEMBER_ID
+(a member id of a group that does not exist), INVALID_REQUEST and MESSAGE_TOO_LARGE (no record can hold the
+member); the rest is `rules.groups.classic`. Before version 1 the rebalance timeout is the session timeout.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.coordinators.group_log import check_member
+from oncelog.broker.purgatory import Deferred
+from oncelog.errors import BrokerError, InvalidGroupId, InvalidSessionTimeout
+from oncelog.rules.groups.classic_member import JoinAnswer, JoinRequest
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import JoinGroupRequest, JoinGroupResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 11
+FIRST_KNOWN_ID_VERSION, FIRST_NULL_NAME_VERSION, FIRST_SKIP_VERSION = 4, 7, 9
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: JoinGroupRequest = request.message
+    version = request.header.api_version
+    joining = _request(message, request)
+    base = message.group_instance_id if message.group_instance_id is not None else joining.client_id
+    fresh_id = f"{base}-{node.new_name()}"
+    group_id = message.group_id
+    try:
+        request.check(ResourceType.GROUP, group_id)
+        if not group_id:
+            raise InvalidGroupId("a group id may not be empty")
+        _check_timeout(node, message.session_timeout_ms)
+        # Before a group is made for it: what no record can hold must leave nothing behind.
+        check_member(group_id, message.member_id or fresh_id, joining, node.settings["message.max.bytes"])
+        is_new = not message.member_id or node.groups.has_only_offsets(group_id)
+        group = node.groups.open(group_id, now_ms) if is_new else node.groups.joined(group_id)
+    except BrokerError as error:
+        return _response(JoinAnswer(error.code, message.member_id), version)
+    # A member that ends during a rebalance sends LeaveGroup behind this. See
+    # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
+    deferred = Deferred(holds_later_requests=True, keeps_later_requests=True)
+    group.join(joining, fresh_id, now_ms, lambda answer: deferred.resolve(_response(answer, version)))
+    node.groups.settle(group, now_ms)
+    return deferred
+
+
+def _check_timeout(node: Node, session_timeout_ms: int) -> None:
+    low, high = node.settings["group.min.session.timeout.ms"], node.settings["group.max.session.timeout.ms"]
+    if not low <= session_timeout_ms <= high:
+        raise InvalidSessionTimeout(f"session.timeout.ms={session_timeout_ms} is not within {low}..{high}")
+
+
+def _request(message: JoinGroupRequest, request: Request) -> JoinRequest:
+    version = request.header.api_version
+    return JoinRequest(
+        message.member_id,
+        message.group_instance_id,
+        request.header.client_id or "",
+        request.client_host,
+        message.session_timeout_ms,
+        message.rebalance_timeout_ms if version >= 1 else message.session_timeout_ms,
+        message.protocol_type,
+        tuple((protocol.name, protocol.metadata) for protocol in message.protocols),
+        requires_known_id=version >= FIRST_KNOWN_ID_VERSION,
+        knows_skip=version >= FIRST_SKIP_VERSION,
+    )
+
+
+def _response(answer: JoinAnswer, version: int) -> JoinGroupResponse:
+    name = answer.protocol_name
+    return JoinGroupResponse(
+        error_code=answer.error_code,
+        generation_id=answer.generation_id,
+        protocol_type=answer.protocol_type,
+        protocol_name="" if name is None and version < FIRST_NULL_NAME_VERSION else name,
+        leader=answer.leader,
+        skip_assignment=answer.skip_assignment,
+        member_id=answer.member_id,
+        members=[
+            JoinGroupResponse.JoinGroupResponseMember(
+                member_id=each.member_id, group_instance_id=each.group_instance_id, metadata=each.metadata
+            )
+            for each in answer.members
+        ],
+    )

@@ -1,0 +1,69 @@
+"""LeaveGroup (key 13), versions 0-5: members go; from version 3 on several, each with its own error.
+
+Members of the consumer protocol leave by their heartbeats. Administrators remove them with this request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.errors import BrokerError, UnknownMemberId
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import LeaveGroupRequest, LeaveGroupResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 13
+FIRST_BATCHED_VERSION = 3
+
+_Identity = LeaveGroupRequest.MemberIdentity
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: LeaveGroupRequest = request.message
+    version = request.header.api_version
+    is_batched = version >= FIRST_BATCHED_VERSION
+    identities = message.members if is_batched else [_Identity(member_id=message.member_id)]
+
+    def response(codes: Sequence[int]) -> LeaveGroupResponse:
+        if not is_batched:
+            return LeaveGroupResponse(error_code=codes[0])
+        rows = zip(message.members, codes, strict=True)
+        return LeaveGroupResponse(members=[_left(identity, code) for identity, code in rows])
+
+    try:
+        request.check(ResourceType.GROUP, message.group_id)
+        if message.group_id and node.groups.consumers.get(message.group_id):
+            return _leave_consumer_group(node, message.group_id, identities, response, now_ms)
+        group = node.groups.joined(message.group_id)
+    except UnknownMemberId as error:
+        return response([error.code] * len(identities))
+    except BrokerError as error:
+        return LeaveGroupResponse(error_code=error.code)
+    codes = group.leave([(each.member_id, each.group_instance_id) for each in identities], now_ms)
+    node.groups.settle(group, now_ms)
+    return response(codes)
+
+
+def _leave_consumer_group(
+    node: Node,
+    group_id: str,
+    identities: Sequence[_Identity],
+    response: Callable[[Sequence[int]], LeaveGroupResponse],
+    now_ms: int,
+) -> Answer:
+    """Remove members of the consumer protocol, as administrators do. Raises as ConsumerGroups.leave."""
+    named = [(identity.member_id, identity.group_instance_id) for identity in identities]
+    codes, written = node.groups.consumers.leave(group_id, named, now_ms)
+    return answer_when_durable(
+        node, written, response(codes), lambda error: LeaveGroupResponse(error_code=error.code)
+    )
+
+
+def _left(member: _Identity, error_code: int) -> LeaveGroupResponse.MemberResponse:
+    return LeaveGroupResponse.MemberResponse(
+        member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=error_code
+    )

@@ -1,0 +1,50 @@
+"""ListConfigResources (key 74), versions 0-1: the resources that have settings.
+
+Version 0 asks for client metrics (type 16) only; there are none. No types in the request mean all that this
+broker serves: topics, this broker, and groups with settings of their own. Other types that Kafka knows have
+no resources here; an unknown type is UNSUPPORTED_VERSION.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from oncelog.broker.settings.config_text import ResourceType
+from oncelog.errors import ClusterAuthorizationFailed, UnsupportedVersion
+from oncelog.rules.security.authorization import ResourceType as acl
+from oncelog.wire.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 74
+FIRST_TYPED_VERSION = 1
+
+
+def handle(node: Node, request: Request, now_ms: int) -> ListConfigResourcesResponse:
+    message: ListConfigResourcesRequest = request.message
+    if not request.may(acl.CLUSTER):
+        return ListConfigResourcesResponse(error_code=ClusterAuthorizationFailed.code, config_resources=[])
+    types = set(message.resource_types) or set(ResourceType)
+    if request.header.api_version < FIRST_TYPED_VERSION:
+        types = {ResourceType.CLIENT_METRICS}
+    if not types <= set(ResourceType):
+        return ListConfigResourcesResponse(error_code=UnsupportedVersion.code, config_resources=[])
+    return ListConfigResourcesResponse(
+        config_resources=[
+            ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=resource_type)
+            for resource_type in sorted(types)
+            for name in _names(node, resource_type)
+        ]
+    )
+
+
+def _names(node: Node, resource_type: int) -> Iterable[str]:
+    if resource_type == ResourceType.TOPIC:
+        return (topic.name for topic in node.topics.all())
+    if resource_type == ResourceType.BROKER:
+        return (str(node.node_id),)
+    if resource_type == ResourceType.GROUP:
+        return node.dynamic.groups()
+    return ()

@@ -1,0 +1,38 @@
+"""ListPartitionReassignments (key 46), version 0: none is ever in progress, as there is one node.
+
+A refused request gets its partitions back without replicas, as from Kafka.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.errors import ClusterAuthorizationFailed
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 46
+
+
+def handle(node: Node, request: Request, now_ms: int) -> ListPartitionReassignmentsResponse:
+    if request.may(ResourceType.CLUSTER):
+        return ListPartitionReassignmentsResponse(error_message=None)
+    message: ListPartitionReassignmentsRequest = request.message
+    error = ClusterAuthorizationFailed()
+    return ListPartitionReassignmentsResponse(
+        error_code=error.code,
+        error_message=error.message,
+        topics=[
+            ListPartitionReassignmentsResponse.OngoingTopicReassignment(
+                name=topic.name,
+                partitions=[
+                    ListPartitionReassignmentsResponse.OngoingPartitionReassignment(partition_index=index)
+                    for index in topic.partition_indexes
+                ],
+            )
+            for topic in message.topics or ()
+        ],
+    )

@@ -1,0 +1,226 @@
+"""OffsetCommit (key 8), versions 2-10: a group's positions.
+
+Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE, UNKNOWN_TOPIC_ID (version 10 on). For
+the whole group what `GroupCoordinator.check_commit` refuses with. `retention_time_ms` (versions 2-4) takes
+the place of offsets.retention.minutes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.coordinators.offsets import OffsetRecord
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.topics.topics import Topic
+from oncelog.config import INT64_MAX
+from oncelog.errors import (
+    BrokerError,
+    GroupAuthorizationFailed,
+    InvalidCommitOffsetSize,
+    MessageTooLarge,
+    OffsetMetadataTooLarge,
+    TopicAuthorizationFailed,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import NO_ID, OffsetCommitRequest, OffsetCommitResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 8
+FIRST_ID_VERSION = 10
+
+_Partition = OffsetCommitResponse.OffsetCommitResponsePartition
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _commit(node, request, now_ms))
+    return answer
+
+
+def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
+    message: OffsetCommitRequest = request.message
+    if request.header.api_version >= FIRST_ID_VERSION:
+        _name_topics(node, message)
+    is_kept_for = message.retention_time_ms >= 0
+    # A client that wants its offsets kept without end sends the largest number.
+    expire_ms = min(now_ms + message.retention_time_ms, INT64_MAX) if is_kept_for else -1
+    response = OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponse.OffsetCommitResponseTopic(
+                name=topic.name, topic_id=topic.topic_id, partitions=[]
+            )
+            for topic in message.topics
+        ]
+    )
+    rows = CommitRows(node, request, response.topics, _Partition)
+    if not request.may(ResourceType.GROUP, message.group_id):
+        yield from rows.refuse_all(GroupAuthorizationFailed())
+        return response
+    yield from rows.check(now_ms, expire_ms)
+
+    def refusal(error: BrokerError) -> OffsetCommitResponse:
+        rows.refuse(error)
+        return response
+
+    try:
+        yield from rows.encode(message.group_id)
+        # In the step that stores them: the member may have been fenced since the first one.
+        node.groups.check_commit(
+            message.group_id,
+            message.generation_id_or_member_epoch,
+            message.member_id,
+            message.group_instance_id,
+            version=request.header.api_version,
+        )
+        node.groups.note_commit(message.group_id, message.member_id, now_ms)
+        records, written = rows.records(), []
+        if records:
+            written.append(node.groups.offsets.commit(message.group_id, rows.offsets, now_ms, records))
+    except MessageTooLarge as error:
+        return refusal(InvalidCommitOffsetSize(str(error)))
+    except BrokerError as error:
+        return refusal(error)
+    return answer_when_durable(node, written, response, refusal)
+
+
+def _name_topics(node: Node, message: OffsetCommitRequest) -> None:
+    """Fill in the names of topics that the request names by id; those of unknown ids stay empty."""
+    for requested in message.topics:
+        topic = node.topics.by_id(requested.topic_id)
+        requested.name = "" if topic is None else topic.name
+
+
+class CommitRows:
+    """The rows of an offset commit: each one's error code in the response, and the offsets to be stored."""
+
+    def __init__(self, node: Node, request: Request, response_topics: list[Any], new_row: type[Any]) -> None:
+        self._node, self._request = node, request
+        is_commit = request.header.api_key == KEY
+        self._has_ids = is_commit and request.header.api_version >= FIRST_ID_VERSION
+        self._response_topics, self._new_row = response_topics, new_row
+        self._pace = Pace(node.limits.request_step_elements)
+        self._rows: dict[TopicPartition, list[Any]] = {}
+        self._topics: dict[str, Topic | None] = {}
+        self.offsets: dict[TopicPartition, CommittedOffset] = {}
+        self._records: list[OffsetRecord] = []
+        self._too_large: MessageTooLarge | None = None
+
+    def check(self, now_ms: int, expire_ms: int) -> Work[None]:
+        """Judge each row by itself."""
+        for topic, answered in zip(self._request.message.topics, self._response_topics, strict=True):
+            code = self._topic_code(topic.name, getattr(topic, "topic_id", NO_ID))
+            if self._pace.next():
+                yield None
+            for partition in topic.partitions:
+                tp = TopicPartition(topic.name, partition.partition_index)
+                metadata = partition.committed_metadata
+                row_code = code or self._code(tp, metadata)
+                row = self._new_row(partition_index=tp.partition, error_code=row_code)
+                answered.partitions.append(row)
+                self._rows.setdefault(tp, []).append(row)
+                if not row_code:
+                    self.offsets[tp] = CommittedOffset(
+                        partition.committed_offset,
+                        partition.committed_leader_epoch,
+                        metadata or "",
+                        now_ms,
+                        expire_ms,
+                        -1,
+                    )
+                if self._pace.next():
+                    yield None
+
+    def _topic_code(self, name: str, topic_id: bytes) -> int:
+        """Return the error code for all rows of a topic; its name is empty if its id is unknown."""
+        if not name and self._has_ids:
+            return UnknownTopicId.code
+        if not self._request.may(ResourceType.TOPIC, name):
+            return TopicAuthorizationFailed.code
+        topic = self._node.topics.get(name)
+        if self._has_ids and (topic is None or topic.topic_id != topic_id):
+            # Between two steps the topic was deleted, and one of its name may have been made.
+            self._topics[name] = None
+            return UnknownTopicId.code
+        self._topics[name] = topic
+        return UnknownTopicOrPartition.code if topic is None else 0
+
+    def _code(self, tp: TopicPartition, metadata: str | None) -> int:
+        topic = self._topics[tp.topic]
+        if topic is None or not 0 <= tp.partition < len(topic.partitions):
+            return UnknownTopicOrPartition.code
+        if metadata is not None and _java_length(metadata) > self._node.settings["offset.metadata.max.bytes"]:
+            return OffsetMetadataTooLarge.code
+        return 0
+
+    @property
+    def has_any_for_group(self) -> bool:
+        """True if the group is asked about any row."""
+        return any(is_for_group(row.error_code) for rows in self._rows.values() for row in rows)
+
+    def encode(self, group_id: str) -> Work[None]:
+        """Make the records of the offsets. A topic that is deleted meanwhile is left out."""
+        while True:
+            self._drop_deleted()
+            self._too_large = None
+            try:
+                self._records = yield from self._node.groups.offsets.encode(
+                    group_id, self.offsets, self._pace
+                )
+            except MessageTooLarge as error:
+                self._too_large = error
+            if not self._drop_deleted():
+                return
+
+    def records(self) -> list[OffsetRecord]:
+        """Return the records that `encode` made; ask the group first. Raises MessageTooLarge."""
+        if self._too_large is not None:
+            raise self._too_large
+        return self._records
+
+    def _drop_deleted(self) -> bool:
+        """Refuse the offsets of topics deleted since they were checked, which must not outlive them."""
+        topics = self._node.topics
+        named = {name: topic for name, topic in self._topics.items() if topic is not None}
+        gone = {name for name, topic in named.items() if topics.get(name) is not topic}
+        error = UnknownTopicId if self._has_ids else UnknownTopicOrPartition
+        for name in gone:
+            self._topics[name] = None
+        for tp in [tp for tp in self.offsets if tp.topic in gone] if gone else ():
+            del self.offsets[tp]
+            for row in self._rows[tp]:
+                row.error_code = error.code
+        return bool(gone)
+
+    def refuse(self, error: BrokerError) -> None:
+        """Give the error to all rows that the group is asked about.
+
+        The group is asked before metadata is measured, so its refusal wins over OFFSET_METADATA_TOO_LARGE.
+        """
+        for row in (row for rows in self._rows.values() for row in rows):
+            if is_for_group(row.error_code):
+                row.error_code = error.code
+
+    def refuse_all(self, error: BrokerError) -> Work[None]:
+        """Answer every row with the error, without a look at it."""
+        for topic, answered in zip(self._request.message.topics, self._response_topics, strict=True):
+            for partition in topic.partitions:
+                row = self._new_row(partition_index=partition.partition_index, error_code=error.code)
+                answered.partitions.append(row)
+                if self._pace.next():
+                    yield None
+
+
+def _java_length(text: str) -> int:
+    """Return the length that Kafka compares with offset.metadata.max.bytes, which is in UTF-16 units."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
+
+
+def is_for_group(code: int) -> bool:
+    """Return True for the code of a row that the group is asked about."""
+    return code in (0, OffsetMetadataTooLarge.code)

@@ -1,0 +1,69 @@
+"""OffsetForLeaderEpoch (key 23), versions 2-4: where an epoch of a partition's leadership ended.
+
+Requested epoch = current: the log end. Else the largest known epoch not above it and where the next
+began; -1/-1 when it is above all or -1. Errors: 3 unknown, 74 / 75 the client's current epoch is off.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.leader_epoch import check_leader_epoch
+from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.errors import BrokerError
+from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 23
+NO_EPOCH = -1
+
+_Result = OffsetForLeaderEpochResponse.EpochEndOffset
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+    return answer
+
+
+def _answer_all(node: Node, request: Request) -> Work[OffsetForLeaderEpochResponse]:
+    message: OffsetForLeaderEpochRequest = request.message
+    response, pace = OffsetForLeaderEpochResponse(topics=[]), Pace(node.limits.request_step_elements)
+    for topic in message.topics:
+        results: list[_Result] = []
+        response.topics.append(
+            OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=results)
+        )
+        if pace.next():
+            yield None
+        for asked in topic.partitions:
+            results.append(_answer(node, request, topic.topic, asked))
+            if pace.next():
+                yield None
+    return response
+
+
+def _answer(
+    node: Node,
+    request: Request,
+    topic: str,
+    asked: OffsetForLeaderEpochRequest.OffsetForLeaderPartition,
+) -> _Result:
+    try:
+        if not request.access.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
+            request.check(ResourceType.TOPIC, topic)
+        _, partition = node.topics.partition(TopicPartition(topic, asked.partition))
+        check_leader_epoch(partition, asked.current_leader_epoch)
+    except BrokerError as error:
+        return _Result(partition=asked.partition, error_code=error.code)
+    if asked.leader_epoch == NO_EPOCH:
+        return _Result(partition=asked.partition, leader_epoch=NO_EPOCH, end_offset=-1)
+    epoch, end_offset = partition.end_offset_for_epoch(asked.leader_epoch)
+    return _Result(
+        partition=asked.partition,
+        leader_epoch=-1 if epoch is None else epoch,
+        end_offset=-1 if end_offset is None else end_offset,
+    )

@@ -1,0 +1,206 @@
+"""The Produce request that clients send all day, answered from its bytes, without building messages.
+
+It judges nothing: a request that is not plain (an old version, acks=0, an unknown topic, a topic that waits
+for the disk or for replicas, bytes that do not add up, an observer) is left untouched to `apis.produce`, so
+that there is one answer to everything. Plain ones go batch by batch to the log, transactional batches among
+them where their producer's transaction is open already: what begins one asks the coordinator there.
+
+    request   i16 key | i16 version | i32 correlation id | client id | tags | transactional id | i16 acks
+              | i32 timeout | topics: name, partitions: (i32 index, records, tags), tags | tags
+    response  i32 size | i32 correlation id | tags | topics: name, partitions: (i32 index, i16 error,
+              i64 base offset, i64 append time, i64 log start offset, errors, message, tags), tags
+              | i32 throttle time | tags
+Version 13 has the 16 bytes of a topic's id in place of its name.
+Lengths and counts are unsigned varints of the number and one; a tag block without fields is a zero.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from oncelog.broker.handlers.produce import KEY, count_append, put_append, put_refusal
+from oncelog.broker.security.authorizer import Access
+from oncelog.errors import BrokerError, PeerError
+from oncelog.log.partition import Appended, Partition
+from oncelog.rules.security.authorization import Operation, ResourceType
+from oncelog.types import Origin
+from oncelog.wire.batch import BatchHeader, read_header
+from oncelog.wire.frames import encode_response
+from oncelog.wire.messages import NO_ID, ProduceResponse
+from oncelog.wire.primitives import read_uvarint_rest
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node
+
+FIRST_VERSION, FIRST_ID_VERSION, LAST_VERSION = 9, 13, 13
+_ID_BYTES = 16
+
+_TRANSACTIONAL_BIT = 0x10
+_HEAD = struct.Struct(">hhih")
+_BODY = struct.Struct(">hiB")
+_PARTITION = struct.Struct(">iB")
+_RESPONSE_HEAD = struct.Struct(">iixB")
+_RESULT = struct.Struct(">ihqqqBxx")
+_NO_RECORD_ERRORS = 1
+_LAST_TAGS_AND_THROTTLE = bytes(6)
+_THROTTLE_AND_TAGS = struct.Struct(">ix")
+_PLAIN_ACKS = (-1, 1)
+_CLIENT = Origin.CLIENT
+
+_Result = ProduceResponse.PartitionProduceResponse
+
+
+_Batch = tuple[memoryview, Partition, memoryview, BatchHeader]
+"""(where topic name and partition count stand, partition, its batch, the batch's header)"""
+
+
+def answer(node: Node, frame: memoryview, now_ms: int, access: Access | None = None) -> bytes | None:
+    """The response frame; None when `apis.produce` must see the request: nothing was done then.
+
+    `access`: what the client may do; None where there is no authorizer.
+    """
+    if node.on_append is not None:
+        return None
+    try:
+        key, version, correlation_id, name_bytes = _HEAD.unpack_from(frame)
+        if key != KEY or not FIRST_VERSION <= version <= LAST_VERSION:
+            return None
+        position = 10 + name_bytes if name_bytes > 0 else 10
+        batches = _plain_batches(node, frame, position, access, version >= FIRST_ID_VERSION)
+    except (struct.error, IndexError, UnicodeDecodeError, PeerError, BrokerError):
+        return None  # malformed, or refused for its header: said in full there
+    if batches is None:
+        return None
+    results: list[Appended | BrokerError] = []
+    is_refused = False
+    for _, partition, records, header in batches:
+        try:
+            done = partition.append(records, origin=_CLIENT, now_ms=now_ms, header=header)
+        except BrokerError as error:
+            is_refused = True
+            results.append(error)
+        else:
+            count_append(node, done)
+            if not done.is_duplicate:
+                # Nothing on a plain topic waits for a sync before readers see it.
+                node.note_append(partition.topic_partition, len(records))
+            results.append(done)
+    if is_refused:
+        return encode_response(_response(node, batches, results), version, correlation_id)
+    return _encode(correlation_id, batches, results)  # type: ignore[arg-type]
+
+
+def told_to_wait(response: bytes, throttle_time_ms: int) -> bytes:
+    """A response of `answer` with its throttle time, which stands before the last tags."""
+    return b"".join((response[:-5], _THROTTLE_AND_TAGS.pack(throttle_time_ms)))
+
+
+def _plain_batches(
+    node: Node, frame: memoryview, position: int, access: Access | None, has_ids: bool
+) -> list[_Batch] | None:
+    """What the request's body, which begins after the client id, has to append; None if it is not plain."""
+    id_length = frame[position + 1]
+    if frame[position] or id_length == 1 or id_length > 127:
+        return None
+    is_transactional = id_length > 0
+    position += 2 + max(id_length - 1, 0)
+    if access is not None and is_transactional:
+        transactional_id = str(frame[position - id_length + 1 : position], "utf-8")
+        if not access.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
+            return None
+    acks, _, topic_count = _BODY.unpack_from(frame, position)
+    if acks not in _PLAIN_ACKS or not 2 <= topic_count < 128:
+        return None
+    position += 7
+    batches: list[_Batch] = []
+    for _ in range(topic_count - 1):
+        if has_ids:
+            end = position + _ID_BYTES
+            topic = node.topics.by_id(frame[position:end])
+        else:
+            end = position + frame[position]
+            topic = node.topics.get(str(frame[position + 1 : end], "utf-8"))
+        partition_count = frame[end]
+        if topic is None or not topic.is_plain or not 2 <= partition_count < 128:
+            return None
+        if access is not None and not access.may(Operation.WRITE, ResourceType.TOPIC, topic.name):
+            return None
+        end += 1
+        name, position = frame[position:end], end
+        for _ in range(partition_count - 1):
+            index, length = _PARTITION.unpack_from(frame, position)
+            position += 5
+            if length > 127:
+                length, position = read_uvarint_rest(frame, position, length)
+            end = position + length - 1
+            records = frame[position:end]
+            header = read_header(records)
+            if header.batch_length + 13 != length or frame[end]:
+                return None
+            partition = topic.partition(index)
+            if not _is_admitted(partition, header, is_transactional):
+                return None
+            batches.append((name, partition, records, header))
+            position = end + 1
+        if frame[position]:
+            return None
+        position += 1
+    if (
+        is_transactional
+        and len(batches) > 1
+        and len({(h.producer_id, h.producer_epoch) for *_, h in batches}) > 1
+    ):
+        return None
+    return batches if not frame[position] and position + 1 == len(frame) else None
+
+
+def _is_admitted(partition: Partition, header: BatchHeader, is_transactional: bool) -> bool:
+    """Whether the log alone decides: no transaction, or one that is open there."""
+    if not header.attributes & _TRANSACTIONAL_BIT:
+        return not is_transactional
+    who = header.producer_id, header.producer_epoch
+    return is_transactional and None not in who and partition.has_open_transaction(*who)  # type: ignore[arg-type]
+
+
+def _encode(correlation_id: int, batches: list[_Batch], results: list[Appended]) -> bytes:
+    """The answer when everything was appended, topic by topic as asked."""
+    parts: list[bytes | memoryview] = []
+    topic, topic_count, size = None, 1, _RESPONSE_HEAD.size + 1
+    for (name, partition, _, _), (base_offset, _, time_ms, start_offset, _) in zip(
+        batches, results, strict=True
+    ):
+        if name is not topic:
+            if topic is not None:
+                parts.append(b"\0")
+            topic, topic_count, size = name, topic_count + 1, size + len(name) + 1
+            parts.append(name)
+        index = partition.topic_partition.partition
+        time_ms = -1 if time_ms is None else time_ms
+        parts.append(_RESULT.pack(index, 0, base_offset, time_ms, start_offset, _NO_RECORD_ERRORS))
+    size += _RESULT.size * len(results)
+    head = _RESPONSE_HEAD.pack(size, correlation_id, topic_count)
+    return b"".join((head, *parts, _LAST_TAGS_AND_THROTTLE))
+
+
+def _response(node: Node, batches: list[_Batch], results: list[Appended | BrokerError]) -> ProduceResponse:
+    """The same as a message, when something was refused."""
+    topics: list[ProduceResponse.TopicProduceResponse] = []
+    topic = None
+    for (name, partition, _, _), appended in zip(batches, results, strict=True):
+        at = partition.topic_partition
+        result = _Result(index=at.partition, base_offset=-1, log_start_offset=partition.log_start_offset)
+        if isinstance(appended, BrokerError):
+            put_refusal(node, result, appended)
+        else:
+            put_append(result, appended)
+        if name is not topic:
+            topic = name
+            known = node.topics.get(at.topic)
+            topics.append(
+                ProduceResponse.TopicProduceResponse(
+                    name=at.topic, topic_id=known.topic_id if known else NO_ID, partition_responses=[]
+                )
+            )
+        topics[-1].partition_responses.append(result)
+    return ProduceResponse(responses=topics)

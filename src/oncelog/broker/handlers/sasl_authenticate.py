@@ -1,0 +1,33 @@
+"""SaslAuthenticate (key 36), versions 0-2: the messages of the chosen mechanism.
+
+58 with one text for a wrong user and a wrong password, then the connection ends; 34 on a listener without
+SASL, and of a client that is not about to authenticate. From version 1 on the last answer tells when the
+client must authenticate again (KIP-368).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.security.authenticator import Farewell
+from oncelog.errors import IllegalSaslState, SaslAuthenticationFailed
+from oncelog.wire.messages import SaslAuthenticateRequest, SaslAuthenticateResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 36
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: SaslAuthenticateRequest = request.message
+    door = request.door
+    if door is None or not door.is_authenticating:
+        return SaslAuthenticateResponse(error_code=IllegalSaslState.code)
+    try:
+        data, lifetime_ms = door.answer(message.auth_bytes, now_ms)
+    except SaslAuthenticationFailed as error:
+        node.metrics.authentications_failed += 1
+        refusal = SaslAuthenticateResponse(error_code=error.code, error_message=error.message)
+        return Farewell(refusal, str(error), node.settings["connection.failed.authentication.delay.ms"])
+    return SaslAuthenticateResponse(auth_bytes=data, session_lifetime_ms=lifetime_ms)

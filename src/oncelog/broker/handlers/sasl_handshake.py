@@ -1,0 +1,31 @@
+"""SaslHandshake (key 17), version 1: which mechanism comes. (Version 0 had tokens without headers.)
+
+33 a mechanism that is not offered, with those that are; 34 on a listener without SASL, and of a client that
+is known and may not authenticate again now (`oncelog.rules.security.auth_state`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.broker.security.authenticator import Farewell
+from oncelog.errors import IllegalSaslState, UnsupportedSaslMechanism
+from oncelog.wire.messages import SaslHandshakeRequest, SaslHandshakeResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 17
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    message: SaslHandshakeRequest = request.message
+    door = request.door
+    if door is None or not door.is_authenticating:
+        return SaslHandshakeResponse(error_code=IllegalSaslState.code, mechanisms=[])
+    try:
+        door.choose(message.mechanism)
+    except UnsupportedSaslMechanism as error:
+        refusal = SaslHandshakeResponse(error_code=error.code, mechanisms=door.mechanisms)
+        return Farewell(refusal, str(error), node.settings["connection.failed.authentication.delay.ms"])
+    return SaslHandshakeResponse(mechanisms=door.mechanisms)

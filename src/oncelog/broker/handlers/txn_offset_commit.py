@@ -1,0 +1,129 @@
+"""TxnOffsetCommit (key 28), versions 0-5: a group's positions, which hold when a transaction commits.
+
+Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE. For the whole group, in this order:
+INVALID_GROUP_ID (empty), what the transaction coordinator refuses with (the group's partition of
+`__consumer_offsets` must be part of the transaction, or becomes it by version 5), what
+`GroupCoordinator.check_commit` refuses with (row T7). Without a known topic nobody is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.coordinators.transaction_verification import Admission, Dialect, knows_newer_epoch
+from oncelog.broker.handlers.offset_commit import CommitRows
+from oncelog.broker.security.authorizer import refusal_of
+from oncelog.broker.stepwise import Work, answer_in_steps
+from oncelog.errors import (
+    BrokerError,
+    CoordinatorNotAvailable,
+    InvalidCommitOffsetSize,
+    InvalidGroupId,
+    InvalidProducerEpoch,
+    MessageTooLarge,
+    NotEnoughReplicas,
+)
+from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Answer, Node, Request
+
+KEY = 28
+FIRST_ABORTABLE_VERSION, FIRST_ADDING_VERSION = 4, 5
+
+_Partition = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
+
+
+def handle(node: Node, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(node, _commit(node, request, now_ms))
+    return answer
+
+
+def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
+    message: TxnOffsetCommitRequest = request.message
+    response = TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(name=topic.name, partitions=[])
+            for topic in message.topics
+        ]
+    )
+    rows = CommitRows(node, request, response.topics, _Partition)
+    for resource_type, name in (
+        (ResourceType.TRANSACTIONAL_ID, message.transactional_id),
+        (ResourceType.GROUP, message.group_id),
+    ):
+        if not request.may(resource_type, name):
+            yield from rows.refuse_all(refusal_of(resource_type))
+            return response
+    yield from rows.check(now_ms, -1)
+
+    def refusal(error: BrokerError) -> TxnOffsetCommitResponse:
+        rows.refuse(error)
+        return response
+
+    if not rows.has_any_for_group:
+        return response
+    try:
+        if not message.group_id:
+            raise InvalidGroupId("a group id may not be empty")
+        yield from rows.encode(message.group_id)
+        return _store(node, request, rows, now_ms, response, refusal)
+    except NotEnoughReplicas as error:
+        return refusal(CoordinatorNotAvailable(str(error)))
+    except MessageTooLarge as error:
+        return refusal(InvalidCommitOffsetSize(str(error)))
+    except BrokerError as error:
+        return refusal(error)
+
+
+def _store(
+    node: Node,
+    request: Request,
+    rows: CommitRows,
+    now_ms: int,
+    response: TxnOffsetCommitResponse,
+    refusal: Callable[[BrokerError], TxnOffsetCommitResponse],
+) -> Answer:
+    """Store the offsets in one step. Raises what the transaction coordinator and the group refuse with."""
+    message: TxnOffsetCommitRequest = request.message
+    who = Identity(message.producer_id, message.producer_epoch)
+    admission = _admit(node, message, who, request.header.api_version, now_ms)
+    if admission.is_early:
+        return admission.later(
+            lambda: handle(node, request, now_ms),
+            lambda error: refusal(CoordinatorNotAvailable(str(error))),
+        )
+    node.groups.check_commit(
+        message.group_id,
+        message.generation_id,
+        message.member_id,
+        message.group_instance_id,
+        is_transactional=True,
+    )
+    records, written = rows.records(), []
+    if records:
+        offsets = node.groups.offsets
+        written.append(offsets.commit_pending(message.group_id, who, rows.offsets, now_ms, records))
+    return answer_when_durable(node, written, response, refusal)
+
+
+def _admit(
+    node: Node, message: TxnOffsetCommitRequest, who: Identity, version: int, now_ms: int
+) -> Admission:
+    at = node.groups.offsets_partition(message.group_id, now_ms)
+    _, partition = node.topics.partition(at)
+    if knows_newer_epoch(partition, who):
+        raise InvalidProducerEpoch(
+            f"a newer epoch of producer id {who.producer_id} than {who.producer_epoch} is known"
+        )
+    outside = {} if partition.has_open_transaction(*who) else {at: who}
+    dialect = Dialect(
+        adds=version >= FIRST_ADDING_VERSION, knows_abortable=version >= FIRST_ABORTABLE_VERSION
+    )
+    admission = Admission(node, message.transactional_id, outside, dialect, now_ms)
+    admission.check(at)
+    return admission

@@ -1,0 +1,62 @@
+"""UpdateFeatures (key 57), versions 0-2: the levels of features, which the broker's settings fix.
+
+A feature may be set to the level it has. Any other level is INVALID_UPDATE_VERSION for the whole request,
+naming the first such feature. Versions 0 and 1 answer each feature when all are accepted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oncelog.errors import BrokerError, ClusterAuthorizationFailed, InvalidUpdateVersion
+from oncelog.rules.security.authorization import ResourceType
+from oncelog.wire.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Node, Request
+
+KEY = 57
+FIRST_TYPED_VERSION = 1
+UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
+SETTING_OF = {
+    "transaction.version": "oncelog.transaction.version",
+    "group.version": "group.coordinator.rebalance.protocols",
+}
+"""Feature -> the setting that fixes its level."""
+
+
+def handle(node: Node, request: Request, now_ms: int) -> UpdateFeaturesResponse:
+    message: UpdateFeaturesRequest = request.message
+    try:
+        if not request.may(ResourceType.CLUSTER):
+            raise ClusterAuthorizationFailed()
+        for update in message.feature_updates:
+            _check(node, update, request.header.api_version)
+    except BrokerError as error:
+        return UpdateFeaturesResponse(error_code=error.code, error_message=error.message)
+    return UpdateFeaturesResponse(
+        error_message=None,
+        results=[
+            UpdateFeaturesResponse.UpdatableFeatureResult(feature=update.feature, error_message=None)
+            for update in message.feature_updates
+        ],
+    )
+
+
+def _check(node: Node, update: UpdateFeaturesRequest.FeatureUpdateKey, version: int) -> None:
+    """Raises InvalidUpdateVersion unless the feature has that level."""
+    feature, level = update.feature, update.max_version_level
+    if feature not in node.features:
+        raise InvalidUpdateVersion(
+            f"{feature!r} is no feature of this broker: {', '.join(node.features)} are"
+        )
+    is_typed = version >= FIRST_TYPED_VERSION
+    if is_typed and update.upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
+        raise InvalidUpdateVersion(f"{feature}: upgrade type {update.upgrade_type}; 1, 2 and 3 are known")
+    present, highest = node.features[feature]
+    if not 0 <= level <= highest:
+        raise InvalidUpdateVersion(f"{feature} has the levels 0 to {highest}, not {level}")
+    if level != present:
+        raise InvalidUpdateVersion(
+            f"{feature} is at level {present}; {SETTING_OF[feature]} fixes it when the broker starts"
+        )

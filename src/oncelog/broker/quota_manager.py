@@ -1,0 +1,247 @@
+"""The quotas of this node and what its clients have used of them; decided by `rules.limits.quotas`.
+
+One file, replaced durably with every change. Where nothing is set, `is_any` is false and nothing is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from oncelog.broker.state_file import read_state, write_state
+from oncelog.errors import BrokerError, ThrottlingQuotaExceeded
+from oncelog.limits import DEFAULT_LIMITS
+from oncelog.log.disk import Disk
+from oncelog.rules.limits.quotas import (
+    CONNECTIONS,
+    CONSUMER_BYTES,
+    EMPTY,
+    MUTATIONS,
+    PRODUCER_BYTES,
+    PRODUCER_IDS,
+    REQUEST_PERCENTAGE,
+    Bucket,
+    Payer,
+    QuotaEntity,
+    QuotaFilter,
+    Share,
+    Values,
+    altered,
+    charged,
+    checked,
+    decide_wait_ms,
+    drained,
+    entity_of,
+    find_share,
+)
+from oncelog.settings import Settings
+from oncelog.wire.messages import FetchResponse
+
+if TYPE_CHECKING:
+    from oncelog.broker.node import Request
+
+FILE_NAME = "oncelog-quotas.json"
+
+_PRODUCE, _FETCH, _INIT_PRODUCER_ID = 0, 1, 22
+_CREATE_TOPICS, _DELETE_TOPICS, _CREATE_PARTITIONS = 19, 20, 37
+_OTHERS = (REQUEST_PERCENTAGE,)
+_QUOTAS_OF_API = {
+    _PRODUCE: (PRODUCER_BYTES, REQUEST_PERCENTAGE),
+    _FETCH: (CONSUMER_BYTES, REQUEST_PERCENTAGE),
+    _INIT_PRODUCER_ID: (PRODUCER_IDS, REQUEST_PERCENTAGE),
+    _CREATE_TOPICS: (MUTATIONS, REQUEST_PERCENTAGE),
+    _DELETE_TOPICS: (MUTATIONS, REQUEST_PERCENTAGE),
+    _CREATE_PARTITIONS: (MUTATIONS, REQUEST_PERCENTAGE),
+}
+"""What an API's answers are throttled for."""
+
+
+QuotaChange = tuple[QuotaEntity, Collection[tuple[str, float | None]]]
+"""(entity, (quota, rate; None removes it))."""
+
+
+class Quotas:
+    """Rates by entity, and a bucket for all who share one, which a changed rate empties.
+
+    `throttled`: answers told to wait, by quota, for metrics.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        settings: Settings,
+        throttled: dict[str, int],
+        max_shares: int = DEFAULT_LIMITS.max_quota_shares,
+    ) -> None:
+        # Also how many buckets are kept without asking whether they are empty: clients choose their ids.
+        self._max_shares = max_shares
+        self._disk, self._throttled = disk, throttled
+        self._burst_seconds: int = settings["quota.window.num"] * settings["quota.window.size.seconds"]
+        self._buckets: dict[tuple[str, Share], Bucket] = {}
+        self._swept_at = max_shares
+        self.values: Mapping[QuotaEntity, Values] = {}
+        self._rates: dict[str, dict[QuotaEntity, float]] = {}
+        self._shares: dict[tuple[str, Payer], Share | None] = {}
+        self.is_any = False
+        # Without its quotas the broker would let those in who broke it before: an unreadable file stops it.
+        stored = read_state(disk, FILE_NAME, _parse)
+        if stored is not None:
+            self._take_over(stored)
+
+    def find(self, wanted: QuotaFilter) -> dict[QuotaEntity, Values]:
+        """The entities that a filter takes, and their quotas."""
+        return {entity: values for entity, values in self.values.items() if wanted.takes(entity)}
+
+    def alter(
+        self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]], *, is_test: bool
+    ) -> None:
+        """Set quotas of an entity, None removes; durably. Raises InvalidRequest, StorageError: as it was.
+
+        `is_test`: only say whether it could be done.
+        """
+        (error,) = self.alter_all([(entity, changes)], is_test=is_test)
+        if error is not None:
+            raise error
+
+    def alter_all(self, changes: Iterable[QuotaChange], *, is_test: bool) -> list[BrokerError | None]:
+        """Set quotas of several entities; returns what was wrong with each.
+
+        The file is written once, however many they are. Raises StorageError: all is as it was.
+        """
+        result, errors = dict(self.values), []
+        for entity, each in changes:
+            error = None
+            try:
+                values = altered(entity, result.get(entity, {}), each)
+            except BrokerError as refusal:
+                error = refusal
+            else:
+                result[entity] = values
+                if not values:
+                    del result[entity]
+            errors.append(error)
+        if not is_test and result != self.values:
+            self._save(result)
+        return errors
+
+    def _save(self, values: Mapping[QuotaEntity, Values]) -> None:
+        rows = [
+            {"entity": {kind: name or None for kind, name in entity.parts.items()}, "quotas": dict(rates)}
+            for entity, rates in values.items()
+        ]
+        write_state(self._disk, FILE_NAME, {"quotas": rows})
+        self._take_over(values)
+
+    def _take_over(self, values: Mapping[QuotaEntity, Values]) -> None:
+        self.values = values
+        self._rates, self._shares = {}, {}
+        for entity, rates in values.items():
+            for key, rate in rates.items():
+                self._rates.setdefault(key, {})[entity] = rate
+        self.is_any = bool(self._rates.keys() - {CONNECTIONS})
+
+    # What is used
+
+    def charge(self, key: str, payer: Payer | None, amount: float, now_ms: int) -> None:
+        """It was used, however much was left."""
+        share = self._share(key, payer)
+        if share is not None:
+            at = key, share
+            self._buckets[at] = charged(self._buckets.get(at, EMPTY), amount, share.rate, now_ms)
+            if len(self._buckets) > self._swept_at:
+                self._sweep(now_ms)
+
+    def wait_ms(self, key: str, payer: Payer | None, now_ms: int) -> int:
+        """How long its client should not come again."""
+        share = self._share(key, payer)
+        if share is None:
+            return 0
+        bucket = self._buckets.get((key, share), EMPTY)
+        return decide_wait_ms(bucket, key, share.rate, self._burst_seconds, now_ms)
+
+    def take(self, key: str, payer: Payer | None, amount: float, now_ms: int) -> None:
+        """Use it if nothing is owed. Raises ThrottlingQuotaExceeded, and nothing is used."""
+        wait_ms = self.wait_ms(key, payer, now_ms)
+        if wait_ms:
+            raise ThrottlingQuotaExceeded(f"{key} is exceeded; try again in {wait_ms} ms")
+        self.charge(key, payer, amount, now_ms)
+
+    def mutate(self, request: Request, partition_count: int, first_strict_version: int, now_ms: int) -> None:
+        """Partitions are about to be created or deleted. Raises ThrottlingQuotaExceeded to who knows it."""
+        if request.header.api_version >= first_strict_version:
+            self.take(MUTATIONS, request.payer, partition_count, now_ms)
+        else:
+            self.charge(MUTATIONS, request.payer, partition_count, now_ms)
+
+    def most_bytes(self, payer: Payer | None) -> float:
+        """What a fetch may bring at once."""
+        share = self._share(CONSUMER_BYTES, payer)
+        return float("inf") if share is None else max(share.rate * self._burst_seconds, 1)
+
+    def _share(self, key: str, payer: Payer | None) -> Share | None:
+        if payer is None or key not in self._rates:
+            return None
+        at = key, payer
+        if at in self._shares:
+            return self._shares[at]
+        if len(self._shares) >= self._max_shares:
+            self._shares.clear()
+        share = self._shares[at] = find_share(self._rates[key], payer)
+        return share
+
+    def _sweep(self, now_ms: int) -> None:
+        """Forget empty buckets; it pays for itself, for as many must come before the next time."""
+        self._buckets = {
+            at: bucket for at, bucket in self._buckets.items() if drained(bucket, at[1].rate, now_ms).amount
+        }
+        self._swept_at = max(2 * len(self._buckets), self._max_shares)
+
+    # Connections and their requests
+
+    def admit(self, ip: str, now_ms: int) -> int:
+        """Count a connection; 0, or how long one too many is kept waiting before it is closed (ms)."""
+        if CONNECTIONS not in self._rates:
+            return 0
+        payer = Payer(ip=ip)
+        wait_ms = self.wait_ms(CONNECTIONS, payer, now_ms)
+        if wait_ms:
+            self._throttled[CONNECTIONS] += 1
+        else:
+            self.charge(CONNECTIONS, payer, 1, now_ms)
+        return wait_ms
+
+    def produced(self, payer: Payer | None, size_bytes: int, now_ms: int) -> None:
+        """Charge a Produce request of this size."""
+        self.charge(PRODUCER_BYTES, payer, size_bytes, now_ms)
+
+    def worked(self, payer: Payer | None, seconds: float, now_ms: int) -> None:
+        """Charge so much of the thread's time: reading a request, carrying it out, writing its answer."""
+        self.charge(REQUEST_PERCENTAGE, payer, seconds * 100, now_ms)
+
+    def answered(self, api_key: int, payer: Payer | None, answer: Any, now_ms: int) -> int:
+        """An answer (None: there is none) is about to leave, and is told the throttle time returned (ms).
+
+        For that long nothing more of its connection is to be handled (KIP-219).
+        """
+        if isinstance(answer, FetchResponse):
+            size_bytes = sum(
+                len(part.records or b"") for topic in answer.responses for part in topic.partitions
+            )
+            self.charge(CONSUMER_BYTES, payer, size_bytes, now_ms)
+        longest_ms = 0
+        for key in _QUOTAS_OF_API.get(api_key, _OTHERS):
+            wait_ms = self.wait_ms(key, payer, now_ms)
+            if wait_ms:
+                self._throttled[key] += 1
+                longest_ms = max(longest_ms, wait_ms)
+        if longest_ms and hasattr(answer, "throttle_time_ms"):
+            answer.throttle_time_ms = longest_ms
+        return longest_ms
+
+
+def _parse(content: dict[str, Any]) -> dict[QuotaEntity, Values]:
+    found = {}
+    for row in content["quotas"]:
+        entity = checked(entity_of(row["entity"].items()))
+        found[entity] = altered(entity, {}, row["quotas"].items())
+    return found

@@ -1,0 +1,221 @@
+"""The ACLs of this node and what follows from them; decided by `rules.security.authorization`.
+
+One file, replaced durably with every change. Without `authorizer.class.name` there is none, and everybody
+may do everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from sys import getsizeof
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+from oncelog.broker.state_file import read_state, write_state
+from oncelog.errors import (
+    BrokerError,
+    ClusterAuthorizationFailed,
+    GroupAuthorizationFailed,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
+)
+from oncelog.log.disk import Disk
+from oncelog.rules.security.authorization import (
+    Acl,
+    AclTable,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+    is_allowed,
+    is_allowed_somewhere,
+    parse_super_users,
+)
+
+FILE_NAME = "oncelog-acls.json"
+KEPT_BYTES = 1 << 20
+"""Memory for the answers that are kept of one principal at one host. Clients choose the names."""
+MAX_KEPT_NAME = 256
+"""Answers about longer names are not kept."""
+_ENTRY_BYTES = 250
+"""An answer that is kept takes this, and the name."""
+
+_REFUSALS: dict[ResourceType, type[BrokerError]] = {
+    ResourceType.TOPIC: TopicAuthorizationFailed,
+    ResourceType.GROUP: GroupAuthorizationFailed,
+    ResourceType.CLUSTER: ClusterAuthorizationFailed,
+    ResourceType.TRANSACTIONAL_ID: TransactionalIdAuthorizationFailed,
+}
+
+_O = Operation
+OPERATIONS_ON: dict[ResourceType, tuple[Operation, ...]] = {
+    ResourceType.TOPIC: (
+        _O.READ, _O.WRITE, _O.CREATE, _O.DELETE, _O.ALTER, _O.DESCRIBE, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS
+    ),
+    ResourceType.GROUP: (_O.READ, _O.DELETE, _O.DESCRIBE, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS),
+    ResourceType.CLUSTER: (
+        _O.CREATE, _O.ALTER, _O.DESCRIBE, _O.CLUSTER_ACTION, _O.DESCRIBE_CONFIGS, _O.ALTER_CONFIGS,
+        _O.IDEMPOTENT_WRITE,
+    ),
+}  # fmt: skip
+"""What there is to do with a resource. Source: Kafka's AclEntry.supportedOperations."""
+
+
+class Access(Protocol):
+    """What one client may do."""
+
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool: ...
+
+    def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
+        """On any resource of the type that could be there."""
+        ...
+
+
+class _Everything:
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return True
+
+    def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
+        return True
+
+
+class _Nothing:
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return False
+
+    def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
+        return False
+
+
+EVERYTHING: Access = _Everything()
+NOTHING: Access = _Nothing()
+"""Of those who have not said who they are."""
+
+
+def refusal_of(resource_type: ResourceType) -> BrokerError:
+    """..._AUTHORIZATION_FAILED."""
+    return _REFUSALS[resource_type]()
+
+
+def allowed_bits(access: Access, resource_type: ResourceType, name: str) -> int:
+    """What Metadata and the describing APIs tell as authorized operations: a bit for each."""
+    return sum(1 << each for each in OPERATIONS_ON[resource_type] if access.may(each, resource_type, name))
+
+
+class Authorizer:
+    """All ACLs. `version` counts their changes."""
+
+    def __init__(self, disk: Disk, super_users: str, *, allows_if_none: bool) -> None:
+        self._disk = disk
+        self.super_users = parse_super_users(super_users)
+        self.allows_if_none = allows_if_none
+        self.version = 0
+        # Without its ACLs the broker would let in whom they deny: an unreadable file stops it.
+        self.acls = AclTable(read_state(disk, FILE_NAME, _parse) or ())
+        self._accesses: WeakValueDictionary[tuple[str, str], AccessByAcls] = WeakValueDictionary()
+
+    def access(self, principal: str, host: str) -> Access:
+        """Return what this principal may do from this host; its connections share what is remembered."""
+        if principal in self.super_users:
+            return EVERYTHING
+        access = self._accesses.get((principal, host))
+        if access is None:
+            access = self._accesses[principal, host] = AccessByAcls(self, principal, host)
+        return access
+
+    def add(self, acls: Collection[Acl]) -> None:
+        """All of them, durably. Raises StorageError, and none is added."""
+        if any(acl not in self.acls for acl in acls):
+            self._save([*self.acls, *acls])
+
+    def replace(self, acls: Collection[Acl]) -> None:
+        """Have these in place of all others, durably. Raises StorageError, and all is as it was."""
+        self._save(list(acls))
+
+    def remove(self, acls: Collection[Acl]) -> None:
+        """Remove those that are there, durably. Raises StorageError, and none is removed."""
+        left = [acl for acl in self.acls if acl not in acls]
+        if len(left) < len(self.acls):
+            self._save(left)
+
+    def _save(self, acls: list[Acl]) -> None:
+        table = AclTable(acls)
+        rows = [
+            {
+                "resource_type": acl.resource_type.name,
+                "name": acl.name,
+                "pattern_type": acl.pattern_type.name,
+                "principal": acl.principal,
+                "host": acl.host,
+                "operation": acl.operation.name,
+                "permission": acl.permission.name,
+            }
+            for acl in table
+        ]
+        write_state(self._disk, FILE_NAME, {"acls": rows})
+        self.acls = table
+        self.version += 1
+
+
+class AccessByAcls:
+    """The access of one principal at one host. It remembers answers until an ACL changes.
+
+    `kept_bytes`: about what they take, at most KEPT_BYTES.
+    """
+
+    __slots__ = ("__weakref__", "_authorizer", "_host", "_known", "_principal", "_version", "kept_bytes")
+
+    def __init__(self, authorizer: Authorizer, principal: str, host: str) -> None:
+        self._authorizer, self._principal, self._host = authorizer, principal, host
+        self._version = authorizer.version
+        self._known: dict[tuple[Operation, ResourceType, str], bool] = {}
+        self.kept_bytes = 0
+
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        if self._version != self._authorizer.version:
+            self._forget()
+        key = operation, resource_type, name
+        known = self._known.get(key)
+        if known is None:
+            known = self._decide(operation, resource_type, name)
+            if len(name) <= MAX_KEPT_NAME:
+                self._remember(key, known)
+        return known
+
+    def _decide(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        acls = self._authorizer.acls.speaking_of(resource_type, name)
+        if_none = self._authorizer.allows_if_none
+        return is_allowed(acls, self._principal, self._host, operation, if_none=if_none)
+
+    def _remember(self, key: tuple[Operation, ResourceType, str], is_allowed: bool) -> None:
+        size_bytes = _ENTRY_BYTES + getsizeof(key[2])
+        if self.kept_bytes + size_bytes > KEPT_BYTES:
+            self._forget()
+        self._known[key] = is_allowed
+        self.kept_bytes += size_bytes
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self.kept_bytes = 0
+        self._version = self._authorizer.version
+
+    def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
+        # A name nobody uses: allowed where nothing is spoken of, or everything.
+        return self.may(operation, resource_type, "hardcode") or is_allowed_somewhere(
+            self._authorizer.acls, self._principal, self._host, operation, resource_type
+        )
+
+
+def _parse(content: dict[str, Any]) -> list[Acl]:
+    return [
+        Acl(
+            ResourceType[row["resource_type"]],
+            row["name"],
+            PatternType[row["pattern_type"]],
+            row["principal"],
+            row["host"],
+            Operation[row["operation"]],
+            Permission[row["permission"]],
+        )
+        for row in content["acls"]
+    ]

@@ -1,0 +1,175 @@
+"""The broker's side of SASL exchanges: bytes from the client in, bytes for it out, at last its principal.
+
+An exchange that fails raises SaslAuthenticationFailed and says no more than that: not whether there is such
+a user. Source: RFC 4616 (PLAIN), RFC 5802 (SCRAM), RFC 7628 (OAUTHBEARER).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from oncelog.broker.security.users import Users
+from oncelog.config import INT64_MAX
+from oncelog.errors import SaslAuthenticationFailed
+from oncelog.rules.security.scram import Credential, Mechanism
+
+TokenCheck = Callable[[str, int], tuple[str, int]]
+"""(token, now_ms) -> (user's name, end of the token in ms). Raises SaslAuthenticationFailed."""
+
+_SEPARATOR = "\x01"
+MAX_SCRAM_BYTES = 4_096
+"""Of one SCRAM message. A name is prepared character by character: 500 KB take a second of the one thread."""
+
+
+class Exchange(Protocol):
+    """One authentication. `user` None: not complete yet; `expires_ms` None: what was shown has no end."""
+
+    user: str | None
+    expires_ms: int | None
+
+    def answer(self, data: bytes, now_ms: int) -> bytes:
+        """Raises SaslAuthenticationFailed."""
+        ...
+
+
+class PlainExchange:
+    """User and password as they are; checked against the SCRAM users."""
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self.user: str | None = None
+        self.expires_ms: int | None = None
+
+    def answer(self, data: bytes, now_ms: int) -> bytes:
+        parts = _text(data).split("\0")
+        if len(parts) != 3:
+            raise SaslAuthenticationFailed("a PLAIN message is authorization id, user and password")
+        authorization_id, user, password = parts
+        if authorization_id not in ("", user):
+            raise SaslAuthenticationFailed("nobody may act for another user")
+        if not user or not password or not self._users.has_password(user, password):
+            raise SaslAuthenticationFailed("wrong user or password")
+        self.user = user
+        return b""
+
+
+class ScramExchange:
+    """The password never crosses the wire. A user who is not there gets the answers of a wrong password."""
+
+    def __init__(self, users: Users, mechanism: Mechanism, nonce: str) -> None:
+        from scramp import ScramMechanism
+
+        self._users, self._mechanism = users, mechanism
+        self._server = ScramMechanism(mechanism.label).make_server(self._credential, s_nonce=nonce)
+        self._user = ""
+        self._is_begun = False
+        self.user: str | None = None
+        self.expires_ms: int | None = None
+
+    def _credential(self, user: str) -> Credential:
+        self._user = user
+        found = self._users.get(user, self._mechanism)
+        if found is not None:
+            return found
+        made_up = hmac.digest(self._users.secret, user.encode(), "sha512")
+        size = hashlib.new(self._mechanism.hash_name).digest_size
+        salt = made_up[: self._users.usual_salt_bytes]
+        return Credential(salt, made_up[-size:], made_up[:size], self._users.usual_iterations)
+
+    def answer(self, data: bytes, now_ms: int) -> bytes:
+        from scramp import ScramException
+
+        if len(data) > MAX_SCRAM_BYTES:
+            raise SaslAuthenticationFailed("wrong user or password")
+        text = _text(data)
+        try:
+            if not self._is_begun:
+                self._is_begun = True
+                self._server.set_client_first(text)
+                return str(self._server.get_server_first()).encode()
+            self._server.set_client_final(text)
+            final = str(self._server.get_server_final()).encode()
+        except ScramException:
+            # Its text could tell a wrong user from a wrong password.
+            raise SaslAuthenticationFailed("wrong user or password") from None
+        self.user = self._user
+        return final
+
+
+class BearerExchange:
+    """A signed token (JWT)."""
+
+    def __init__(self, check: TokenCheck) -> None:
+        self._check = check
+        self.user: str | None = None
+        self.expires_ms: int | None = None
+
+    def answer(self, data: bytes, now_ms: int) -> bytes:
+        header, *fields = _text(data).split(_SEPARATOR)
+        token = next((f[len("auth=") :] for f in fields if f.startswith("auth=")), "")
+        scheme, _, token = token.partition(" ")
+        if not header.startswith("n,") or scheme.lower() != "bearer" or not token:
+            raise SaslAuthenticationFailed("an OAUTHBEARER message carries auth=Bearer TOKEN")
+        self.user, self.expires_ms = self._check(token.strip(), now_ms)
+        return b""
+
+
+def _text(data: bytes) -> str:
+    try:
+        return bytes(data).decode()
+    except UnicodeDecodeError:
+        raise SaslAuthenticationFailed("the message is not UTF-8") from None
+
+
+def token_check(settings: Any, keys: Callable[[], str | None]) -> TokenCheck:
+    """Checks tokens by settings `sasl.oauthbearer.*`; `keys` gives the present key set as JSON."""
+
+    def check(token: str, now_ms: int) -> tuple[str, int]:
+        from joserfc import jwt
+        from joserfc.errors import JoseError
+        from joserfc.jwk import KeySet
+
+        text = keys()
+        if text is None:
+            raise SaslAuthenticationFailed("sasl.oauthbearer.jwks.endpoint.url gives no keys")
+        try:
+            decoded = jwt.decode(token, KeySet.import_key_set(_json(text)), algorithms=_ALGORITHMS)
+            _registry(settings, now_ms).validate(decoded.claims)
+            user = decoded.claims[settings["sasl.oauthbearer.sub.claim.name"]]
+            return _checked_name(user), min(int(decoded.claims["exp"]) * 1000, INT64_MAX)
+        except (JoseError, ValueError, KeyError, TypeError, OverflowError) as error:
+            raise SaslAuthenticationFailed(f"the token does not hold: {type(error).__name__}") from None
+
+    return check
+
+
+_ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
+"""Signatures of a private key: neither none, nor a secret that the broker would share with the issuer."""
+
+
+def _registry(settings: Any, now_ms: int) -> Any:
+    from joserfc.jwt import JWTClaimsRegistry
+
+    wanted: dict[str, Any] = {"exp": {"essential": True}}
+    audience, issuer = (settings[f"sasl.oauthbearer.expected.{name}"] for name in ("audience", "issuer"))
+    if audience:
+        wanted["aud"] = {"essential": True, "values": audience}
+    if issuer:
+        wanted["iss"] = {"essential": True, "value": issuer}
+    leeway = settings["sasl.oauthbearer.clock.skew.seconds"]
+    return JWTClaimsRegistry(now=now_ms // 1000, leeway=leeway, **wanted)
+
+
+def _checked_name(user: object) -> str:
+    if not isinstance(user, str) or not user:
+        raise SaslAuthenticationFailed("the token names nobody")
+    return user
+
+
+def _json(text: str) -> Any:
+    import json
+
+    return json.loads(text)

@@ -1,0 +1,1 @@
+"""Settings of the broker, its listeners and its topics, as clients read and change them."""

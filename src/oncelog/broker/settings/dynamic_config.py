@@ -1,0 +1,164 @@
+"""Settings of the broker and of groups that clients change while the broker runs.
+
+One file, replaced durably with every change. What was set for this broker wins over what was set for the
+whole cluster, and both win over the configuration of its start. Source: KIP-226, Kafka's
+DynamicBrokerConfig; KIP-848's GroupConfig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from oncelog.broker.state_file import read_state, write_state
+from oncelog.broker.topics.topic_config import BROKER_DEFAULT_OF, MIN_SEGMENT_BYTES
+from oncelog.config import BROKER, GROUP
+from oncelog.errors import ConfigError, InvalidConfig, InvalidRequest, StorageError
+from oncelog.log.disk import Disk
+from oncelog.settings import Settings
+
+FILE_NAME = "oncelog-configs.json"
+CLUSTER = ""
+"""The name of what holds for every broker of the cluster."""
+MAX_GROUPS = 10_000
+"""Groups with settings of their own: each change writes them all."""
+MAX_GROUP_NAME_CHARS = 256
+"""Of such a group: names of 32 KB would make a file of 300 MB."""
+DYNAMIC = frozenset(BROKER_DEFAULT_OF.values()) | {
+    "producer.id.expiration.ms",
+    "transaction.partition.verification.enable",
+}
+"""Broker settings that can be changed: those that are looked up when used, or given to the topics."""
+
+GROUP_DEFAULT_OF = {
+    "consumer.session.timeout.ms": "group.consumer.session.timeout.ms",
+    "consumer.heartbeat.interval.ms": "group.consumer.heartbeat.interval.ms",
+}
+"""Group key -> the broker key that is its default."""
+_BOUNDS_OF = {
+    "consumer.session.timeout.ms": (
+        "group.consumer.min.session.timeout.ms",
+        "group.consumer.max.session.timeout.ms",
+    ),
+    "consumer.heartbeat.interval.ms": (
+        "group.consumer.min.heartbeat.interval.ms",
+        "group.consumer.max.heartbeat.interval.ms",
+    ),
+}
+
+
+class DynamicConfig:
+    """Settings changed while the broker ran. `settings` are the broker's, over which it lies."""
+
+    def __init__(self, disk: Disk, settings: Settings) -> None:
+        self._disk, self._settings = disk, settings
+        self._broker_name = str(settings["node.id"])
+        self._brokers: dict[str, dict[str, str]] = {}
+        self._groups: dict[str, dict[str, str]] = {}
+        stored = read_state(disk, FILE_NAME, _parse)
+        if stored is not None:
+            self._brokers, self._groups = stored
+            try:
+                self._apply()
+            except (ConfigError, InvalidRequest) as error:
+                raise StorageError(f"{FILE_NAME}: {error}; correct the file, or remove it") from None
+
+    def of_broker(self, name: str) -> Mapping[str, str]:
+        """What was set for this broker, or for the cluster."""
+        return self._brokers.get(name, {})
+
+    def of_group(self, group_id: str) -> Mapping[str, str]:
+        return self._groups.get(group_id, {})
+
+    def groups(self) -> Iterable[str]:
+        """Groups with settings of their own."""
+        return self._groups
+
+    def group_ms(self, group_id: str, key: str) -> int:
+        """What holds for a group: its own, else the broker's."""
+        own = self._groups.get(group_id)
+        if own is not None and key in own:
+            return int(own[key])
+        default: int = self._settings[GROUP_DEFAULT_OF[key]]
+        return default
+
+    def check_broker_name(self, name: str) -> None:
+        """Raises InvalidRequest unless it is this broker's, or the cluster's."""
+        if name not in (CLUSTER, self._broker_name):
+            raise InvalidRequest(f"this is broker {self._broker_name}, not {name!r}")
+
+    def check_room(self, more_count: int) -> None:
+        """Raises InvalidRequest if one group after `more_count` more may not have settings of its own."""
+        if len(self._groups) + more_count >= MAX_GROUPS:
+            raise InvalidRequest(f"{MAX_GROUPS} groups have settings of their own already")
+
+    def store(self, brokers: Mapping[str, dict[str, str]], groups: Mapping[str, dict[str, str]]) -> None:
+        """Replace what was set for these by checked values, in one write. Raises StorageError."""
+        self._save(_with(self._brokers, brokers), _with(self._groups, groups))
+        if brokers:
+            self._apply()
+
+    def checked_group(self, values: Mapping[str, str | None]) -> dict[str, str]:
+        """The values in the table's spelling. Raises InvalidConfig."""
+        for key in values:
+            if GROUP.get(key) is None:
+                raise InvalidConfig(f"unknown group setting {key!r}")
+        try:
+            parsed = GROUP.parse(values)
+        except ConfigError as error:
+            raise InvalidConfig(str(error)) from None
+        for key, bounds in _BOUNDS_OF.items():
+            low, high = (self._settings[bound] for bound in bounds)
+            if parsed.is_user_set(key) and not low <= parsed[key] <= high:
+                raise InvalidConfig(f"{key}={parsed[key]}: {bounds[0]} is {low}, {bounds[1]} is {high}")
+        session_ms, heartbeat_ms = (
+            parsed[key] if parsed.is_user_set(key) else self._settings[default]
+            for key, default in GROUP_DEFAULT_OF.items()
+        )
+        if values and session_ms <= heartbeat_ms:
+            raise InvalidConfig(
+                f"consumer.session.timeout.ms={session_ms} must be above"
+                f" consumer.heartbeat.interval.ms={heartbeat_ms}"
+            )
+        return {key: str(parsed[key]) for key in values}
+
+    def _apply(self) -> None:
+        layers = self.of_broker(self._broker_name), self.of_broker(CLUSTER)
+        for layer in layers:
+            checked_broker(layer)
+        self._settings.lay_over(layers)
+
+    def _save(self, brokers: dict[str, dict[str, str]], groups: dict[str, dict[str, str]]) -> None:
+        write_state(self._disk, FILE_NAME, {"brokers": brokers, "groups": groups})
+        self._brokers, self._groups = brokers, groups
+
+
+def _with(
+    resources: Mapping[str, dict[str, str]], changed: Mapping[str, dict[str, str]]
+) -> dict[str, dict[str, str]]:
+    """Return a copy in which resources have other values; those without any are not in it."""
+    return {name: values for name, values in {**resources, **changed}.items() if values}
+
+
+def checked_broker(values: Mapping[str, str | None]) -> dict[str, str]:
+    """The values as they were given. Raises InvalidRequest, as Kafka for settings of brokers."""
+    static = [key for key in values if key not in DYNAMIC]
+    if static:
+        raise InvalidRequest(
+            f"cannot be changed while the broker runs: {', '.join(static)}; use --config or --set and restart"
+        )
+    try:
+        parsed = BROKER.parse(values)
+    except ConfigError as error:
+        raise InvalidRequest(str(error)) from None
+    if parsed.is_user_set("log.segment.bytes") and parsed["log.segment.bytes"] < MIN_SEGMENT_BYTES:
+        raise InvalidRequest(f"log.segment.bytes must be at least {MIN_SEGMENT_BYTES}")
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _parse(content: dict[str, Any]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+    brokers, groups = (
+        {name: {k: str(value) for k, value in own.items()} for name, own in content[key].items()}
+        for key in ("brokers", "groups")
+    )
+    return brokers, groups

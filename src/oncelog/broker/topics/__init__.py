@@ -1,0 +1,1 @@
+"""The broker's topics: their list, their settings, and directories taken over from Apache Kafka."""

@@ -1,0 +1,268 @@
+"""Apache Kafka's metadata in a data directory: `__cluster_metadata-0`, its snapshots and its log.
+
+Only what a single node can take over is kept: topics with their partitions and settings, producer ids, ACLs,
+SCRAM users, quotas, stored broker settings.
+Source: Kafka's MetadataRecordSerde, MetadataDelta, Snapshots.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from oncelog.broker.coordinators.internal_topics import METADATA_LOG
+from oncelog.errors import BrokerError, PeerError, StorageError
+from oncelog.log.disk import Disk
+from oncelog.wire.batch import iter_batches, verify_crc
+from oncelog.wire.header import LOG_OVERHEAD_BYTES
+from oncelog.wire.message import Data
+from oncelog.wire.records import decode_records
+from oncelog.wire.stored import (
+    AccessControlEntryRecord,
+    ClientQuotaRecord,
+    ConfigRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RemoveAccessControlEntryRecord,
+    RemoveTopicRecord,
+    RemoveUserScramCredentialRecord,
+    TopicRecord,
+    UserScramCredentialRecord,
+)
+
+DIRECTORY = f"{METADATA_LOG}-0"
+TOPIC, BROKER, GROUP = 2, 4, 32
+"""Resource types of settings. Source: Kafka's ConfigResource."""
+
+_FRAME_VERSION = 1
+_BEGIN_TRANSACTION, _END_TRANSACTION, _ABORT_TRANSACTION = 23, 24, 25
+_RECORDS: dict[int, type[Data]] = {
+    2: TopicRecord,
+    3: PartitionRecord,
+    4: ConfigRecord,
+    5: PartitionChangeRecord,
+    9: RemoveTopicRecord,
+    11: UserScramCredentialRecord,
+    14: ClientQuotaRecord,
+    15: ProducerIdsRecord,
+    18: AccessControlEntryRecord,
+    19: RemoveAccessControlEntryRecord,
+    22: RemoveUserScramCredentialRecord,
+}
+"""By their type. Source: Kafka's MetadataRecordType."""
+_CHECKPOINT = re.compile(r"(?P<end>\d{20})-\d{10}\.checkpoint")
+_SEGMENT = re.compile(r"(?P<base>\d{20})\.log")
+
+
+@dataclass(slots=True)
+class KafkaPartition:
+    """Who has a partition: nodes, and the log directory (its id) of each where it is known.
+
+    `eligible`, `last_eligible`: nodes that have all, or had, while nobody is in sync (KIP-966).
+    """
+
+    replicas: list[int]
+    isr: list[int]
+    directories: list[bytes]
+    eligible: list[int]
+    last_eligible: list[int]
+
+    @property
+    def whole_at(self) -> list[int]:
+        """The nodes with every record that was acknowledged; empty when none is named."""
+        return self.isr or self.eligible or self.last_eligible
+
+
+@dataclass(slots=True)
+class KafkaTopic:
+    name: str
+    topic_id: bytes
+    partitions: dict[int, KafkaPartition] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class KafkaMetadata:
+    """What the records say, replayed in order. `configs`: by (resource type, name)."""
+
+    topics: dict[bytes, KafkaTopic] = field(default_factory=dict)
+    configs: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)
+    next_producer_id: int = 0
+    acls: dict[bytes, AccessControlEntryRecord] = field(default_factory=dict)
+    users: dict[tuple[str, int], UserScramCredentialRecord] = field(default_factory=dict)
+    quotas: dict[tuple[tuple[str, str | None], ...], dict[str, float]] = field(default_factory=dict)
+    _transaction: list[Any] | None = None
+
+    def replay(self, value: bytes) -> None:
+        """Take a record into account. Raises PeerError for one that cannot be read."""
+        kind, record = parse_record(value)
+        if kind == _BEGIN_TRANSACTION:
+            self._transaction = []
+        elif kind == _ABORT_TRANSACTION:
+            self._transaction = None
+        elif kind == _END_TRANSACTION:
+            records, self._transaction = self._transaction or [], None
+            for each in records:
+                self._apply(each)
+        elif record is not None and self._transaction is not None:
+            self._transaction.append(record)
+        elif record is not None:
+            self._apply(record)
+
+    def _apply(self, record: Any) -> None:
+        match record:
+            case TopicRecord():
+                topic_id = bytes(record.topic_id)
+                self.topics[topic_id] = KafkaTopic(record.name, topic_id)
+            case RemoveTopicRecord():
+                topic = self.topics.pop(bytes(record.topic_id), None)
+                if topic is not None:
+                    self.configs.pop((TOPIC, topic.name), None)
+            case PartitionRecord():
+                self._partition(record)
+            case PartitionChangeRecord():
+                self._change(record)
+            case ConfigRecord():
+                held = self.configs.setdefault((record.resource_type, record.resource_name), {})
+                held.pop(record.name, None)
+                if record.value is not None:
+                    held[record.name] = record.value
+            case ProducerIdsRecord():
+                self.next_producer_id = max(self.next_producer_id, record.next_producer_id)
+            case _:
+                self._apply_security(record)
+
+    def _apply_security(self, record: Any) -> None:
+        match record:
+            case AccessControlEntryRecord():
+                self.acls[bytes(record.id)] = record
+            case RemoveAccessControlEntryRecord():
+                self.acls.pop(bytes(record.id), None)
+            case UserScramCredentialRecord():
+                self.users[record.name, record.mechanism] = record
+            case RemoveUserScramCredentialRecord():
+                self.users.pop((record.name, record.mechanism), None)
+            case ClientQuotaRecord():
+                entity = tuple((each.entity_type, each.entity_name) for each in record.entity)
+                held = self.quotas.setdefault(entity, {})
+                held.pop(record.key, None)
+                if not record.remove:
+                    held[record.key] = record.value
+                if not held:
+                    del self.quotas[entity]
+
+    def _partition(self, record: PartitionRecord) -> None:
+        topic = self.topics.get(bytes(record.topic_id))
+        if topic is not None:
+            directories = [bytes(each) for each in record.directories]
+            topic.partitions[record.partition_id] = KafkaPartition(
+                record.replicas,
+                record.isr,
+                directories,
+                record.eligible_leader_replicas or [],
+                record.last_known_elr or [],
+            )
+
+    def _change(self, record: PartitionChangeRecord) -> None:
+        topic = self.topics.get(bytes(record.topic_id))
+        partition = topic.partitions.get(record.partition_id) if topic else None
+        if partition is None:
+            return
+        if record.isr is not None:
+            partition.isr = record.isr
+        if record.eligible_leader_replicas is not None:
+            partition.eligible = record.eligible_leader_replicas
+        if record.last_known_elr is not None:
+            partition.last_eligible = record.last_known_elr
+        if record.replicas is not None:
+            partition.replicas = record.replicas
+        if record.directories is not None:
+            partition.directories = [bytes(each) for each in record.directories]
+
+
+def parse_record(value: bytes) -> tuple[int, Data | None]:
+    """(type, record); None for a type that does not matter here. Raises PeerError."""
+    try:
+        frame_version, position = _read_varint(value, 0)
+        if frame_version != _FRAME_VERSION:
+            raise PeerError(f"a metadata record of frame version {frame_version}")
+        kind, position = _read_varint(value, position)
+        version, position = _read_varint(value, position)
+    except IndexError as error:
+        raise PeerError("a metadata record is cut short") from error
+    record = _RECORDS.get(kind)
+    return kind, None if record is None else record.decode(version, value, position)
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128 or shift > 28:
+            return value, position
+        shift += 7
+
+
+def fingerprint(disk: Disk) -> list[str]:
+    """The files of the metadata log with their sizes: they change whenever Apache Kafka has run."""
+    if not disk.exists(DIRECTORY):
+        return []
+    names = [name for name in disk.list(DIRECTORY) if _CHECKPOINT.fullmatch(name) or _SEGMENT.fullmatch(name)]
+    return [f"{name} {len(disk.read(f'{DIRECTORY}/{name}'))}" for name in sorted(names)]
+
+
+def read_metadata(disk: Disk) -> KafkaMetadata:
+    """The newest snapshot and every record after it. Raises StorageError naming the file that is damaged."""
+    metadata, end = KafkaMetadata(), 0
+    names = sorted(disk.list(DIRECTORY))
+    snapshots = [(int(match["end"]), name) for name in names if (match := _CHECKPOINT.fullmatch(name))]
+    segments = [(int(match["base"]), name) for name in names if (match := _SEGMENT.fullmatch(name))]
+    if snapshots:
+        end, name = max(snapshots)
+        _replay_file(disk, name, metadata, 0, is_last=False)
+    following = [base for base, _ in segments[1:]] + [None]
+    for (base, name), next_base in zip(segments, following, strict=True):
+        if next_base is not None and next_base <= end:
+            continue
+        if base > end:
+            raise StorageError(
+                f"{disk.describe(DIRECTORY)} has no records from offset {end} to {base}: it is not complete"
+            )
+        end = max(end, _replay_file(disk, name, metadata, end, is_last=next_base is None))
+    return metadata
+
+
+def _replay_file(disk: Disk, name: str, metadata: KafkaMetadata, start: int, *, is_last: bool) -> int:
+    """Take the records from offset `start` on; the offset after the last one."""
+    path = f"{DIRECTORY}/{name}"
+    data, end, position = memoryview(disk.read(path)), start, 0
+    try:
+        for position, header in iter_batches(data):
+            batch = data[position : position + header.size_bytes]
+            if not verify_crc(batch, 0, header.size_bytes):
+                raise PeerError("the checksum is wrong")
+            end = max(end, header.last_offset + 1)
+            for record in () if header.is_control else decode_records(batch):
+                if name.endswith(".checkpoint") or record.offset >= start:
+                    metadata.replay(bytes(record.value or b""))
+            position += header.size_bytes
+    except (BrokerError, PeerError) as error:
+        if not (is_last and _is_torn(data, position)):
+            raise StorageError(f"{disk.describe(path)} at position {position}: {error}") from error
+    return end
+
+
+def _is_torn(data: memoryview, position: int) -> bool:
+    """Whether a crash left the last batch unfinished."""
+    size = int.from_bytes(data[position + 8 : position + LOG_OVERHEAD_BYTES], "big", signed=True)
+    return position + LOG_OVERHEAD_BYTES + size >= len(data) or not any(data[position:])
+
+
+def topics_by_name(metadata: KafkaMetadata) -> Iterator[tuple[KafkaTopic, dict[str, str]]]:
+    """Each topic with its own settings."""
+    for topic in metadata.topics.values():
+        yield topic, metadata.configs.get((TOPIC, topic.name), {})

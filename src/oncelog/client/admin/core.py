@@ -1,0 +1,375 @@
+"""Admin calls without I/O: their requests, and what the answers say per item."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from oncelog.client.admin.types import (
+    ActiveProducer,
+    ConfigDescription,
+    ConfigEntry,
+    ConfigOutcome,
+    ConfigResource,
+    ConfigSource,
+    CreatedTopic,
+    DeletedRecords,
+    LogDirDescription,
+    NewTopic,
+    PartitionProducers,
+    ReplicaLog,
+    TopicDescription,
+    TopicListing,
+    TopicOutcome,
+)
+from oncelog.errors import BrokerError, OncelogError, error_for_code, named_text
+from oncelog.types import PartitionInfo, TopicPartition
+from oncelog.wire.messages import (
+    NO_ID,
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    DescribeLogDirsResponse,
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    MetadataResponse,
+)
+
+_SET, _DELETE = 0, 1
+_KIND_NUMBER = {"topic": 2, "broker": 4}
+_SOURCES: dict[int, ConfigSource] = {1: "topic", 2: "broker", 3: "cluster", 4: "file", 5: "default"}
+
+
+class Outcome(Protocol):
+    """Any result with a per-item error."""
+
+    @property
+    def error(self) -> OncelogError | None: ...
+
+
+R = TypeVar("R", bound=Outcome)
+
+
+def raise_first(outcomes: Iterable[Outcome]) -> None:
+    """Raise the first error; the others are added to it as notes."""
+    errors = [outcome.error for outcome in outcomes if outcome.error]
+    if not errors:
+        return
+    for other in errors[1:]:
+        errors[0].add_note(f"also: {other}")
+    raise errors[0]
+
+
+def topic_id_text(topic_id: bytes | None) -> str | None:
+    """A topic id as Kafka prints it (base64 for URLs, unpadded); None for none."""
+    if topic_id is None or topic_id == NO_ID:
+        return None
+    return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
+
+
+def error_of(code: int, message: str | None, what: str) -> BrokerError | None:
+    """The error of one item, with the broker's words if it has any; None for code 0."""
+    return error_for_code(code, f"{what}: {message}" if message else what) if code else None
+
+
+def create_topics(topics: Collection[NewTopic], timeout_ms: int, validate_only: bool) -> CreateTopicsRequest:
+    rows = [
+        CreateTopicsRequest.CreatableTopic(
+            name=topic.name,
+            num_partitions=-1 if topic.num_partitions is None else topic.num_partitions,
+            replication_factor=-1 if topic.replication_factor is None else topic.replication_factor,
+            configs=[
+                CreateTopicsRequest.CreatableTopicConfig(name=name, value=config_text(value))
+                for name, value in topic.configs.items()
+            ],
+        )
+        for topic in topics
+    ]
+    return CreateTopicsRequest(topics=rows, timeout_ms=timeout_ms, validate_only=validate_only)
+
+
+def config_text(value: object) -> str | None:
+    """A setting's value as the protocol carries it: true/false in lower case, lists with commas."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return None if value is None else str(value)
+
+
+def created_topics(response: CreateTopicsResponse) -> dict[str, CreatedTopic]:
+    return {
+        row.name: CreatedTopic(
+            name=row.name,
+            topic_id=topic_id_text(row.topic_id),
+            num_partitions=row.num_partitions if row.num_partitions >= 0 else None,
+            replication_factor=row.replication_factor if row.replication_factor >= 0 else None,
+            error=error_of(row.error_code, row.error_message, f"creating topic {row.name!r}"),
+        )
+        for row in response.topics
+    }
+
+
+def delete_topics(names: Collection[str], timeout_ms: int) -> DeleteTopicsRequest:
+    return DeleteTopicsRequest(
+        topics=[DeleteTopicsRequest.DeleteTopicState(name=name) for name in names],
+        topic_names=list(names),
+        timeout_ms=timeout_ms,
+    )
+
+
+def deleted_topics(response: DeleteTopicsResponse) -> dict[str, TopicOutcome]:
+    return {
+        row.name: TopicOutcome(
+            row.name, error_of(row.error_code, row.error_message, f"deleting topic {row.name!r}")
+        )
+        for row in response.responses
+        if row.name is not None
+    }
+
+
+def create_partitions(
+    counts: Mapping[str, int], timeout_ms: int, validate_only: bool
+) -> CreatePartitionsRequest:
+    rows = [
+        CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=count, assignments=None)
+        for name, count in counts.items()
+    ]
+    return CreatePartitionsRequest(topics=rows, timeout_ms=timeout_ms, validate_only=validate_only)
+
+
+def grown_topics(response: CreatePartitionsResponse) -> dict[str, TopicOutcome]:
+    return {
+        row.name: TopicOutcome(
+            row.name, error_of(row.error_code, row.error_message, f"adding partitions to {row.name!r}")
+        )
+        for row in response.results
+    }
+
+
+def listed_topics(response: MetadataResponse) -> list[TopicListing]:
+    return [
+        TopicListing(row.name, topic_id_text(row.topic_id), row.is_internal, len(row.partitions))
+        for row in sorted(response.topics, key=lambda row: row.name or "")
+        if row.name is not None and not row.error_code
+    ]
+
+
+def described_topics(response: MetadataResponse) -> dict[str, TopicDescription]:
+    return {row.name: _described_topic(row) for row in response.topics if row.name is not None}
+
+
+def _described_topic(row: MetadataResponse.MetadataResponseTopic) -> TopicDescription:
+    name = row.name or ""
+    partitions = tuple(
+        PartitionInfo(
+            topic=name,
+            partition=part.partition_index,
+            leader=part.leader_id if part.leader_id >= 0 else None,
+            leader_epoch=part.leader_epoch if part.leader_epoch >= 0 else None,
+            replicas=tuple(part.replica_nodes),
+            in_sync_replicas=tuple(part.isr_nodes),
+        )
+        for part in sorted(row.partitions, key=lambda part: part.partition_index)
+    )
+    return TopicDescription(
+        name,
+        topic_id_text(row.topic_id),
+        row.is_internal,
+        partitions,
+        error_of(row.error_code, None, named_text(row.error_code, f"topic {name!r}")),
+    )
+
+
+def describe_configs(resources: Collection[ConfigResource]) -> DescribeConfigsRequest:
+    rows = [
+        DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=_KIND_NUMBER[resource.kind], resource_name=resource.name, configuration_keys=None
+        )
+        for resource in resources
+    ]
+    return DescribeConfigsRequest(resources=rows)
+
+
+def _resource_of(row: Any) -> ConfigResource:
+    return ConfigResource(
+        "topic" if row.resource_type == _KIND_NUMBER["topic"] else "broker", row.resource_name
+    )
+
+
+def described_configs(response: DescribeConfigsResponse) -> dict[ConfigResource, ConfigDescription]:
+    found = {}
+    for row in response.results:
+        resource = _resource_of(row)
+        entries = {
+            entry.name: ConfigEntry(
+                entry.name,
+                entry.value,
+                _SOURCES.get(entry.config_source, "unknown"),
+                entry.read_only,
+                entry.is_sensitive,
+            )
+            for entry in row.configs
+        }
+        error = error_of(row.error_code, row.error_message, f"settings of {resource.kind} {resource.name!r}")
+        found[resource] = ConfigDescription(resource, entries, error)
+    return found
+
+
+Changes = Mapping[ConfigResource, Mapping[str, object]]
+"""New values per resource; None takes a setting back to its default."""
+
+
+def alter_configs(changes: Changes, validate_only: bool) -> IncrementalAlterConfigsRequest:
+    message = IncrementalAlterConfigsRequest
+    rows = [
+        message.AlterConfigsResource(
+            resource_type=_KIND_NUMBER[resource.kind],
+            resource_name=resource.name,
+            configs=[
+                message.AlterableConfig(
+                    name=name, config_operation=_DELETE if value is None else _SET, value=config_text(value)
+                )
+                for name, value in values.items()
+            ],
+        )
+        for resource, values in changes.items()
+    ]
+    return message(resources=rows, validate_only=validate_only)
+
+
+def replace_configs(
+    changes: Changes, current: Mapping[ConfigResource, ConfigDescription], validate_only: bool
+) -> AlterConfigsRequest:
+    """The same for brokers before Kafka 2.3, where the whole set of a resource is written at once."""
+    message = AlterConfigsRequest
+    rows = []
+    for resource, values in changes.items():
+        own = {e.name: e.value for e in current[resource].entries.values() if e.source == resource.kind}
+        merged = {**own, **{name: config_text(value) for name, value in values.items()}}
+        configs = [
+            message.AlterableConfig(name=name, value=value)
+            for name, value in merged.items()
+            if value is not None
+        ]
+        rows.append(
+            message.AlterConfigsResource(
+                resource_type=_KIND_NUMBER[resource.kind], resource_name=resource.name, configs=configs
+            )
+        )
+    return message(resources=rows, validate_only=validate_only)
+
+
+def altered_configs(
+    response: IncrementalAlterConfigsResponse | AlterConfigsResponse,
+) -> dict[ConfigResource, ConfigOutcome]:
+    found = {}
+    for row in response.responses:
+        resource = _resource_of(row)
+        what = f"altering {resource.kind} {resource.name!r}"
+        found[resource] = ConfigOutcome(resource, error_of(row.error_code, row.error_message, what))
+    return found
+
+
+def _by_topic(
+    partitions: Iterable[TopicPartition], row: Callable[[TopicPartition], Any]
+) -> dict[str, list[Any]]:
+    topics: dict[str, list[Any]] = {}
+    for tp in partitions:
+        topics.setdefault(tp.topic, []).append(row(tp))
+    return topics
+
+
+def delete_records(
+    before_offsets: Mapping[TopicPartition, int | None], timeout_ms: int
+) -> DeleteRecordsRequest:
+    message = DeleteRecordsRequest
+
+    def row(tp: TopicPartition) -> DeleteRecordsRequest.DeleteRecordsPartition:
+        offset = before_offsets[tp]
+        return message.DeleteRecordsPartition(
+            partition_index=tp.partition, offset=-1 if offset is None else offset
+        )
+
+    topics = _by_topic(before_offsets, row)
+    return message(
+        topics=[message.DeleteRecordsTopic(name=name, partitions=rows) for name, rows in topics.items()],
+        timeout_ms=timeout_ms,
+    )
+
+
+def deleted_records(response: DeleteRecordsResponse) -> dict[TopicPartition, DeletedRecords]:
+    found = {}
+    for topic in response.topics:
+        for row in topic.partitions:
+            tp = TopicPartition(topic.name, row.partition_index)
+            error = error_of(row.error_code, None, f"deleting records of {tp}")
+            found[tp] = DeletedRecords(tp, None if error else row.low_watermark, error)
+    return found
+
+
+def describe_producers(partitions: Iterable[TopicPartition]) -> DescribeProducersRequest:
+    topics = _by_topic(partitions, lambda tp: tp.partition)
+    return DescribeProducersRequest(
+        topics=[
+            DescribeProducersRequest.TopicRequest(name=name, partition_indexes=rows)
+            for name, rows in topics.items()
+        ]
+    )
+
+
+def described_producers(response: DescribeProducersResponse) -> dict[TopicPartition, PartitionProducers]:
+    found = {}
+    for topic in response.topics:
+        for row in topic.partitions:
+            tp = TopicPartition(topic.name, row.partition_index)
+            producers = sorted(map(_active_producer, row.active_producers), key=lambda p: p.producer_id)
+            error = error_of(row.error_code, row.error_message, f"producers of {tp}")
+            found[tp] = PartitionProducers(tp, tuple(producers), error)
+    return found
+
+
+def _active_producer(row: DescribeProducersResponse.ProducerState) -> ActiveProducer:
+    return ActiveProducer(
+        producer_id=row.producer_id,
+        producer_epoch=row.producer_epoch,
+        last_sequence=row.last_sequence if row.last_sequence >= 0 else None,
+        last_timestamp_ms=row.last_timestamp if row.last_timestamp >= 0 else None,
+        coordinator_epoch=row.coordinator_epoch if row.coordinator_epoch >= 0 else None,
+        current_txn_start_offset=row.current_txn_start_offset if row.current_txn_start_offset >= 0 else None,
+    )
+
+
+def described_log_dirs(node_id: int, response: DescribeLogDirsResponse) -> list[LogDirDescription]:
+    return [
+        LogDirDescription(
+            node_id=node_id,
+            path=row.log_dir,
+            replicas=tuple(
+                ReplicaLog(
+                    TopicPartition(topic.name, part.partition_index),
+                    part.partition_size,
+                    part.offset_lag,
+                    part.is_future_key,
+                )
+                for topic in row.topics
+                for part in topic.partitions
+            ),
+            total_bytes=row.total_bytes if row.total_bytes >= 0 else None,
+            usable_bytes=row.usable_bytes if row.usable_bytes >= 0 else None,
+            error=error_of(row.error_code, None, f"log directory {row.log_dir} of broker {node_id}"),
+        )
+        for row in response.results
+    ]

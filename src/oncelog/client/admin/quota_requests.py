@@ -1,0 +1,68 @@
+"""Client quotas without I/O: requests, and what the answers say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from oncelog.errors import raise_for_code
+from oncelog.rules.limits.quotas import DEFAULT, QuotaEntity, QuotaFilter, Values, entity_of
+from oncelog.wire.messages import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+)
+
+Changes = Mapping[QuotaEntity, Mapping[str, float | None]]
+"""Quotas by entity; None removes."""
+
+
+def describe(wanted: QuotaFilter) -> DescribeClientQuotasRequest:
+    return DescribeClientQuotasRequest(
+        components=[
+            DescribeClientQuotasRequest.ComponentData(
+                entity_type=kind,
+                match_type=2 if name is None else 1 if name == DEFAULT else 0,
+                match=name or None,
+            )
+            for kind, name in wanted.parts.items()
+        ],
+        strict=wanted.is_strict,
+    )
+
+
+def described(response: DescribeClientQuotasResponse) -> Mapping[QuotaEntity, Values]:
+    """Raises BrokerError."""
+    raise_for_code(response.error_code, response.error_message or "describing client quotas")
+    return {
+        entity_of((part.entity_type, part.entity_name) for part in entry.entity): {
+            value.key: value.value for value in entry.values
+        }
+        for entry in response.entries or ()
+    }
+
+
+def alter(changes: Changes, *, validate_only: bool) -> AlterClientQuotasRequest:
+    return AlterClientQuotasRequest(
+        entries=[
+            AlterClientQuotasRequest.EntryData(
+                entity=[
+                    AlterClientQuotasRequest.EntityData(entity_type=kind, entity_name=name or None)
+                    for kind, name in entity.parts.items()
+                ],
+                ops=[
+                    AlterClientQuotasRequest.OpData(key=key, value=value or 0.0, remove=value is None)
+                    for key, value in values.items()
+                ],
+            )
+            for entity, values in changes.items()
+        ],
+        validate_only=validate_only,
+    )
+
+
+def check_altered(response: AlterClientQuotasResponse) -> None:
+    """Raises the first error."""
+    for entry in response.entries:
+        parts = ", ".join(f"{part.entity_type} {part.entity_name or '<default>'}" for part in entry.entity)
+        raise_for_code(entry.error_code, f"{parts}: {entry.error_message or 'refused'}")

@@ -1,0 +1,1 @@
+"""Connections to brokers: protocol state without I/O in `core`, asyncio around it."""

@@ -1,0 +1,116 @@
+"""Looking up offsets at whichever brokers lead the partitions; shared by consumer and admin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from oncelog.client.connection.cluster import ClusterConnection
+from oncelog.client.consumer.list_offsets import (
+    OffsetAt,
+    OffsetSpec,
+    list_offsets_request,
+    min_version_for,
+    offsets_of,
+)
+from oncelog.errors import (
+    BrokerError,
+    DisconnectedError,
+    LeaderNotAvailable,
+    OncelogError,
+    TimedOut,
+    UnknownTopicOrPartition,
+)
+from oncelog.types import Isolation, TopicPartition
+
+Specs = dict[TopicPartition, OffsetSpec]
+Outcome = dict[TopicPartition, OffsetAt | OncelogError]
+
+
+async def list_offsets(
+    cluster: ClusterConnection,
+    specs: Mapping[TopicPartition, OffsetSpec],
+    isolation: Isolation,
+    *,
+    timeout_ms: float | None = None,
+) -> Outcome:
+    """The offset or the error per partition; what may pass is tried again until the time is over.
+
+    `timeout_ms` None is request.timeout.ms.
+    """
+    limit_ms = cluster.settings["request.timeout.ms"] if timeout_ms is None else timeout_ms
+    deadline_ms = cluster.now_ms() + limit_ms
+    outcome: Outcome = {}
+    remaining: Specs = dict(specs)
+    attempt = 0
+    while remaining:
+        without_leader = await _find_leaders(cluster, remaining)
+        outcome |= without_leader
+        outcome |= await _ask_leaders(
+            cluster, {tp: spec for tp, spec in remaining.items() if tp not in without_leader}, isolation
+        )
+        pause_ms = cluster.retry_pause_ms(attempt)
+        if cluster.now_ms() + pause_ms > deadline_ms:
+            break
+        # A missing topic has been waited for already. But a leader that does not know the partition has just
+        # given it away: test_a_partition_that_was_moved_away_is_asked_for_again.
+        missing = {tp for tp, error in without_leader.items() if isinstance(error, UnknownTopicOrPartition)}
+        remaining = {
+            tp: spec for tp, spec in remaining.items() if tp not in missing and _may_pass(outcome[tp])
+        }
+        if remaining:
+            cluster.metadata.mark_stale(remaining)
+            await asyncio.sleep(pause_ms / 1000)
+        attempt += 1
+    return outcome
+
+
+def _may_pass(outcome: OffsetAt | OncelogError) -> bool:
+    if isinstance(outcome, BrokerError):
+        return outcome.retriable
+    return isinstance(outcome, (DisconnectedError, TimedOut))
+
+
+async def _ask_leaders(cluster: ClusterConnection, specs: Specs, isolation: Isolation) -> Outcome:
+    outcome: Outcome = {}
+    by_node: dict[int, Specs] = {}
+    for tp, spec in specs.items():
+        if (node_id := cluster.metadata.leader_of(tp)) is not None:
+            by_node.setdefault(node_id, {})[tp] = spec
+        else:  # it was found, and refused or unreachable since
+            outcome[tp] = LeaderNotAvailable(f"the leader of {tp} has just changed")
+    answers = await asyncio.gather(
+        *(_ask(cluster, node_id, mine, isolation) for node_id, mine in by_node.items())
+    )
+    for answer in answers:
+        outcome |= answer
+    return outcome
+
+
+async def _find_leaders(cluster: ClusterConnection, partitions: Iterable[TopicPartition]) -> Outcome:
+    """Find the leaders that are not known; return why some were not found."""
+    unknown = [tp for tp in partitions if cluster.metadata.leader_of(tp) is None]
+    # Together: each missing one is waited for, so one after the other they took minutes. See
+    # test_missing_partitions_are_looked_for_together.
+    found = await asyncio.gather(
+        *(cluster.leader(tp, allow_auto_topic_creation=False) for tp in unknown), return_exceptions=True
+    )
+    outcome: Outcome = {}
+    for tp, result in zip(unknown, found, strict=True):
+        if isinstance(result, OncelogError):
+            outcome[tp] = result
+        elif isinstance(result, BaseException):
+            raise result
+    return outcome
+
+
+async def _ask(cluster: ClusterConnection, node_id: int, specs: Specs, isolation: Isolation) -> Outcome:
+    timeout_ms = cluster.settings["request.timeout.ms"]
+    request = list_offsets_request(specs, isolation, timeout_ms)
+    try:
+        response = await cluster.request(node_id, request, min_version=min_version_for(specs))
+    except OncelogError as error:
+        return dict.fromkeys(specs, error)
+    answered: Outcome = dict(offsets_of(response))
+    missing = UnknownTopicOrPartition("the broker's answer does not name the partition")
+    return {tp: answered.get(tp, missing) for tp in specs}

@@ -1,0 +1,92 @@
+"""The two ends of a partition, and the transaction that keeps them apart.
+
+The end offset (high watermark) is where the next record goes, and what lag is counted to. The stable end
+offset (last stable offset) is where read_committed readers stop, since a transaction is open behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.admin.coordinator_calls import HANGING_AGE_MS
+from oncelog.client.admin.types import PartitionProducers
+from oncelog.errors import OncelogError
+from oncelog.rules.transactions.hanging import HeldBack, OpenTransaction, judge
+from oncelog.runtime import system
+from oncelog.types import Isolation, TopicPartition
+
+
+class Holder(NamedTuple):
+    """The transaction that holds a stable end offset back; what could not be learned is None."""
+
+    transactional_id: str | None = None
+    producer_id: int | None = None
+    producer_epoch: int | None = None
+    judged: HeldBack | None = None
+
+    def __str__(self) -> str:
+        """Return who it is in a few words."""
+        if self.producer_id is None:
+            return "an open transaction"
+        producer = f"producer id {self.producer_id}, epoch {self.producer_epoch}"
+        return producer if self.transactional_id is None else f"{self.transactional_id} ({producer})"
+
+
+class PartitionEnds(NamedTuple):
+    """Offsets of one partition; None where no leader told them. `held_by` None: nothing is held back."""
+
+    start: int | None
+    end: int | None
+    stable_end: int | None
+    held_by: Holder | None
+
+
+def partition_ends(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartition, PartitionEnds]:
+    """Ask the leaders of these partitions; one without a leader, or gone, has no offsets."""
+    if not tps:
+        return {}
+    starts = admin.list_offsets(dict.fromkeys(tps, "earliest"), raise_errors=False)
+    # Before the ends: both only grow, so a stable end offset is never shown beyond the end offset.
+    stable = admin.list_offsets(dict.fromkeys(tps, "latest"), Isolation.READ_COMMITTED, raise_errors=False)
+    ends = admin.list_offsets(dict.fromkeys(tps, "latest"), raise_errors=False)
+    apart = {
+        tp
+        for tp in tps
+        if (end := ends[tp].offset) is not None
+        and (stable_end := stable[tp].offset) is not None
+        and stable_end < end
+    }
+    holders = _holders(admin, apart)
+    return {
+        tp: PartitionEnds(starts[tp].offset, ends[tp].offset, stable[tp].offset, holders.get(tp))
+        for tp in tps
+    }
+
+
+def _holders(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartition, Holder]:
+    """Return the transaction that is open the longest of each partition, as far as brokers tell it."""
+    if not tps:
+        return {}
+    holders = dict.fromkeys(tps, Holder())
+    # Only these partitions, each with an error of its own: one that we may not see hides no other.
+    described = admin.describe_producers(tps, raise_errors=False)
+    first = {tp: opened for tp in tps if (opened := _first(described[tp])) is not None}
+    for tp, opened in first.items():
+        holders[tp] = Holder(None, opened.producer_id, opened.producer_epoch)
+    try:
+        known = admin.known_transactions({opened.producer_id for opened in first.values()})
+    except OncelogError:
+        return holders  # a broker before Kafka 3.0, or a coordinator that does not answer now
+    now_ms = system.current().wall_ns() // 1_000_000
+    for tp, opened in first.items():
+        transaction = known.get(opened.producer_id)
+        judged = judge(opened, transaction, now_ms=now_ms, older_than_ms=HANGING_AGE_MS)
+        name = transaction.transactional_id if transaction else None
+        holders[tp] = Holder(name, opened.producer_id, opened.producer_epoch, judged)
+    return holders
+
+
+def _first(described: PartitionProducers) -> OpenTransaction | None:
+    return min(described.open_transactions(), key=lambda opened: opened.first_offset, default=None)

@@ -1,0 +1,671 @@
+"""The producer without I/O: what waits, what may be sent now, and what an answer means.
+
+`append` puts a record into its partition's open batch; `drain` numbers, encodes and groups what is ready into
+requests; `on_response` and `on_failure` bring outcomes. Which batch may go and with which sequence is decided
+by `rules.idempotence.sequencer`, what an error means by `rules.idempotence.error_policy`. Times are
+milliseconds of a monotonic clock, record timestamps milliseconds since the epoch. Not thread safe: the edge
+holds a lock around it.
+
+Source: rows I9-I12, I21; Kafka's RecordAccumulator, Sender and TransactionManager.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from oncelog.client.connection.metadata import ClusterMetadata
+from oncelog.client.producer.batch import Callback, Outcome, ProducerBatch, Row, cut, unknown_outcome
+from oncelog.client.producer.options import ProducerOptions
+from oncelog.client.producer.partition_queue import PartitionQueue
+from oncelog.client.producer.partitioner import Partitioner
+from oncelog.client.producer.produce_messages import (
+    MAX_PRODUCE_VERSION,
+    REQUEST_OVERHEAD_BYTES,
+    ProduceCall,
+    answers_by_partition,
+    produce_request,
+)
+from oncelog.client.producer.producer_metrics import ProducerMetrics
+from oncelog.client.producer.schedule import SendSchedule
+from oncelog.client.producer.topic_queues import TopicQueues
+from oncelog.errors import (
+    BrokerError,
+    DeliveryUnknown,
+    MessageTooLarge,
+    NotConnectedError,
+    OncelogError,
+    OutcomeUnknown,
+    TimedOut,
+    error_for_code,
+)
+from oncelog.rules.idempotence.error_policy import Action, Mark, reaction_to
+from oncelog.rules.idempotence.sequencer import Identity, OutOfOrder, next_epoch
+from oncelog.types import TopicPartition
+from oncelog.wire.primitives import WritableBuffer
+
+MAX_KEPT_SEQUENCES = 50_000
+"""Partitions of forgotten topics whose sequences are remembered (12 MB); beyond, the epoch is raised."""
+
+
+class Chance(Protocol):
+    """The part of `random.Random` that the producer uses."""
+
+    def random(self) -> float: ...
+
+    def randrange(self, stop: int, /) -> int: ...
+
+
+class ProducerCore:
+    """One producer session. `settled` collects outcomes to `notify` once the edge has let go of its lock.
+
+    `forgotten` collects topics that nobody used for metadata.max.idle.ms. `stale`: partitions whose leader
+    must be asked for. `room_waiter_count`: senders that wait for buffer.memory, for whom nothing lingers.
+    """
+
+    def __init__(self, options: ProducerOptions, metadata: ClusterMetadata, chance: Chance) -> None:
+        self.options = options
+        self.metadata = metadata
+        self.metrics = ProducerMetrics()
+        self.identity: Identity | None = None
+        self.is_identity_needed = options.is_idempotent
+        self.max_produce_version = MAX_PRODUCE_VERSION
+        self.fatal: OncelogError | None = None
+        self.settled: list[Outcome] = []
+        self.settled_count = 0
+        """How many outcomes `settled` was given since the start."""
+        self.buffered_bytes = 0
+        self.room_waiter_count = 0
+        self.is_half_done = False
+        """An `append` is changing the queues. If it has ended so, by a signal handler, `put_right` is due."""
+        self.stale: set[TopicPartition] = set()
+        self.forgotten: list[str] = []
+        self._chance = chance
+        self.topics: OrderedDict[str, TopicQueues] = OrderedDict()
+        """By the time at which a batch was begun last, checked from the front by `_forget_idle`."""
+        self._partitions: dict[TopicPartition, PartitionQueue] = {}
+        self._unsettled: OrderedDict[ProducerBatch, None] = OrderedDict()
+        """Batches without an outcome, oldest first. One that was split stays until its pieces have theirs."""
+        self._schedule = SendSchedule()
+        self._restarting: dict[PartitionQueue, None] = {}
+        """Partitions whose sequences cannot go on."""
+        self._kept_sequences: dict[TopicPartition, tuple[int, int | None]] = {}
+        """Of partitions forgotten under `_kept_identity`: what `PartitionSequences.resume` takes."""
+        self._kept_identity: Identity | None = None
+        self._metadata_version = metadata.version
+        self._in_flight_requests: dict[int, int] = {}
+        self._serial = 0
+        self._flush_below = 0
+        self.join_bytes = min(options.batch_bytes, options.max_request_bytes)
+        """Up to this size an open batch takes more records."""
+        self.buffer_bytes = options.buffer_bytes
+
+    # Topics
+
+    def topic(self, name: str) -> TopicQueues | None:
+        """Return a topic's queues; None when its number of partitions must be looked up (again)."""
+        return self.topics.get(name)
+
+    def may_know_too_few(self, name: str, partition: int | None) -> bool:
+        """Return True for a partition above those known of a known topic: it may have been added since."""
+        if partition is None or not hasattr(partition, "__index__"):
+            return False
+        return partition >= self.current_topic(name).count
+
+    def set_partition_count(self, name: str, count: int, now_ms: float) -> TopicQueues:
+        """Note a topic's number of partitions."""
+        topic = self.topics.get(name)
+        if topic is None:
+            partitioner = Partitioner(self.options.partitioner, self._chance.randrange)
+            topic = self.topics[name] = TopicQueues(name, partitioner, now_ms)
+        for partition in range(len(topic.queues), count):
+            topic.queues.append(self._make_queue(TopicPartition(name, partition)))
+        topic.set_count(count)
+        return topic
+
+    def _make_queue(self, tp: TopicPartition) -> PartitionQueue:
+        queue = self._partitions[tp] = PartitionQueue(tp, self.options)
+        kept = self._kept_sequences.pop(tp, None)
+        if kept is not None and self._kept_identity == self.identity is not None:
+            queue.sequences.resume(self.identity, *kept)
+        return queue
+
+    def _forget_idle(self, now_ms: float) -> None:
+        while self.topics:
+            topic = next(iter(self.topics.values()))
+            if topic.used_ms + self.options.metadata_max_idle_ms > now_ms:
+                return
+            self.topics.move_to_end(topic.name)
+            if any(not queue.is_idle or queue in self._restarting for queue in topic.queues):
+                topic.used_ms = now_ms
+                continue
+            del self.topics[topic.name]
+            self.forgotten.append(topic.name)
+            for queue in topic.queues:
+                self._keep_sequences(queue)
+                del self._partitions[queue.tp]
+
+    def _keep_sequences(self, queue: PartitionQueue) -> None:
+        """Should the topic be used again: a broker that remembers the last sequence refuses to begin at 0."""
+        sequences = queue.sequences
+        if self._kept_identity != self.identity:
+            self._kept_identity = self.identity
+            self._kept_sequences.clear()
+        if sequences.identity is not None and sequences.identity == self.identity:
+            self._kept_sequences[queue.tp] = (sequences.next_sequence, sequences.known_producer_id)
+
+    # Appending
+
+    def append(
+        self,
+        topic: str,
+        partition: int | None,
+        row: Row,
+        size: int,
+        now_ms: float,
+        callback: Callback | None = None,
+    ) -> tuple[Outcome, int, bool]:
+        """Take a record of `row_size_bytes`; (outcome, index in it, whether a drain is worth while).
+
+        `partition` None: the partitioner chooses. `topic` must be known. Raises MessageTooLarge when the
+        record alone exceeds max.request.size, MisuseError when there is no such partition, the fatal error.
+        """
+        self._check_append(size)
+        queue = self.current_topic(topic).queue(partition, row[1], size, self.options.batch_bytes)
+        self.is_half_done = True
+        batch = queue.open
+        wake = False
+        if batch is None or batch.size_bytes + size > self.options.batch_bytes:
+            is_behind = len(queue.waiting) > 1  # behind a sealed one, so that what may be sent is the same
+            batch = self._begin_batch(queue, now_ms)
+            queue.open = batch
+            if not is_behind:
+                self._place(queue, now_ms)
+            wake = not is_behind or self._is_urgent
+        index = len(batch.rows)  # from here to the end of `append` no signal: see ProducerState.join
+        batch.size_bytes += size
+        self.buffered_bytes += size
+        if callback is not None:
+            batch.outcome.callbacks[index] = callback
+        batch.rows.append(row)
+        self.is_half_done = False
+        return batch.outcome, index, wake
+
+    def append_sealed(
+        self, topic: str, partition: int, data: WritableBuffer, count: int, times: Any, now_ms: float
+    ) -> Outcome:
+        """Take a batch encoded elsewhere (Arrow), not numbered yet. `times`: the records' timestamps."""
+        self._check_append(len(data))
+        queue = self.current_topic(topic).queue(partition, None, 0, 0)
+        self.is_half_done = True
+        batch = self._begin_batch(queue, now_ms)
+        batch.data, batch.record_count = data, count
+        batch.outcome.times = times
+        batch.charged_bytes = len(data)
+        self.buffered_bytes += len(data)
+        self._place(queue, now_ms)
+        self.is_half_done = False
+        return batch.outcome
+
+    def _check_append(self, size_bytes: int) -> None:
+        if self.fatal is not None:
+            raise self.fatal
+        self.check_size(size_bytes)
+
+    def check_size(self, size_bytes: int) -> None:
+        """Raise MessageTooLarge for what no request may hold."""
+        max_bytes = self.options.max_request_bytes
+        if size_bytes > max_bytes:
+            raise MessageTooLarge(f"a record of {size_bytes} bytes is above max.request.size={max_bytes}")
+
+    def current_topic(self, name: str) -> TopicQueues:
+        """Return a known topic's queues, for as many partitions as the newest metadata say."""
+        topic = self.topics[name]
+        count = self.metadata.partition_count(name)
+        if count and count != topic.count:
+            self.set_partition_count(name, count, topic.used_ms)
+        return topic
+
+    def _begin_batch(self, queue: PartitionQueue, now_ms: float) -> ProducerBatch:
+        queue.close_open()
+        self._serial += 1
+        batch = ProducerBatch(queue.tp, now_ms, self._serial)
+        self._unsettled[batch] = None
+        queue.waiting.append(batch)
+        topic = self.topics[queue.tp.topic]
+        topic.used_ms = now_ms
+        self.topics.move_to_end(topic.name)
+        return batch
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether buffer.memory takes that many bytes more; one record always fits an empty buffer."""
+        return not self.buffered_bytes or self.buffered_bytes + size_bytes <= self.buffer_bytes
+
+    def can_append(self, size_bytes: int) -> bool:
+        """Whether `append` will not have to wait for room: it takes the record, or raises."""
+        return self.fatal is not None or self.has_room(size_bytes)
+
+    def refuse_appends(self, error: OncelogError) -> None:
+        """Raise `error` for every further record; those that were taken go their way."""
+        if self.fatal is None:
+            self.fatal = error
+        self.close_open_batches()
+
+    def close_open_batches(self) -> None:
+        """Seal every open batch, so that the next record must come through `append`."""
+        for batch in self._unsettled:
+            queue = self._partitions[batch.tp]
+            if queue.open is not None:
+                queue.close_open()
+                self._place(queue)
+
+    def detach(self, error: OncelogError) -> None:
+        """Fail what has no outcome yet, and tell nobody: in a forked child nothing here is sent.
+
+        Whoever waits there for a record taken before the fork would wait without end.
+        """
+        self.fatal = error
+        self.topics.clear()
+        for batch in self._unsettled:
+            batch.outcome.settle(None, None, error)
+        for queue in self._partitions.values():  # also the pieces of those that were split
+            for batch in queue.batches():
+                batch.outcome.settle(None, None, error)
+
+    def die(self, error: OncelogError) -> None:
+        """The producer cannot go on: everything without an outcome fails."""
+        self.fatal = error
+        self._fail_all(lambda batch: True, error)
+
+    def _fail_all(self, is_concerned: Callable[[ProducerBatch], bool], error: OncelogError) -> None:
+        for queue in dict.fromkeys(self._partitions[batch.tp] for batch in self._unsettled):
+            for batch in queue.batches():
+                if is_concerned(batch):
+                    self._fail(batch, error)
+
+    def flush(self) -> int:
+        """Send what was appended so far without lingering; returns the mark for `is_settled_to`."""
+        self._flush_below = self._serial + 1
+        for queue in self._schedule.take_lingering():
+            self._place(queue)
+        return self._serial
+
+    def is_settled_to(self, mark: int) -> bool:
+        """Return True once every record taken before `flush` returned that mark has its outcome."""
+        return not self._unsettled or next(iter(self._unsettled)).serial > mark
+
+    @property
+    def is_idle(self) -> bool:
+        """Return True once every record taken has its outcome. Callers need no lock."""
+        return not self._unsettled
+
+    # Sending
+
+    def give_identity(self, producer_id: int, producer_epoch: int) -> None:
+        """The broker's answer to InitProducerId."""
+        self.identity = Identity(producer_id, producer_epoch)
+        self.is_identity_needed = False
+
+    def drain(self, now_ms: float) -> list[ProduceCall]:
+        """Everything that may be sent now; each call must end in on_response, on_sent or on_failure."""
+        if self.is_half_done:
+            self.put_right()
+        self._expire(now_ms)
+        self._forget_idle(now_ms)
+        for queue in self._schedule.take_due(now_ms):
+            self._place(queue, now_ms)
+        if self._is_urgent:
+            for queue in self._schedule.take_lingering():
+                self._place(queue, now_ms)
+        if self._metadata_version != self.metadata.version:
+            self._metadata_version = self.metadata.version
+            for queue in self._schedule.take_all_ready():
+                self._place(queue, now_ms)
+        if self.options.is_idempotent and not self._renew_identities(now_ms):
+            return []
+        calls = []
+        for node_id in self._schedule.ready_nodes():
+            while self._in_flight_requests.get(node_id, 0) < self.options.max_in_flight:
+                batches = self._pick(node_id, now_ms)
+                if not batches:
+                    break
+                calls.append(self._call(node_id, batches, now_ms))
+        return calls
+
+    def put_right(self) -> None:
+        """Make everything follow from what stands in the queues, after an `append` that ended half-way.
+
+        Guard: test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
+        """
+        self._schedule = SendSchedule()
+        unsettled: dict[ProducerBatch, None] = {}
+        self.buffered_bytes = 0
+        for queue in self._partitions.values():
+            queue.drop_empty()
+            for batch in queue.batches():
+                unsettled[batch] = None
+                self.buffered_bytes += batch.charged_bytes
+            self._place(queue)
+        for batch in [*self._unsettled]:
+            if batch not in unsettled and not batch.unsettled_pieces:
+                del self._unsettled[batch]
+        for batch in unsettled:
+            if batch.parent is None:
+                self._unsettled.setdefault(batch)
+        self.is_half_done = False  # the last of all: should a second signal come, the next drain does it
+
+    def _place(self, queue: PartitionQueue, now_ms: float = 0.0) -> None:
+        """Put a queue where it belongs in the schedule, after anything about it changed."""
+        if queue.sequences.is_restart_needed:
+            self._restarting[queue] = None
+        following = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)
+        if following is None:
+            self._schedule.remove(queue)
+            return
+        batch, due_ms = following
+        if due_ms > now_ms:
+            self._schedule.put_timed(queue, due_ms, is_lingering=batch is queue.open)
+            return
+        node_id = self.metadata.leader_of(queue.tp)
+        if node_id is None:
+            self.stale.add(queue.tp)
+        self._schedule.put_ready(queue, node_id)
+
+    @property
+    def _is_urgent(self) -> bool:
+        return self.room_waiter_count > 0 or self.buffered_bytes * 4 > self.buffer_bytes * 3
+
+    def _renew_identities(self, now_ms: float) -> bool:
+        """Restart numbering where it is due; False while a producer id must be asked for."""
+        if self.identity is None:
+            self.is_identity_needed = bool(self._unsettled)
+            return False
+        if len(self._kept_sequences) > MAX_KEPT_SEQUENCES and not self._raise_epoch():
+            return False  # under another epoch all of them begin at 0
+        for queue in list(self._restarting):
+            if not queue.sequences.is_restart_needed:
+                del self._restarting[queue]
+            elif queue.sequences.is_restart_due:
+                if queue.sequences.identity == self.identity and not self._raise_epoch():
+                    return False
+                self._restart(queue, now_ms)
+        return True
+
+    def _raise_epoch(self) -> bool:
+        """Go on under the next epoch; False when epochs are used up and a new id is needed."""
+        assert self.identity is not None
+        self.identity = next_epoch(self.identity)
+        self._kept_sequences.clear()
+        if self.identity is None:
+            self.is_identity_needed = True
+            return False
+        self.metrics.epoch_bumps += 1
+        return True
+
+    def _restart(self, queue: PartitionQueue, now_ms: float = 0.0) -> None:
+        assert self.identity is not None
+        queue.sequences.restart(self.identity)
+        del self._restarting[queue]
+        self._place(queue, now_ms)
+
+    def _admits(self, queue: PartitionQueue) -> bool:
+        """Return True if this partition may be sent now; otherwise place it again when that changes."""
+        return True
+
+    def _pick(self, node_id: int, now_ms: float) -> list[ProducerBatch]:
+        """One batch per partition, together at most max.request.size (but at least one)."""
+        picked: list[ProducerBatch] = []
+        queues: list[PartitionQueue] = []
+        size = REQUEST_OVERHEAD_BYTES
+        while (queue := self._schedule.take_ready(node_id)) is not None:
+            following = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)
+            if following is None or following[1] > now_ms or self.metadata.leader_of(queue.tp) != node_id:
+                self._place(queue, now_ms)  # it changed since it was placed, and goes elsewhere
+                continue
+            if not self._admits(queue):
+                continue
+            batch = following[0]
+            batch_bytes = len(batch.data) if batch.data is not None else batch.size_bytes
+            if picked and size + batch_bytes > self.options.max_request_bytes:
+                self._schedule.put_first(queue, node_id)
+                break
+            size += batch_bytes
+            queue.take(batch, self.identity)
+            picked.append(batch)
+            queues.append(queue)
+        for queue in queues:
+            self._place(queue, now_ms)
+        return picked
+
+    def _call(self, node_id: int, batches: list[ProducerBatch], now_ms: float) -> ProduceCall:
+        transactional_id = self.options.transactional_id
+        is_transactional = transactional_id is not None
+        for batch in batches:
+            data = batch.encode(self.options.compression, self.options.level, is_transactional)
+            batch.sent_ms = now_ms
+            batch.attempt_count += 1
+            self.metrics.on_sent(batch, len(data), now_ms)
+        self.metrics.requests.add(1, now_ms)
+        self._in_flight_requests[node_id] = self._in_flight_requests.get(node_id, 0) + 1
+        acks, timeout_ms = self.options.acks, self.options.request_timeout_ms
+        message = produce_request(batches, acks, timeout_ms, transactional_id)
+        return ProduceCall(node_id, message, batches, acks != 0)
+
+    def next_wakeup_ms(self) -> float | None:
+        """Return when `drain` may have something to do without an outside event; None: never.
+
+        What is due already and still here waits for something else: a leader, a place in flight.
+        """
+        times = [self._schedule.next_due_ms()]
+        if self._unsettled:
+            times.append(next(iter(self._unsettled)).created_ms + self.options.delivery_timeout_ms)
+        return min((time for time in times if time is not None), default=None)
+
+    # Outcomes
+
+    def on_queued(self, call: ProduceCall) -> None:
+        """The request waits for a connection, until `on_written` or its end."""
+        for batch in call.batches:
+            batch.is_queued = True
+
+    def on_written(self, call: ProduceCall) -> None:
+        """From now on the broker may get the request."""
+        for batch in call.batches:
+            batch.is_queued = False
+
+    def on_sent(self, call: ProduceCall, now_ms: float) -> None:
+        """acks=0: the request is out, and that is all that will be known."""
+        self._in_flight_requests[call.node_id] -= 1
+        for batch in call.batches:
+            self._deliver(batch, None, None)
+            self._answered(batch, now_ms)
+
+    def _answered(self, batch: ProducerBatch, now_ms: float) -> None:
+        queue = self._partitions.get(batch.tp)  # None: given up long before, and its topic forgotten since
+        if queue is not None:
+            self._place(queue, now_ms)
+
+    def on_response(self, call: ProduceCall, response: Any, now_ms: float) -> None:
+        """The broker's answer, one code per batch."""
+        self._in_flight_requests[call.node_id] -= 1
+        answers = answers_by_partition(response)
+        for batch in call.batches:
+            if batch.sent_ms is not None:
+                self.metrics.latency.add(now_ms - batch.sent_ms, now_ms)
+            row = answers.get(batch.tp)
+            if row is None:
+                self._no_outcome(batch, OncelogError("the answer names no such partition"), True, now_ms)
+            elif row.error_code == 0:
+                base = row.base_offset if row.base_offset >= 0 else None
+                self._deliver(batch, base, row.log_append_time_ms if row.log_append_time_ms >= 0 else None)
+            else:
+                error = error_for_code(row.error_code, row.error_message or "")
+                self._on_error(batch, error, now_ms)
+            self._answered(batch, now_ms)
+
+    def on_failure(
+        self, call: ProduceCall, error: OncelogError, now_ms: float, *, was_sent: bool = True
+    ) -> None:
+        """No answer: the connection ended, could not be made, or the time-out passed."""
+        self._in_flight_requests[call.node_id] -= 1
+        was_sent = was_sent and not isinstance(error, NotConnectedError)
+        for batch in call.batches:
+            self.stale.add(batch.tp)
+            self._no_outcome(batch, error, was_sent and not batch.is_queued, now_ms)
+            self._answered(batch, now_ms)
+
+    def on_refused(self, call: ProduceCall, error: OncelogError, now_ms: float) -> None:
+        """The request could not be made for this broker (version, misuse): surely not sent."""
+        self._in_flight_requests[call.node_id] -= 1
+        for batch in call.batches:
+            batch.is_on_wire = batch.is_on_wire and not batch.is_queued
+            self._fail(batch, error)
+            self._answered(batch, now_ms)
+
+    def _on_error(self, batch: ProducerBatch, error: BrokerError, now_ms: float) -> None:
+        self.metrics.on_error(error)
+        if batch.is_settled:
+            return
+        batch.is_on_wire = False  # answered: a refusal is no attempt that may yet be stored
+        reaction = reaction_to(error.code, self.options.mode)
+        error.reaction = reaction.mark.value
+        part = self._partitions[batch.tp]
+        if reaction.is_metadata_stale:
+            self.metadata.mark_stale([batch.tp])
+            self.stale.add(batch.tp)
+        match reaction.action:
+            case Action.DELIVER:
+                self._deliver(batch, None, None)
+            case Action.RETRY:
+                self._no_outcome(batch, error, reaction.may_be_stored, now_ms)
+            case Action.REORDER:
+                self._on_out_of_order(batch, part.sequences.on_out_of_order(batch), error, now_ms)
+            case Action.RENUMBER:
+                self._on_out_of_order(batch, part.sequences.on_unknown_producer(batch), error, now_ms)
+            case Action.SPLIT if batch.record_count > 1:
+                self._split(part, batch)
+            case Action.DIE:
+                self.die(error)
+            case _:
+                batch.may_be_stored = batch.may_be_stored or reaction.may_be_stored
+                self._fail(batch, error)
+
+    def _on_out_of_order(
+        self, batch: ProducerBatch, verdict: OutOfOrder, error: BrokerError, now_ms: float
+    ) -> None:
+        if verdict is OutOfOrder.GIVE_UP:
+            self._settle(batch, None, None, unknown_outcome(batch, error))
+            return
+        self.metrics.retries += 1
+        batch.retry_at_ms = now_ms
+
+    def _split(self, part: PartitionQueue, batch: ProducerBatch) -> None:
+        pieces = cut(batch)
+        for piece in pieces:
+            piece.charged_bytes = batch.charged_bytes // len(pieces)
+        self.buffered_bytes -= batch.charged_bytes - sum(piece.charged_bytes for piece in pieces)
+        batch.is_settled = True
+        part.replace(batch, pieces)
+
+    def _no_outcome(
+        self, batch: ProducerBatch, error: OncelogError, may_be_stored: bool, now_ms: float
+    ) -> None:
+        if batch.is_settled:
+            return
+        batch.last_error = error
+        self._partitions[batch.tp].came_back(batch, may_be_stored)
+        if batch.attempt_count > self.options.retries:
+            self._fail(batch, error)
+            return
+        self.metrics.retries += batch.record_count
+        batch.retry_at_ms = now_ms + self._backoff_ms(batch.attempt_count)
+
+    def _backoff_ms(self, attempt_count: int) -> float:
+        """retry.backoff.ms doubled per attempt up to the maximum, give or take 20 %."""
+        base, top = self.options.retry_backoff_ms, self.options.retry_backoff_max_ms
+        return min(base * 2.0 ** min(attempt_count - 1, 20), max(top, base)) * (
+            0.8 + 0.4 * self._chance.random()
+        )
+
+    def _expire(self, now_ms: float) -> None:
+        limit_ms = self.options.delivery_timeout_ms
+        while self._unsettled:
+            oldest = next(iter(self._unsettled))
+            if oldest.created_ms + limit_ms > now_ms:
+                return
+            queue = self._partitions[oldest.tp]
+            for batch in queue.batches():
+                if batch.created_ms + limit_ms <= now_ms:
+                    if batch.is_queued:  # the edge withdraws its request before anything is written
+                        queue.came_back(batch, may_be_stored=False)
+                    self._fail(batch, self._timed_out(batch))
+            self._place(queue, now_ms)
+
+    def _timed_out(self, batch: ProducerBatch) -> OncelogError:
+        limit_ms = self.options.delivery_timeout_ms
+        heard = f" (last heard: {batch.last_error})" if batch.last_error else ""
+        text = f"no acknowledgement for {batch.tp} within delivery.timeout.ms={limit_ms}{heard}"
+        if not batch.is_on_wire and not batch.may_be_stored:
+            return TimedOut(f"{text}; the records were not stored")
+        batch.may_be_stored = True
+        error = DeliveryUnknown(f"{text}; whether the records are stored is not known", batch.last_error)
+        error.reaction = Mark.ABORTABLE.value
+        return error
+
+    def _fail(self, batch: ProducerBatch, error: OncelogError) -> None:
+        if batch.is_settled:
+            return
+        batch.seal()
+        queue = self._partitions[batch.tp]
+        queue.give_up(batch)
+        if queue.sequences.is_restart_needed:
+            self._restarting[queue] = None
+        if batch.may_be_stored and not isinstance(error, OutcomeUnknown):
+            error = unknown_outcome(batch, error)
+        self._settle(batch, None, None, error)
+
+    def _deliver(self, batch: ProducerBatch, base_offset: int | None, log_time_ms: int | None) -> None:
+        if batch.is_settled:
+            return
+        queue = self._partitions[batch.tp]
+        queue.delivered(batch)
+        if batch.parent is not None and batch.parent.may_be_stored:
+            self._note_not_stored(queue, batch.parent)
+        self._settle(batch, base_offset, log_time_ms, None)
+
+    def _note_not_stored(self, queue: PartitionQueue, parent: ProducerBatch | None) -> None:
+        """Note that what was cut in pieces is not stored, since a piece is: the broker takes either.
+
+        Nor are its other pieces, of which none has been sent: they go one by one, in order.
+        """
+        while parent is not None and parent.may_be_stored:
+            parent.may_be_stored = False
+            for batch in queue.batches():
+                if batch.parent is parent and not batch.is_on_wire:
+                    batch.may_be_stored = False
+            parent = parent.parent
+
+    def _settle(
+        self, batch: ProducerBatch, base_offset: int | None, log_time_ms: int | None, error: Exception | None
+    ) -> None:
+        batch.is_settled = True
+        self.buffered_bytes -= batch.charged_bytes
+        if error is not None:
+            self.metrics.errors += batch.record_count
+        else:
+            self.metrics.delivered += batch.record_count
+        batch.outcome.settle(base_offset, log_time_ms, error)
+        self._finish(batch)
+
+    def _finish(self, batch: ProducerBatch) -> None:
+        """Note that a batch has its outcome, and so may have the one that it is a piece of."""
+        self._unsettled.pop(batch, None)  # pieces stand there as their parents
+        self.settled.append(batch.outcome)
+        self.settled_count += 1
+        parent = batch.parent
+        if parent is not None:
+            parent.unsettled_pieces -= 1
+            if not parent.unsettled_pieces:
+                parent.outcome.is_done = True
+                self._finish(parent)

@@ -1,0 +1,185 @@
+"""A producer's settings, checked against each other before any connection is made (row I3).
+
+    enable.idempotence    acks, retries, in flight    result
+    any, transactional    in conflict, or it is off   ConfigError naming both settings
+    set to true           in conflict                 ConfigError naming both settings
+    only defaulted        in conflict                 idempotence off, with a warning
+    false                 anything                    idempotence off
+    else                                              on
+
+Source: Kafka's ProducerConfig.postProcessAndValidateIdempotenceConfigs, configureDeliveryTimeout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncelog.errors import ConfigError
+from oncelog.rules.idempotence.error_policy import Mode
+from oncelog.rules.idempotence.sequencer import MAX_UNACKNOWLEDGED
+from oncelog.settings import Settings
+from oncelog.types import Compression
+from oncelog.wire.compression import compress
+
+_IN_FLIGHT = "max.in.flight.requests.per.connection"
+_UNSAFE = "oncelog.unsafe.max.in.flight"
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotenceReport:
+    """Whether each record is stored once per session, and the settings that make it so.
+
+    `producer_id` and `producer_epoch` are None while idempotence is off or no id was given yet.
+    `max_in_flight` counts requests per connection. `reason` says in words why it is on or off.
+    """
+
+    enabled: bool
+    producer_id: int | None
+    producer_epoch: int | None
+    acks: str
+    retries: int
+    max_in_flight: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """What the core needs of the settings. Times in milliseconds; `level` None: the codec's default."""
+
+    mode: Mode
+    reason: str
+    acks: int
+    retries: int
+    max_in_flight: int
+    is_guarded: bool
+    delivery_timeout_ms: int
+    request_timeout_ms: int
+    linger_ms: int
+    batch_bytes: int
+    buffer_bytes: int
+    max_block_ms: int
+    metadata_max_idle_ms: int
+    max_request_bytes: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    compression: Compression
+    level: int | None
+    partitioner: str
+    transactional_id: str | None
+    transaction_timeout_ms: int
+
+    @property
+    def is_idempotent(self) -> bool:
+        return self.mode is not Mode.PLAIN
+
+    def report(self, producer_id: int | None, producer_epoch: int | None) -> IdempotenceReport:
+        """What to tell the user."""
+        acks = "all" if self.acks == -1 else str(self.acks)
+        return IdempotenceReport(
+            self.is_idempotent,
+            producer_id,
+            producer_epoch,
+            acks,
+            self.retries,
+            self.max_in_flight,
+            self.reason,
+        )
+
+
+def conflicts_with_idempotence(settings: Settings) -> list[str]:
+    """The settings that idempotence cannot live with, each as `key=value (needs ...)`."""
+    found = []
+    if settings["acks"] not in ("all", "-1"):
+        found.append(f"acks={settings['acks']} (needs acks=all)")
+    if settings["retries"] == 0:
+        found.append("retries=0 (needs retries of 1 or more)")
+    if settings[_IN_FLIGHT] > MAX_UNACKNOWLEDGED and settings[_UNSAFE] is None:
+        found.append(f"{_IN_FLIGHT}={settings[_IN_FLIGHT]} (needs {MAX_UNACKNOWLEDGED} or less)")
+    return found
+
+
+def decide_idempotence(settings: Settings) -> tuple[bool, str]:
+    """Whether idempotence is on, and why. Raises ConfigError when it was asked for and cannot be."""
+    asked_for = settings.is_user_set("enable.idempotence")
+    conflicts = conflicts_with_idempotence(settings)
+    if settings["transactional.id"] is not None:
+        return True, _check_transactional(settings, conflicts)
+    if not settings["enable.idempotence"]:
+        return False, "switched off by enable.idempotence=false"
+    if conflicts and asked_for:
+        raise ConfigError(
+            f"enable.idempotence=true contradicts {' and '.join(conflicts)}; "
+            "change that, or set enable.idempotence=false and accept lost or doubled records"
+        )
+    if conflicts:
+        return (
+            False,
+            f"switched off because of {' and '.join(conflicts)}; enable.idempotence was only defaulted",
+        )
+    if settings[_UNSAFE] is not None:
+        return True, f"on, but unguarded: {_UNSAFE}={settings[_UNSAFE]} lets records be doubled"
+    return True, "set by enable.idempotence=true" if asked_for else "on by default"
+
+
+def _check_transactional(settings: Settings, conflicts: list[str]) -> str:
+    if not settings["transactional.id"]:
+        raise ConfigError("transactional.id='': give it a name, or leave it out")
+    if not settings["enable.idempotence"]:
+        conflicts = ["enable.idempotence=false (needs true)", *conflicts]
+    if conflicts:
+        raise ConfigError(
+            f"transactional.id={settings['transactional.id']!r} contradicts {' and '.join(conflicts)}; "
+            "change that, or leave transactional.id out"
+        )
+    return "implied by transactional.id"
+
+
+def resolve(settings: Settings) -> ProducerOptions:
+    """Check the settings together. Raises ConfigError; makes no connection."""
+    is_transactional = settings["transactional.id"] is not None
+    is_idempotent, reason = decide_idempotence(settings)
+    compression = Compression[settings["compression.type"].upper()]
+    level = _level(settings, compression)
+    compress(compression, b"", level)  # a missing codec library is a ConfigError now, not at the first batch
+    acks = settings["acks"]
+    unsafe = settings[_UNSAFE] if is_idempotent else None
+    return ProducerOptions(
+        mode=Mode.TRANSACTIONAL if is_transactional else Mode.IDEMPOTENT if is_idempotent else Mode.PLAIN,
+        reason=reason,
+        acks=-1 if acks == "all" else int(acks),
+        retries=settings["retries"],
+        max_in_flight=settings[_IN_FLIGHT] if unsafe is None else unsafe,
+        is_guarded=unsafe is None,
+        delivery_timeout_ms=_delivery_timeout_ms(settings),
+        request_timeout_ms=settings["request.timeout.ms"],
+        linger_ms=settings["linger.ms"],
+        batch_bytes=min(settings["batch.size"], settings["max.request.size"]),
+        buffer_bytes=settings["buffer.memory"],
+        max_block_ms=settings["max.block.ms"],
+        metadata_max_idle_ms=settings["metadata.max.idle.ms"],
+        max_request_bytes=settings["max.request.size"],
+        retry_backoff_ms=settings["retry.backoff.ms"],
+        retry_backoff_max_ms=settings["retry.backoff.max.ms"],
+        compression=compression,
+        level=level,
+        partitioner=settings["partitioner"],
+        transactional_id=settings["transactional.id"],
+        transaction_timeout_ms=settings["transaction.timeout.ms"],
+    )
+
+
+def _level(settings: Settings, compression: Compression) -> int | None:
+    key = f"compression.{compression.name.lower()}.level"
+    return settings[key] if key in settings and settings.is_user_set(key) else None
+
+
+def _delivery_timeout_ms(settings: Settings) -> int:
+    given, least = settings["delivery.timeout.ms"], settings["linger.ms"] + settings["request.timeout.ms"]
+    if given >= least:
+        return int(given)
+    if settings.is_user_set("delivery.timeout.ms"):
+        raise ConfigError(
+            f"delivery.timeout.ms={given} is less than linger.ms + request.timeout.ms = "
+            f"{settings['linger.ms']} + {settings['request.timeout.ms']}; raise it or lower those"
+        )
+    return int(least)

@@ -1,0 +1,69 @@
+"""A producer's numbers under the names Kafka gives them (producer-metrics)."""
+
+from __future__ import annotations
+
+from oncelog.client.consumer.consumer_metrics import Window
+from oncelog.client.producer.batch import ProducerBatch
+from oncelog.errors import (
+    BrokerError,
+    DuplicateSequenceNumber,
+    InvalidProducerEpoch,
+    OutOfOrderSequenceNumber,
+    ProducerFenced,
+)
+
+
+class ProducerMetrics:
+    """Counters since the start, and windows for rates."""
+
+    def __init__(self) -> None:
+        self.records = Window()
+        self.bytes = Window()
+        self.batch_sizes = Window()
+        self.batch_records = Window()
+        self.requests = Window()
+        self.latency = Window()
+        self.sent = 0
+        self.sent_bytes = 0
+        self.delivered = 0
+        self.retries = 0
+        self.errors = 0
+        self.epoch_bumps = 0
+        self.by_error: dict[type[BrokerError], int] = {}
+
+    def on_sent(self, batch: ProducerBatch, size_bytes: int, now_ms: float) -> None:
+        """A batch leaves (again)."""
+        self.sent += batch.record_count
+        self.sent_bytes += size_bytes
+        self.records.add(batch.record_count, now_ms)
+        self.bytes.add(size_bytes, now_ms)
+        self.batch_sizes.add(size_bytes, now_ms)
+        self.batch_records.add(batch.record_count, now_ms)
+
+    def on_error(self, error: BrokerError) -> None:
+        """The broker answered with an error."""
+        self.by_error[type(error)] = self.by_error.get(type(error), 0) + 1
+
+    def to_dict(self, now_ms: float, buffered_bytes: int, buffer_bytes: int) -> dict[str, float]:
+        """Everything by name; rates are per second over the last 30 s, times in milliseconds."""
+        fenced = self.by_error.get(InvalidProducerEpoch, 0) + self.by_error.get(ProducerFenced, 0)
+        return {
+            "record-send-rate": self.records.rate(now_ms),
+            "record-send-total": self.sent,
+            "byte-rate": self.bytes.rate(now_ms),
+            "byte-total": self.sent_bytes,
+            "record-delivered-total": self.delivered,
+            "record-retry-total": self.retries,
+            "record-error-total": self.errors,
+            "produce-request-rate": self.requests.count_rate(now_ms),
+            "request-latency-avg": self.latency.average(now_ms),
+            "request-latency-max": self.latency.largest(now_ms),
+            "batch-size-avg": self.batch_sizes.average(now_ms),
+            "records-per-request-avg": self.batch_records.average(now_ms),
+            "buffer-total-bytes": buffer_bytes,
+            "buffer-available-bytes": buffer_bytes - buffered_bytes,
+            "duplicate-sequence-total": self.by_error.get(DuplicateSequenceNumber, 0),
+            "out-of-order-sequence-total": self.by_error.get(OutOfOrderSequenceNumber, 0),
+            "producer-fenced-total": fenced,
+            "epoch-bump-total": self.epoch_bumps,
+        }

@@ -1,0 +1,121 @@
+"""Which partitions of a producer have something to send, by what they wait for.
+
+    ready            for a place among the requests in flight to their leader
+    without leader   for metadata that names one
+    timed            for a time: the end of linger.ms or of a retry's pause
+
+A partition is in one of them, or in none: it has nothing to send, or waits for an answer. So the work of a
+turn depends on the partitions that can be sent, never on all that were ever used.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from oncelog.client.producer.partition_queue import PartitionQueue
+
+_COMPACT_FROM = 64
+"""A heap that small is not worth rebuilding."""
+
+Timer = tuple[float, int, PartitionQueue]
+
+
+class SendSchedule:
+    """Queues by what they wait for; every operation costs at most the logarithm of the timed ones."""
+
+    def __init__(self) -> None:
+        self._ready: dict[int, OrderedDict[PartitionQueue, None]] = {}
+        self._node_of: dict[PartitionQueue, int] = {}
+        self._without_leader: dict[PartitionQueue, None] = {}
+        self._timers: dict[PartitionQueue, Timer] = {}
+        self._lingering: dict[PartitionQueue, None] = {}
+        self._heap: list[Timer] = []
+        """By time. Entries that are not in `_timers` any more are void."""
+        self._timer_count = 0
+
+    def remove(self, queue: PartitionQueue) -> None:
+        """Take a queue out of wherever it is."""
+        node_id = self._node_of.pop(queue, None)
+        if node_id is not None:
+            del self._ready[node_id][queue]
+        elif self._timers.pop(queue, None) is not None:
+            self._lingering.pop(queue, None)
+        else:
+            self._without_leader.pop(queue, None)
+
+    def put_ready(self, queue: PartitionQueue, node_id: int | None) -> None:
+        """It may be sent to `node_id` behind those that are ready already; None: its leader is not known."""
+        if node_id is not None and self._node_of.get(queue) == node_id:
+            return
+        self.remove(queue)
+        if node_id is None:
+            self._without_leader[queue] = None
+            return
+        self._node_of[queue] = node_id
+        self._ready.setdefault(node_id, OrderedDict())[queue] = None
+
+    def put_timed(self, queue: PartitionQueue, due_ms: float, *, is_lingering: bool) -> None:
+        """It may be sent from `due_ms` on. `is_lingering`: sooner when there is a hurry."""
+        self.remove(queue)
+        self._timer_count += 1
+        timer = (due_ms, self._timer_count, queue)
+        self._timers[queue] = timer
+        if is_lingering:
+            self._lingering[queue] = None
+        heapq.heappush(self._heap, timer)
+        if len(self._heap) > max(_COMPACT_FROM, 2 * len(self._timers)):
+            self._heap = list(self._timers.values())
+            heapq.heapify(self._heap)
+
+    def take_due(self, now_ms: float) -> list[PartitionQueue]:
+        """Take out the queues whose time has come."""
+        due = []
+        while (first_ms := self.next_due_ms()) is not None and first_ms <= now_ms:
+            queue = heapq.heappop(self._heap)[2]
+            self.remove(queue)
+            due.append(queue)
+        return due
+
+    def take_lingering(self) -> list[PartitionQueue]:
+        """Take out all queues that wait only for the end of linger.ms."""
+        lingering = list(self._lingering)
+        for queue in lingering:
+            self.remove(queue)
+        return lingering
+
+    def take_all_ready(self) -> list[PartitionQueue]:
+        """Take out all ready queues, with and without a leader: the metadata changed."""
+        queues = [*self._node_of, *self._without_leader]
+        for queue in queues:
+            self.remove(queue)
+        return queues
+
+    def take_ready(self, node_id: int) -> PartitionQueue | None:
+        """Take out the queue that has been ready for this node longest; None when there is none."""
+        ready = self._ready.get(node_id)
+        if not ready:
+            return None
+        queue, _ = ready.popitem(last=False)
+        del self._node_of[queue]
+        return queue
+
+    def put_first(self, queue: PartitionQueue, node_id: int) -> None:
+        """Give back what `take_ready` gave, before all others."""
+        self.put_ready(queue, node_id)
+        self._ready[node_id].move_to_end(queue, last=False)
+
+    def ready_nodes(self) -> list[int]:
+        """Nodes that some queue is ready for."""
+        return [node_id for node_id, ready in self._ready.items() if ready]
+
+    def without_leader(self) -> Iterator[PartitionQueue]:
+        """Queues that could be sent if their leader were known."""
+        return iter(self._without_leader)
+
+    def next_due_ms(self) -> float | None:
+        """Return the earliest time of a timed queue; None without any."""
+        while self._heap and self._timers.get(self._heap[0][2]) is not self._heap[0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None

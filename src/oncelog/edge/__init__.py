@@ -1,1 +1,0 @@
-"""The only room with sockets, files, threads and the real clock."""

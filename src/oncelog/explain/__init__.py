@@ -1,0 +1,1 @@
+"""Stories of `oncelog explain`: faults played for real, and their sequence diagrams."""

@@ -1,0 +1,220 @@
+"""From events to a sequence diagram: which arrows between producer, network and broker, and what they say.
+
+Pure. `plan` decides, `text` and `svg` draw. What a broker did is read from its answers: an offset
+it gave before to the same producer, epoch and sequences is a batch recognised, not stored again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from oncelog.testing.proxy.event_format import Where, label
+from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, Outcome, WireEvent
+
+_OF_TRANSACTIONS = {"FindCoordinator", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"}
+DRAWN_APIS = frozenset({"Produce", "InitProducerId"} | _OF_TRANSACTIONS)
+
+
+class Lane(IntEnum):
+    """The columns, from left to right."""
+
+    PRODUCER = 0
+    NETWORK = 1
+    BROKER = 2
+
+
+class Tone(Enum):
+    """What kind of thing happened; decides mark and colour."""
+
+    PLAIN = "plain"
+    GOOD = "good"
+    REPEAT = "repeat"
+    LOST = "lost"
+    REFUSED = "refused"
+    HELD = "held"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """One message or a part of its way. `remark` stands at its end; `seconds` since the start."""
+
+    start: Lane
+    end: Lane
+    text: str
+    tone: Tone
+    remark: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A remark across all columns, made `times` times in a row."""
+
+    text: str
+    times: int = 1
+
+    def __str__(self) -> str:
+        return self.text if self.times == 1 else f"{self.text} (×{self.times})"
+
+
+Step = Arrow | Note
+
+_Journey = tuple[int, int]
+_Batch = tuple[str, int, int | None, int | None, int | None, int | None]
+
+
+def plan(events: Iterable[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> list[Step]:
+    """The arrows of a diagram, in the order of the events; partitions are named where there are several."""
+    events = list(events)
+    partitions = {(batch.topic, batch.partition) for event in events for batch in event.batches}
+    reader = _Reader(_naming(partitions))
+    steps: list[Step] = []
+    for event in events:
+        if event.direction is Direction.NOTE:
+            _add_note(steps, event.detail)
+        elif event.api in apis:
+            steps.append(
+                reader.request(event) if event.direction is Direction.REQUEST else reader.answer(event)
+            )
+    return steps
+
+
+def _naming(partitions: set[tuple[str, int]]) -> Where:
+    """As short as tells them apart."""
+    if len(partitions) <= 1:
+        return Where.NOWHERE
+    return Where.PARTITION if len({topic for topic, _ in partitions}) == 1 else Where.TOPIC_PARTITION
+
+
+def _add_note(steps: list[Step], text: str) -> None:
+    """Append a note; one that only repeats the last is counted there."""
+    last = steps[-1] if steps else None
+    if isinstance(last, Note) and last.text == text:
+        steps[-1] = Note(text, last.times + 1)
+    else:
+        steps.append(Note(text))
+
+
+class _Reader:
+    """Remembers what was sent and stored, to name a retry and a recognised batch."""
+
+    def __init__(self, where: Where) -> None:
+        self._where = where
+        self._requests: dict[_Journey, WireEvent] = {}
+        self._sent: set[_Batch] = set()
+        self._offsets: dict[_Batch, int] = {}
+        self._at_network: set[_Journey] = set()
+
+    def request(self, event: WireEvent) -> Arrow:
+        journey = (event.connection, event.correlation_id)
+        keys = [_key(batch) for batch in event.batches]
+        is_retry = journey not in self._requests and any(key in self._sent for key in keys)
+        self._requests[journey] = event
+        self._sent.update(key for key in keys if key[2] is not None)
+        start, end, tone, remark = _REQUEST_WAYS[event.fate]
+        if is_retry and tone is Tone.PLAIN:
+            tone = Tone.REPEAT
+        text = self._label(event) + ("  (again)" if is_retry else "")
+        return Arrow(start, end, text, tone, _join(remark, event.detail), event.time_ms / 1000)
+
+    def answer(self, event: WireEvent) -> Arrow:
+        journey = (event.connection, event.correlation_id)
+        start, end, tone, remark = _ANSWER_WAYS[event.fate]
+        if journey in self._at_network:
+            start = Lane.NETWORK
+        if event.fate in (Fate.QUEUED, Fate.HELD):
+            self._at_network.add(journey)
+        if start is Lane.BROKER:
+            done, done_tone = self._what_was_done(event, journey)
+        else:
+            is_refused = any(outcome.error_code for outcome in event.outcomes)
+            done, done_tone = "", Tone.REFUSED if is_refused else Tone.PLAIN
+        if tone is Tone.PLAIN:
+            tone = done_tone
+        return Arrow(
+            start, end, self._label(event), tone, _join(done, remark, event.detail), event.time_ms / 1000
+        )
+
+    def _label(self, event: WireEvent) -> str:
+        return label(event, self._where)
+
+    def _what_was_done(self, event: WireEvent, journey: _Journey) -> tuple[str, Tone]:
+        request = self._requests.get(journey)
+        if request is None or not event.outcomes:
+            return "", Tone.PLAIN
+        notes = [
+            self._verdict(batch, outcome)
+            for outcome in event.outcomes
+            for batch in request.batches
+            if (batch.topic, batch.partition) == (outcome.topic, outcome.partition)
+        ]
+        if not notes:
+            return "", Tone.PLAIN
+        return "; ".join(text for text, _ in notes), notes[0][1]
+
+    def _verdict(self, batch: BatchSummary, outcome: Outcome) -> tuple[str, Tone]:
+        if outcome.error_code:
+            return "refused, not stored", Tone.REFUSED
+        if outcome.base_offset is None:
+            return "stored", Tone.GOOD
+        key = _key(batch)
+        known = self._offsets.get(key) if batch.producer_id is not None else None
+        if known == outcome.base_offset:
+            return f"known: stored at {known} before", Tone.REPEAT
+        self._offsets[key] = outcome.base_offset
+        last = outcome.base_offset + batch.records_count - 1
+        return f"stored at {_span(outcome.base_offset, last)}", Tone.GOOD
+
+
+def _key(batch: BatchSummary) -> _Batch:
+    return (
+        batch.topic, batch.partition, batch.producer_id, batch.producer_epoch, batch.base_sequence,
+        batch.last_sequence,
+    )  # fmt: skip
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def _join(*texts: str) -> str:
+    return "; ".join(text for text in texts if text)
+
+
+_P, _N, _B = Lane.PRODUCER, Lane.NETWORK, Lane.BROKER
+_Way = tuple[Lane, Lane, Tone, str]
+
+_REQUEST_WAYS: dict[Fate, _Way] = {
+    Fate.PASSED: (_P, _B, Tone.PLAIN, ""),
+    Fate.DROPPED: (_P, _N, Tone.LOST, "lost"),
+    Fate.CUT: (_P, _N, Tone.LOST, "lost with the connection"),
+    Fate.HELD: (_P, _N, Tone.HELD, "held back"),
+    Fate.RELEASED: (_N, _B, Tone.PLAIN, "let go"),
+    Fate.COPY: (_N, _B, Tone.REPEAT, ""),
+    Fate.LOST: (_P, _N, Tone.LOST, ""),
+    Fate.FORGED: (_P, _N, Tone.LOST, ""),
+}
+
+_ANSWER_WAYS: dict[Fate, _Way] = {
+    Fate.PASSED: (_B, _P, Tone.PLAIN, ""),
+    Fate.DROPPED: (_B, _N, Tone.LOST, "answer lost"),
+    Fate.CUT: (_B, _N, Tone.LOST, "answer lost, connection cut"),
+    Fate.HELD: (_B, _N, Tone.HELD, "answer held back"),
+    Fate.QUEUED: (_B, _N, Tone.HELD, "answer waits its turn"),
+    Fate.RELEASED: (_N, _P, Tone.PLAIN, ""),
+    Fate.SWALLOWED: (_B, _N, Tone.LOST, "nobody waits for this answer"),
+    Fate.LOST: (_B, _N, Tone.LOST, "answer lost"),
+    Fate.FORGED: (_N, _P, Tone.REFUSED, ""),
+}
+
+
+def hidden_apis(events: Sequence[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> dict[str, int]:
+    """How many requests of which other APIs crossed undrawn."""
+    counts: dict[str, int] = {}
+    for event in events:
+        if event.direction is Direction.REQUEST and event.api not in apis:
+            counts[event.api] = counts.get(event.api, 0) + 1
+    return counts

@@ -1,0 +1,223 @@
+"""A scene of a story: a topic, a proxy with its rules, what was sent, and what is in the log at the end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from oncelog.client.consumer.blocking import Consumer
+from oncelog.client.producer.blocking import Producer
+from oncelog.errors import OncelogError
+from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, Outcome, WireEvent
+from oncelog.testing.proxy.proxy import Proxy
+from oncelog.types import RecordMetadata, TopicPartition
+from oncelog.wire.batch import HEADER_BYTES
+from oncelog.wire.records import record_size_upper_bound
+
+RECORDS_PER_BATCH = 3
+_VALUE_BYTES = 100
+PATIENCE_SECONDS = 20.0
+"""Longest wait for anything in a story; none takes a tenth of it."""
+
+_PRODUCE_FATES_AT_BROKER = {Fate.PASSED, Fate.RELEASED, Fate.COPY}
+
+
+def value_of(number: int) -> bytes:
+    """The value of record `number`; all have one length, so that batches fill evenly."""
+    return (b"record %d" % number).ljust(_VALUE_BYTES)
+
+
+def batch_settings() -> dict[str, object]:
+    """Settings that make batches of exactly three records, and time-outs short enough to watch."""
+    record_bytes = record_size_upper_bound(None, value_of(1), ())
+    return {
+        "batch.size": HEADER_BYTES + RECORDS_PER_BATCH * record_bytes,
+        "linger.ms": 300,
+        "request.timeout.ms": 1_500,
+        "delivery.timeout.ms": 30_000,
+        "retry.backoff.ms": 20,
+        "retry.backoff.max.ms": 50,
+        "reconnect.backoff.ms": 10,
+        "reconnect.backoff.max.ms": 50,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Records: handed to producers, acknowledged, failed to the caller, in the log; distinct ones that
+    are not there, and copies beyond the first."""
+
+    sent: int
+    acknowledged: int
+    failed: int
+    stored: int
+    lost: int
+    doubled: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something the story says about its end, and whether it was so."""
+
+    text: str
+    is_true: bool
+
+
+@dataclass(slots=True)
+class Scene:
+    """One run. `proxy` and `topic` are open while the story plays it; the rest is left for the teller.
+
+    `is_drawn` False: too long for a diagram, only the counts are shown. `is_counted` False: nothing was to
+    be in the log, so that counts would say little. `written`: what the logs hold, in words.
+    """
+
+    heading: str
+    proxy: Proxy
+    upstream: str
+    topic: str
+    partitions: int = 1
+    is_drawn: bool = True
+    is_counted: bool = True
+    written: list[str] = field(default_factory=list)
+    events: list[WireEvent] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
+    counts: Counts = Counts(0, 0, 0, 0, 0, 0)
+    log: list[int] = field(default_factory=list)
+    """Record numbers of partition 0 and on, in the order they are stored."""
+    _sent: list[tuple[int, int, Future[RecordMetadata]]] = field(default_factory=list)
+
+    def producer(self, settings: Mapping[str, object] | None = None) -> Producer:
+        """A producer behind the proxy, with batches of three records unless `settings` say otherwise."""
+        return Producer(
+            {**batch_settings(), "bootstrap.servers": self.proxy.bootstrap_servers, **(settings or {})}
+        )
+
+    def send(
+        self, producer: Producer, numbers: Iterable[int], partition: int = 0
+    ) -> list[Future[RecordMetadata]]:
+        """Hand records to the producer and remember them."""
+        futures: list[Future[RecordMetadata]] = []
+        for number in numbers:
+            future = producer.send(self.topic, value_of(number), partition=partition)
+            self._sent.append((partition, number, future))
+            futures.append(future)
+        return futures
+
+    def check(self, text: str, is_true: bool) -> None:
+        """State something about how it ended."""
+        self.checks.append(Check(text, bool(is_true)))
+
+    def wait_until(self, what: str, predicate: Any) -> None:
+        """Wait for the events to show something. Raises OncelogError when they do not in time."""
+        if not self.proxy.wait_until(predicate, PATIENCE_SECONDS):
+            raise OncelogError(f"the story did not go on: waited {PATIENCE_SECONDS:g} s for {what}")
+
+    def finish(self) -> None:
+        """Read the partitions back, not through the proxy, and count."""
+        self._wait_for_records_under_way()
+        self.events = self.proxy.events
+        stored: Counter[tuple[int, int]] = Counter()
+        with Consumer({"bootstrap.servers": self.upstream}) as consumer:
+            for partition in range(self.partitions):
+                numbers = _read(consumer, TopicPartition(self.topic, partition))
+                self.log += numbers
+                stored.update((partition, number) for number in numbers)
+        self.counts = self._count(stored)
+
+    def _count(self, stored: Counter[tuple[int, int]]) -> Counts:
+        acknowledged = [_is_acknowledged(future) for _, _, future in self._sent]
+        wanted = Counter((partition, number) for partition, number, _ in self._sent)
+        return Counts(
+            sent=len(self._sent),
+            acknowledged=acknowledged.count(True),
+            failed=acknowledged.count(False),
+            stored=sum(stored.values()),
+            lost=sum(1 for record in wanted if record not in stored),
+            doubled=sum(count - 1 for count in stored.values()),
+        )
+
+    def _wait_for_records_under_way(self) -> None:
+        """Without acknowledgements the log may still grow after the producer is done."""
+        arriving = [
+            batch.records_count
+            for event in self.proxy.events
+            if event.acks == 0 and event.fate in _PRODUCE_FATES_AT_BROKER
+            for batch in event.batches
+        ]
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        with Consumer({"bootstrap.servers": self.upstream}) as consumer:
+            partitions = [TopicPartition(self.topic, index) for index in range(self.partitions)]
+            while arriving and time.monotonic() < deadline:
+                if sum(consumer.end_offsets(partitions).values()) >= sum(arriving):
+                    return
+                time.sleep(0.02)
+
+    # What crossed the wire, for the checks.
+
+    def batches_at_broker(self) -> list[BatchSummary]:
+        """Batches in the order the broker was given them."""
+        return [
+            batch
+            for event in self.proxy.events
+            if event.fate in _PRODUCE_FATES_AT_BROKER
+            for batch in event.batches
+        ]
+
+    def sequences_at_broker(self) -> list[int | None]:
+        """Their base sequences."""
+        return [batch.base_sequence for batch in self.batches_at_broker()]
+
+    def outcomes(self) -> list[Outcome]:
+        """Every partition answer the broker gave to Produce, in order, whatever became of it."""
+        seen = set()
+        found: list[Outcome] = []
+        for event in self.proxy.events:
+            journey = (event.connection, event.correlation_id, event.fate is Fate.SWALLOWED)
+            if event.outcomes and event.fate is not Fate.FORGED and journey not in seen:
+                seen.add(journey)
+                found += event.outcomes
+        return found
+
+    def offsets(self) -> list[int | None]:
+        """The base offsets of the answers; None for refusals."""
+        return [outcome.base_offset for outcome in self.outcomes()]
+
+    def errors(self) -> list[str]:
+        """The names of the refusals among the answers."""
+        return [outcome.error_name for outcome in self.outcomes() if outcome.error_code]
+
+
+def _is_acknowledged(future: Future[RecordMetadata]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _read(consumer: Consumer, tp: TopicPartition) -> list[int]:
+    start, end = consumer.beginning_offsets([tp])[tp], consumer.end_offsets([tp])[tp]
+    values: list[bytes] = []
+    for batch in consumer.fetch_range(tp, start, end):
+        values += batch.column("value").to_pylist()
+    return [int(value.split()[1]) for value in values]
+
+
+def requests_at_broker(count: int) -> Any:
+    """Predicate: the broker was given `count` Produce requests."""
+
+    def holds(events: Sequence[WireEvent]) -> bool:
+        passed = (event for event in events if event.batches and event.fate in _PRODUCE_FATES_AT_BROKER)
+        return sum(1 for _ in passed) >= count
+
+    return holds
+
+
+def fate_seen(fate: Fate, direction: Direction, count: int = 1) -> Any:
+    """Predicate: `count` Produce messages of a direction had this fate."""
+
+    def holds(events: Sequence[WireEvent]) -> bool:
+        found = (e for e in events if e.api == "Produce" and e.direction is direction and e.fate is fate)
+        return sum(1 for _ in found) >= count
+
+    return holds

@@ -1,0 +1,90 @@
+"""Restore index entries of aborted transactions from the markers that are still in the log.
+
+Compaction up to 0.4.1 lost entries where its map of keys was full in the middle of a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from oncelog.errors import BrokerError
+from oncelog.log.index import AbortedTransaction
+from oncelog.log.producers import end_marker
+from oncelog.log.scan import HEADERS, HeaderBlock
+from oncelog.log.segment import Segment
+from oncelog.rules.storage.compaction import Aborted, UnindexedAborts
+from oncelog.wire.batch import HEADER_BYTES, read_header
+from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_BIT, verify_crc
+
+
+class Restored(NamedTuple):
+    """`error`: why some entries are only in memory, None when all are stored."""
+
+    entry_count: int
+    error: OSError | None
+
+
+def restore_aborted(segments: Iterable[Segment]) -> Restored:
+    """Add the entries that are missing, and sync them. Raises OSError when the log cannot be read."""
+    walked = list(segments)
+    indexed = {entry.last_offset for segment in walked for entry in segment.transactions.entries}
+    aborts = UnindexedAborts(indexed)
+    count, failure = 0, None
+    for segment in walked:
+        if missing := list(_missing(segment, aborts)):
+            count += len(missing)
+            try:
+                segment.transactions.add_missing(AbortedTransaction(*entry) for entry in missing)
+            except OSError as error:
+                # A full disk must not refuse the start: readers go by the entries in memory.
+                failure = error
+        segment.file.rest()
+    return Restored(count, failure)
+
+
+def _missing(segment: Segment, aborts: UnindexedAborts) -> Iterator[Aborted]:
+    position = 0
+    for block in segment.header_blocks(0):
+        if block.position != position:
+            aborts.gap()
+        position = block.end
+        yield from _missing_in_block(segment, block, aborts)
+    if position != segment.size_bytes:
+        aborts.gap()
+
+
+def _missing_in_block(segment: Segment, block: HeaderBlock, aborts: UnindexedAborts) -> Iterator[Aborted]:
+    rows = np.frombuffer(block.headers, HEADERS)
+    marked = np.flatnonzero(rows["attributes"] & (CONTROL_BIT | TRANSACTIONAL_BIT))
+    if not len(marked):
+        return
+    sizes = rows["batch_length"].astype(np.int64) + LOG_OVERHEAD_BYTES
+    positions = block.position + np.cumsum(sizes) - sizes
+    is_control = (rows["attributes"][marked] & CONTROL_BIT).tolist()
+    producer_ids, base_offsets = (rows[name][marked].tolist() for name in ("producer_id", "base_offset"))
+    for index, number in enumerate(marked.tolist()):
+        if not is_control[index]:
+            aborts.data(producer_ids[index], base_offsets[index])
+            continue
+        header = read_header(block.headers, number * HEADER_BYTES)
+        if header.producer_id is None:
+            continue
+        batch = segment.file.pread(header.size_bytes, int(positions[number]))
+        try:
+            # A flipped bit may turn a commit into an abort, whose entry would hide committed records:
+            # test_a_damaged_commit_gets_no_index_entry.
+            is_whole = verify_crc(batch, 0, header.size_bytes)
+            marker = end_marker(header, memoryview(batch)) if is_whole else None
+        except BrokerError:
+            is_whole, marker = False, None
+        if not is_whole:
+            aborts.gap()
+            continue
+        if marker is None:
+            continue
+        entry = aborts.marker(header.producer_id, header.last_offset, is_abort=not marker.is_commit)
+        if entry is not None:
+            yield entry

@@ -1,0 +1,257 @@
+"""Reading: whole batches from an offset on, and look-ups by time. Nothing here changes the log."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from oncelog.errors import CorruptMessage
+from oncelog.log.background import Job
+from oncelog.log.disk import Buffer
+from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, scan
+from oncelog.log.segment import Segment
+from oncelog.log.segments import Segments
+from oncelog.types import Compression
+from oncelog.wire.batch import HEADER_BYTES, verify_crc
+from oncelog.wire.header import LOG_OVERHEAD_BYTES
+from oncelog.wire.records import find_record_at_time, payload_of
+
+_LAST_DELTA = struct.Struct(">i")
+_LAST_DELTA_POSITION = 23
+
+
+class LogSlice(NamedTuple):
+    """Stored batches unchanged, and the offset after the last of them."""
+
+    records: Buffer
+    next_offset: int
+
+
+class Place(NamedTuple):
+    """A batch boundary: `position` in the file of `segment`."""
+
+    segment: Segment
+    position: int
+
+
+class FoundTime(NamedTuple):
+    """A record's timestamp and offset."""
+
+    timestamp_ms: int
+    offset: int
+
+
+Search = Generator[Job | None, None, FoundTime | None]
+"""A look-up in bounded steps, as `oncelog.log.background` does them; it returns what was found."""
+
+_BYTES_PER_COST = 1024
+
+
+def find_place(segments: Segments, offset: int) -> Place | None:
+    """Where the batch that holds `offset`, or the first one after it, begins; None at the end.
+
+    Raises CorruptMessage where the log is damaged: going on behind that would be a silent loss.
+    """
+    for segment in segments.from_offset(offset):
+        if segment.end_offset <= offset:
+            continue
+        start = segment.index.position_for(max(offset - segment.base_offset, 0))
+        try:
+            place = _place_from(start, segment, offset)
+        except CorruptMessage:
+            place = _place_from(0, segment, offset)  # the index may be what is damaged
+        if place is not None:
+            return place
+    return None
+
+
+def _place_from(start: int, segment: Segment, offset: int) -> Place | None:
+    damage: BadBatch | None = None
+    suspect: Place | None = None
+    for found in _scan_past_damage(segment, start):
+        if isinstance(found, BadBatch):
+            damage = found
+            continue
+        header = found.header
+        if header.last_offset < header.base_offset:
+            damage = BadBatch(found.position, f"a batch claims to end at offset {header.last_offset}")
+            continue
+        if header.last_offset < offset:
+            continue
+        if header.base_offset > offset and (damage or suspect):
+            break  # so it is the damage that holds it
+        place = Place(segment, found.position)
+        if header.base_offset >= offset or verify_crc(found.bytes(), 0, header.size_bytes):
+            return place
+        suspect = suspect or place  # it may claim more than it holds
+    if suspect is None and damage is not None:
+        raise _damaged(segment, damage.position, damage.reason)
+    return suspect
+
+
+def _scan_past_damage(segment: Segment, start: int) -> Iterator[FoundBatch | BadBatch]:
+    position: int | None = start
+    reached = segment.base_offset
+    while position is not None:
+        behind = None
+        for found in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
+            yield found
+            if isinstance(found, BadBatch):
+                behind = segment.behind(found.position, reached)
+            else:
+                reached = found.header.base_offset + 1
+        position = behind
+
+
+def _damaged(segment: Segment, position: int, reason: str) -> CorruptMessage:
+    return CorruptMessage(f"{segment.log_path} is damaged at position {position}: {reason}")
+
+
+def read_at(place: Place, upper_offset: int, max_bytes: int, at_least_one: bool) -> LogSlice | None:
+    """Whole batches below `upper_offset` from a place on, within its segment.
+
+    At most `max_bytes`, but with `at_least_one` the first batch whatever its size. None: none fits.
+    Raises CorruptMessage when no whole batch is there.
+    """
+    segment, position = place
+    available = segment.size_bytes - position
+    chunk = segment.file.pread(min(available, max(max_bytes, HEADER_BYTES)), position)
+    if len(chunk) < HEADER_BYTES:
+        return None
+    first_offset, length = BASE_AND_LENGTH.unpack_from(chunk)
+    size = length + LOG_OVERHEAD_BYTES
+    if not HEADER_BYTES <= size <= available:
+        raise _damaged(segment, position, f"a batch claims {size} bytes, {available} are there")
+    if not segment.base_offset <= first_offset < segment.end_offset:
+        raise _damaged(segment, position, f"a batch claims offset {first_offset}")
+    if first_offset >= upper_offset or (size > max_bytes and not at_least_one):
+        return None
+    if size > len(chunk):
+        chunk = segment.file.pread(size, position)
+    if len(chunk) == available and segment.end_offset <= upper_offset:
+        return LogSlice(chunk, segment.end_offset)
+    return _whole_batches(chunk, upper_offset, max(max_bytes, size), _skip(place, chunk, upper_offset))
+
+
+def _skip(place: Place, chunk: bytes, upper_offset: int) -> int:
+    """A batch start inside the chunk, known from the index, so that fewer headers need be walked."""
+    segment, position = place
+    if segment.end_offset > upper_offset:
+        return 0
+    return max(segment.index.position_before(position + len(chunk)) - position, 0)
+
+
+def _whole_batches(chunk: bytes, upper_offset: int, max_bytes: int, start: int) -> LogSlice | None:
+    end, next_offset, limit = start, None, min(len(chunk), max_bytes)
+    if start >= limit:
+        end = 0
+    while end + HEADER_BYTES <= limit:
+        base_offset, length = BASE_AND_LENGTH.unpack_from(chunk, end)
+        size = length + LOG_OVERHEAD_BYTES
+        if end + size > limit or base_offset >= upper_offset or size < HEADER_BYTES:
+            break
+        (delta,) = _LAST_DELTA.unpack_from(chunk, end + _LAST_DELTA_POSITION)
+        next_offset = base_offset + delta + 1
+        end += size
+    if next_offset is None:
+        return _whole_batches(chunk, upper_offset, max_bytes, 0) if start else None
+    return LogSlice(chunk if end == len(chunk) else memoryview(chunk)[:end], next_offset)
+
+
+class StepCost:
+    """The cost of a step so far; look-ups of one request share it."""
+
+    __slots__ = ("spent",)
+
+    def __init__(self) -> None:
+        self.spent = 0
+
+
+def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, cost: StepCost) -> Search:
+    """Find the first record at or after `start_offset` whose timestamp is at least `timestamp_ms`.
+
+    In bounded steps: the time index tells what the largest time before an offset is, so that a segment whose
+    largest time is before `start_offset`, or only claimed by a header, is read to its end. Raises
+    CorruptMessage at a damage that is not wholly before `start_offset`.
+    """
+    while (segment := _first_with(segments, timestamp_ms, start_offset)) is not None:
+        relative = max(segment.times.offset_before(timestamp_ms), start_offset - segment.base_offset)
+        position, step_cost = segment.index.position_for(relative), segment.limits.search_step_cost
+        for found in _scan_for(segment, position, start_offset):
+            header, is_next_step = found.header, False
+            cost.spent += 1 + header.size_bytes // _BYTES_PER_COST
+            if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
+                records: list[FoundTime | None] = []
+                job = partial(_append_first_record, records, found, timestamp_ms, start_offset)
+                cost.spent += header.records_count
+                # Opening a compressed batch may take long whatever its size: 10 KB can become 256 MB.
+                if header.records_count > step_cost or header.compression is not Compression.NONE:
+                    yield job
+                    is_next_step = True
+                else:
+                    job()
+                if records[0] is not None:
+                    return records[0]
+            start_offset = max(start_offset, header.last_offset + 1)
+            if cost.spent >= step_cost:
+                cost.spent = 0
+                yield None
+                is_next_step = True
+            if is_next_step and not any(each is segment for each in segments):
+                # Compacted or deleted meanwhile: go on where its offsets are now. Its file may be closed. See
+                # test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job.
+                break
+        else:
+            start_offset = max(start_offset, segment.end_offset)
+    return None
+
+
+def _scan_for(segment: Segment, position: int, start_offset: int) -> Iterator[FoundBatch]:
+    """Return batches from a position on for who looks for records at or after an offset.
+
+    Raises CorruptMessage at a damage that may hold one:
+    test_a_look_up_by_time_does_not_pass_over_a_damage. Others are passed over:
+    test_a_look_up_by_time_takes_no_notice_of_a_damage_below_the_log_start.
+    """
+    for found in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
+        if isinstance(found, BadBatch):
+            place = _place_from(found.position, segment, start_offset)
+            if place is None:
+                raise _damaged(segment, found.position, found.reason)
+            yield from _scan_for(segment, place.position, start_offset)
+            return
+        yield found
+
+
+def _first_with(segments: Segments, timestamp_ms: int, start_offset: int) -> Segment | None:
+    for segment in segments:
+        if segment.max_timestamp_ms >= timestamp_ms and segment.end_offset > start_offset:
+            return segment
+    return None
+
+
+def _append_first_record(
+    records: list[FoundTime | None], found: FoundBatch, timestamp_ms: int, start_offset: int
+) -> None:
+    records.append(_first_record_at(found, timestamp_ms, start_offset))
+
+
+def _first_record_at(found: FoundBatch, timestamp_ms: int, start_offset: int) -> FoundTime | None:
+    payload = payload_of(found.bytes(), 0, found.header, verify=True)
+    record = find_record_at_time(payload, found.header, timestamp_ms, start_offset)
+    return None if record is None else FoundTime(*record)
+
+
+def search_max_timestamp(segments: Segments, start_offset: int, cost: StepCost) -> Search:
+    """Find the record with the largest timestamp, the first of them if several; None in an empty log."""
+    while True:
+        newest = max(segments, key=lambda segment: segment.max_timestamp_ms)
+        if newest.max_timestamp_ms < 0:
+            return None
+        found = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
+        if found is not None or any(each is newest for each in segments):
+            return found
+        # Deleted or compacted meanwhile, with the record: another one has the largest time now. See
+        # test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_job.

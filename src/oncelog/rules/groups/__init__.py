@@ -1,0 +1,1 @@
+"""Decisions about groups: members, generations, assignments, committed offsets."""

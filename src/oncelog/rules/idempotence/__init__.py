@@ -1,0 +1,1 @@
+"""Decisions about idempotence: sequences of producers, and what a partition accepts."""

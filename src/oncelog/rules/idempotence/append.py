@@ -1,0 +1,275 @@
+"""May this batch of a numbered producer be stored? The heart of the idempotent log.
+
+Given what the partition remembers about the producer id, in this order:
+
+    same epoch, first and last sequence equal to a remembered batch   Duplicate
+    epoch lower than the remembered one                               Refuse INVALID_PRODUCER_EPOCH
+    sequence above the lowest that still waits to be verified         Refuse OUT_OF_ORDER (see Verification)
+    epoch unknown (the id has no entry)                               any sequence is stored, but sequence 0
+                                                                      with an epoch per transaction
+    epoch higher                                                      sequence 0, else Refuse OUT_OF_ORDER
+    epoch equal                                                       next sequence, else Refuse OUT_OF_ORDER
+    not transactional while the id has a transaction open here        Refuse INVALID_TXN_STATE
+    else                                                              Store
+
+With an epoch per transaction (KIP-890) a transaction begins with sequence 0 in each partition. A batch that
+overtook its predecessor is therefore refused, and both come again in order.
+A coordinator's batches carry no sequences: only the epoch is checked. A replayed batch is already in
+the log, so nothing is refused.
+Source: rows I6, I7, I8, I14, I15; Kafka's UnifiedLog.analyzeAndValidateProducerState, ProducerAppendInfo.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from oncelog.errors import (
+    BrokerError,
+    InvalidProducerEpoch,
+    InvalidRecord,
+    InvalidTxnState,
+    OutOfOrderSequenceNumber,
+)
+from oncelog.rules.idempotence.sequence import advance, first_sequence, is_next
+from oncelog.types import Origin
+
+REMEMBERED_BATCHES = 5
+
+# NamedTuples by their C constructor: this runs for every batch, and the generated __new__ costs twice that.
+_make = tuple.__new__
+_CLIENT, _REPLAY = Origin.CLIENT, Origin.REPLAY
+
+
+class ProducedBatch(NamedTuple):
+    """What a batch header says about its producer. `base_sequence` is None in a coordinator's batch."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int | None
+    last_offset_delta: int
+    max_timestamp_ms: int
+    is_transactional: bool
+
+    @property
+    def last_sequence(self) -> int | None:
+        """None when the batch carries no sequence."""
+        return None if self.base_sequence is None else advance(self.base_sequence, self.last_offset_delta)
+
+
+class RememberedBatch(NamedTuple):
+    """One stored batch as the partition remembers it (Kafka's BatchMetadata).
+
+    `last_sequence` is None for a coordinator's batch. `timestamp_ms` is the batch's largest.
+    """
+
+    last_sequence: int | None
+    last_offset: int
+    offset_delta: int
+    timestamp_ms: int
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+    @property
+    def first_sequence(self) -> int | None:
+        """None as for `last_sequence`."""
+        return None if self.last_sequence is None else first_sequence(self.last_sequence, self.offset_delta)
+
+
+class ProducerEntry(NamedTuple):
+    """What a partition remembers about one producer id (Kafka's ProducerStateEntry).
+
+    `producer_epoch` None: nothing was appended yet, any sequence may come. `coordinator_epoch` None:
+    no transaction marker was seen. `current_txn_first_offset` None: no transaction is open here.
+    `last_timestamp_ms` is the client's time, `last_append_ms` the broker's. `batches`: oldest first, at
+    most five, all of `producer_epoch`.
+    """
+
+    producer_epoch: int | None
+    coordinator_epoch: int | None
+    last_timestamp_ms: int
+    last_append_ms: int
+    current_txn_first_offset: int | None
+    batches: tuple[RememberedBatch, ...]
+
+    @property
+    def last_sequence(self) -> int | None:
+        """None when no batch is remembered, so that only sequence 0 follows."""
+        return self.batches[-1].last_sequence if self.batches else None
+
+
+class Verification(NamedTuple):
+    """The lowest batch of a producer for which a partition asked the transaction coordinator.
+
+    It is kept until a transactional batch is stored or the transaction ends here. A batch with a higher
+    sequence must not overtake one that the coordinator refused for the moment: the producer sends that again.
+    Source: Kafka's VerificationStateEntry.
+    """
+
+    producer_epoch: int
+    lowest_sequence: int
+    raises_epoch: bool
+
+    def with_batch(self, producer_epoch: int, sequence: int) -> Verification:
+        """Return what is to be kept once another batch asked."""
+        is_lower = producer_epoch == self.producer_epoch and sequence < self.lowest_sequence
+        if is_lower or producer_epoch > self.producer_epoch:
+            return self._replace(producer_epoch=producer_epoch, lowest_sequence=sequence)
+        return self
+
+
+class Store(NamedTuple):
+    """Write the batch; once its bytes are written, `entry` is what to remember."""
+
+    entry: ProducerEntry
+
+
+class Duplicate(NamedTuple):
+    """Write nothing; acknowledge with where the batch stands already."""
+
+    base_offset: int
+    last_offset: int
+    timestamp_ms: int
+
+
+class Refuse(NamedTuple):
+    """Write nothing, remember nothing; answer `error` with `reason`."""
+
+    error: type[BrokerError]
+    reason: str
+
+
+def decide_append(
+    entry: ProducerEntry | None,
+    batch: ProducedBatch,
+    origin: Origin,
+    *,
+    base_offset: int,
+    now_ms: int,
+    begins_epoch: bool = False,
+    verification: Verification | None = None,
+) -> Store | Duplicate | Refuse:
+    """The verdict for a data batch that would get `base_offset`; `entry` None: the id is unknown here.
+
+    `begins_epoch`: the batch is the first of a transaction with an epoch of its own in this partition.
+    """
+    if entry is not None and origin is _CLIENT and verification is None and _is_plain_next(entry, batch):
+        # The main road, and no remembered batch is passed by: one that is next after the newest cannot
+        # equal one of the five, whose sequences would have to go round all 2^31 of them.
+        return _make(Store, (_successor(entry, batch, base_offset, now_ms),))
+    if origin is _CLIENT:
+        if batch.base_sequence is None:
+            return Refuse(InvalidRecord, f"producer id {batch.producer_id} without a base sequence")
+        if entry is not None and (known := _find_remembered(entry, batch)) is not None:
+            return Duplicate(known.last_offset - known.offset_delta, known.last_offset, known.timestamp_ms)
+    if entry is not None and origin is not _REPLAY:
+        refusal = _refuse_epoch(entry, batch)
+        if refusal is None and origin is _CLIENT and verification is not None:
+            refusal = _refuse_overtaking(entry, batch, verification)
+        if refusal is None and origin is _CLIENT:
+            refusal = _refuse_sequence(entry, batch)
+        if refusal is None and entry.current_txn_first_offset is not None and not batch.is_transactional:
+            refusal = Refuse(
+                InvalidTxnState,
+                f"producer id {batch.producer_id} has had a transaction open here since offset"
+                f" {entry.current_txn_first_offset}, and this batch is not transactional",
+            )
+        if refusal is not None:
+            return refusal
+    if entry is None and origin is _CLIENT and verification is not None:
+        refusal = _refuse_overtaking(entry, batch, verification)
+        if refusal is not None:
+            return refusal
+    if begins_epoch and batch.base_sequence and (entry is None or not entry.batches):
+        return Refuse(
+            OutOfOrderSequenceNumber,
+            f"producer id {batch.producer_id} epoch {batch.producer_epoch} begins its transaction here with"
+            f" sequence {batch.base_sequence}; the batch with 0 must come first",
+        )
+    return Store(_successor(entry, batch, base_offset, now_ms))
+
+
+def _is_plain_next(entry: ProducerEntry, batch: ProducedBatch) -> bool:
+    """The next sequence of the known epoch, outside of transactions: nothing else is to be asked."""
+    batches, sequence = entry.batches, batch.base_sequence
+    return (
+        entry.producer_epoch == batch.producer_epoch
+        and sequence is not None
+        and bool(batches)
+        and is_next(batches[-1].last_sequence, sequence)
+        and entry.current_txn_first_offset is None
+    )
+
+
+def _find_remembered(entry: ProducerEntry, batch: ProducedBatch) -> RememberedBatch | None:
+    if entry.producer_epoch != batch.producer_epoch:
+        return None
+    last, delta = batch.last_sequence, batch.last_offset_delta
+    # Equal last sequence and equal length: then the first sequences are equal too.
+    for known in entry.batches:
+        if known.last_sequence == last and known.offset_delta == delta:
+            return known
+    return None
+
+
+def _refuse_epoch(entry: ProducerEntry, batch: ProducedBatch) -> Refuse | None:
+    if entry.producer_epoch is None or batch.producer_epoch >= entry.producer_epoch:
+        return None
+    return Refuse(
+        InvalidProducerEpoch,
+        f"producer id {batch.producer_id} sent epoch {batch.producer_epoch}, and epoch"
+        f" {entry.producer_epoch} has been seen: a newer instance of this producer is at work",
+    )
+
+
+def _refuse_overtaking(
+    entry: ProducerEntry | None, batch: ProducedBatch, verification: Verification
+) -> Refuse | None:
+    sequence = batch.base_sequence or 0
+    begins_late = verification.raises_epoch and sequence and (entry is None or not entry.batches)
+    if not begins_late and sequence <= verification.lowest_sequence:
+        return None
+    return Refuse(
+        OutOfOrderSequenceNumber,
+        f"producer id {batch.producer_id} sent sequence {sequence}, and the batch with"
+        f" {verification.lowest_sequence} was not stored yet",
+    )
+
+
+def _refuse_sequence(entry: ProducerEntry, batch: ProducedBatch) -> Refuse | None:
+    sequence = batch.base_sequence
+    if entry.producer_epoch is None or sequence is None:
+        return None
+    if batch.producer_epoch != entry.producer_epoch:
+        if sequence == 0:
+            return None
+        return Refuse(
+            OutOfOrderSequenceNumber,
+            f"producer id {batch.producer_id} begins epoch {batch.producer_epoch} with sequence {sequence};"
+            " a new epoch begins with 0",
+        )
+    if is_next(entry.last_sequence, sequence):
+        return None
+    return Refuse(
+        OutOfOrderSequenceNumber,
+        f"producer id {batch.producer_id} epoch {batch.producer_epoch} sent sequence {sequence} after"
+        f" {'none' if entry.last_sequence is None else entry.last_sequence}",
+    )
+
+
+def _successor(
+    entry: ProducerEntry | None, batch: ProducedBatch, base_offset: int, now_ms: int
+) -> ProducerEntry:
+    _, epoch, base_sequence, delta, timestamp_ms, is_transactional = batch
+    last = None if base_sequence is None else advance(base_sequence, delta)
+    added: RememberedBatch = _make(RememberedBatch, (last, base_offset + delta, delta, timestamp_ms))
+    coordinator_epoch, txn_first_offset = None, None
+    batches: tuple[RememberedBatch, ...] = (added,)
+    if entry is not None:
+        known_epoch, coordinator_epoch, _, _, txn_first_offset, known = entry
+        if known_epoch == epoch:
+            batches = (*known[1 - REMEMBERED_BATCHES :], added)
+    if txn_first_offset is None and is_transactional:
+        txn_first_offset = base_offset
+    return _make(ProducerEntry, (epoch, coordinator_epoch, timestamp_ms, now_ms, txn_first_offset, batches))

@@ -1,0 +1,98 @@
+"""Which transactions in a partition have lost their marker?
+
+With the default flush a power loss may take the newest records of any log. A partition may lose a marker, and
+the coordinator keep that the transaction is over. The transaction would stay open in the partition, and the
+producer's next one there would continue it: a commit would show aborted records.
+
+An epoch per transaction (KIP-890) tells transactions apart. A coordinator's record with a decision and epoch
+E + 1 is about the transaction with epoch E, and names its partitions:
+
+    the partition shows a transaction as open at a start, and from then on
+        the log decides it, with this partition, and has newer records of the id    the decision's marker
+        the same, and aborts a classic one of the same epoch in this partition      an ABORT marker
+        the newest record of the id decides it                                      nothing: markers follow
+        else, the id has another producer id by now, or has expired                 an ABORT marker
+        else, the id has this producer id                                           nothing yet
+        no record names the producer id                                             nothing
+    later, the producer begins or ends a transaction where an older epoch is open
+        the log decided that one at the start                                       the decision's marker
+        else                                                                        an ABORT marker
+
+Nobody can decide the older one any more: the coordinator gives a new epoch only when the one before is over.
+Classic transactions of one instance share an epoch, so nothing tells which of them is open; they are left as
+they are until a newer instance begins or commits a transaction there. The last of them shares it with the
+producer's first transaction of the new kind, so what may be either is committed only if both were. Apache
+Kafka leaves all of them. See docs/internals/simulation.md, "Power losses with the default flush".
+"""
+
+from __future__ import annotations
+
+from oncelog.rules.idempotence.sequencer import MAX_EPOCH, Identity
+from oncelog.rules.transactions.entry import EPOCH_PER_TRANSACTION, NO_ID, TransactionEntry, TransactionState
+from oncelog.types import TopicPartition
+
+
+def decided_transaction(entry: TransactionEntry) -> Identity | None:
+    """Return the producer id and epoch of the transaction that a record decides; None if it does not tell.
+
+    The largest epoch is also that of a producer which was fenced, whatever epoch its transaction had. Another
+    producer id that takes over tells that the transaction had the last epoch a client gets.
+    """
+    if not entry.state.is_prepared or entry.client_version < EPOCH_PER_TRANSACTION:
+        return None
+    if entry.producer_epoch == MAX_EPOCH and entry.next_producer_id == NO_ID:
+        return None
+    if entry.producer_epoch <= 0:
+        return None
+    return Identity(entry.producer_id, entry.producer_epoch - 1)
+
+
+def aborted_classic(entry: TransactionEntry) -> Identity | None:
+    """Return the producer id and epoch of the classic transaction that a record aborts."""
+    is_classic = entry.client_version < EPOCH_PER_TRANSACTION
+    is_abort = entry.state is TransactionState.PREPARE_ABORT
+    return Identity(entry.producer_id, entry.producer_epoch) if is_classic and is_abort else None
+
+
+def ended_transaction(entry: TransactionEntry) -> Identity | None:
+    """Return the producer id and epoch of the transaction that a record ends, if it must end nothing older.
+
+    None for the abort of a classic one: its marker aborts what is older, and may carry the epoch of a fence.
+    """
+    if entry.client_version < EPOCH_PER_TRANSACTION and entry.state is TransactionState.PREPARE_COMMIT:
+        return Identity(entry.producer_id, entry.producer_epoch)
+    return decided_transaction(entry)
+
+
+def lost_end(
+    tp: TopicPartition,
+    leftover: Identity,
+    decision: TransactionEntry | None,
+    newest: TransactionEntry | None,
+) -> TransactionEntry | None:
+    """Return the decision whose marker a partition lacks that shows a transaction as open; None: unknown.
+
+    `newest`: the newest record of the transactional id. If it is the decision, its markers follow anyway. If
+    it has another producer id, nobody begins a transaction under the older one, which would end this one. See
+    test_what_a_producer_id_left_open_is_ended_when_another_one_takes_over.
+    """
+    if decision is not None and tp in decision.partitions and newest != decision:
+        return decision
+    if newest is None or leftover.producer_id not in (newest.producer_id, newest.next_producer_id):
+        return abort_of(leftover)
+    return None
+
+
+def is_awaited(tp: TopicPartition, leftover: Identity, newest: TransactionEntry) -> bool:
+    """Return whether the end of the transaction that is under way ends the one that a partition shows.
+
+    It does not end one of a higher epoch, of which a power loss took the coordinator's record.
+    """
+    is_above = leftover.producer_epoch > newest.producer_epoch
+    return newest.producer_id == leftover.producer_id and tp in newest.partitions and not is_above
+
+
+def abort_of(leftover: Identity) -> TransactionEntry:
+    """Return the decision to abort a transaction that was left open and that nobody else decides."""
+    epoch = min(leftover.producer_epoch + 1, MAX_EPOCH)
+    return TransactionEntry("", leftover.producer_id, epoch, 0, TransactionState.PREPARE_ABORT)

@@ -1,0 +1,301 @@
+"""The producer table of one partition: who appended what last, small enough for a million ids.
+
+Producers at work are ProducerEntry values; idle ones are packed into bytes, which take a fifth of the
+memory and are invisible to the garbage collector. Idle ones live in shards of bounded size, so that expiry
+and snapshots take a slice of them at a time; `image` shares the shards, and a shard that changes later is
+copied first. The shards grow one by one (linear hashing), so that no append pays for many. An id expires
+by the time of its last append, not by its records' timestamps: a back-fill of old records keeps its
+de-duplication.
+
+Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_append_ms i64
+    | coordinator_epoch i32 if COORDINATOR | current_txn_first_offset i64 if TXN
+    | if TIGHT: newest last_offset i64, then per batch, newest first: offset_delta u32,
+      how far its last_offset is behind u32, its timestamp less last_timestamp_ms i32, last_sequence i32
+    | else per batch: last_offset i64, offset_delta u32, timestamp_ms i64, last_sequence i32
+A sequence of -1 stands for None.
+Source: rows I6, I19, I20; Kafka's ProducerStateManager.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Container, Iterator, Mapping
+from typing import NamedTuple
+
+from oncelog.limits import DEFAULT_LIMITS
+from oncelog.rules.idempotence.append import REMEMBERED_BATCHES, ProducerEntry, RememberedBatch
+
+_NO_EPOCH, _COORDINATOR, _TXN, _TIGHT = 1, 2, 4, 8
+PLAIN = _TIGHT
+"""First byte of a packed entry with an epoch, a batch and no transaction: its first PLAIN_BYTES bytes are
+head, newest offset and newest batch at fixed positions, for readers of many at once."""
+PLAIN_BYTES = 43
+_HEAD = struct.Struct("<Bhqq")
+_APPEND_TIME = struct.Struct("<q")
+_APPEND_TIME_POSITION = 11
+_INT32, _INT64 = struct.Struct("<i"), struct.Struct("<q")
+_TIGHT_BATCH = struct.Struct("<IIii")
+_WIDE_BATCH = struct.Struct("<qIqi")
+_UINT32_MAX, _INT32_MAX = 2**32 - 1, 2**31 - 1
+
+
+def pack_entry(entry: ProducerEntry) -> bytes:
+    """The entry as bytes; `unpack_entry` gives it back exactly."""
+    epoch, coordinator_epoch, last_ms, append_ms, txn_first_offset, batches = entry
+    flags = _NO_EPOCH if epoch is None else 0
+    tail = b""
+    if coordinator_epoch is not None:
+        flags |= _COORDINATOR
+        tail += _INT32.pack(coordinator_epoch)
+    if txn_first_offset is not None:
+        flags |= _TXN
+        tail += _INT64.pack(txn_first_offset)
+    if _is_tight(entry):
+        flags |= _TIGHT
+        tail += _pack_tight(batches, last_ms)
+    else:
+        tail += b"".join([_WIDE_BATCH.pack(b[1], b[2], b[3], _sequence(b)) for b in reversed(batches)])
+    return _HEAD.pack(flags, 0 if epoch is None else epoch, last_ms, append_ms) + tail
+
+
+def _sequence(batch: RememberedBatch) -> int:
+    return -1 if batch.last_sequence is None else batch.last_sequence
+
+
+def _is_tight(entry: ProducerEntry) -> bool:
+    batches = entry.batches
+    if not batches:
+        return False
+    newest = batches[-1].last_offset
+    return all(
+        0 <= newest - batch.last_offset <= _UINT32_MAX
+        and abs(batch.timestamp_ms - entry.last_timestamp_ms) <= _INT32_MAX
+        for batch in batches
+    )
+
+
+def _pack_tight(batches: tuple[RememberedBatch, ...], last_ms: int) -> bytes:
+    newest = batches[-1].last_offset
+    packed = [_TIGHT_BATCH.pack(b[2], newest - b[1], b[3] - last_ms, _sequence(b)) for b in reversed(batches)]
+    return _INT64.pack(newest) + b"".join(packed)
+
+
+def unpack_entry(data: bytes) -> ProducerEntry:
+    """Inverse of `pack_entry`. Raises struct.error on bytes that it did not make."""
+    flags, epoch, last_ms, append_ms = _HEAD.unpack_from(data)
+    position = _HEAD.size
+    coordinator_epoch = txn_first_offset = None
+    if flags & _COORDINATOR:
+        (coordinator_epoch,) = _INT32.unpack_from(data, position)
+        position += 4
+    if flags & _TXN:
+        (txn_first_offset,) = _INT64.unpack_from(data, position)
+        position += 8
+    batches = []
+    if flags & _TIGHT:
+        (newest,) = _INT64.unpack_from(data, position)
+        for delta, back, late_ms, sequence in _TIGHT_BATCH.iter_unpack(memoryview(data)[position + 8 :]):
+            sequence = None if sequence < 0 else sequence
+            batches.append(RememberedBatch(sequence, newest - back, delta, last_ms + late_ms))
+    else:
+        for offset, delta, timestamp_ms, sequence in _WIDE_BATCH.iter_unpack(memoryview(data)[position:]):
+            sequence = None if sequence < 0 else sequence
+            batches.append(RememberedBatch(sequence, offset, delta, timestamp_ms))
+    batches.reverse()
+    epoch = None if flags & _NO_EPOCH else epoch
+    return ProducerEntry(epoch, coordinator_epoch, last_ms, append_ms, txn_first_offset, tuple(batches))
+
+
+def with_older(entry: ProducerEntry, earlier: ProducerEntry) -> ProducerEntry:
+    """`entry` of a log whose beginning was deleted, with the batches of that part; `earlier` knew them."""
+    if earlier.producer_epoch != entry.producer_epoch:
+        return entry
+    first_offset = entry.batches[0].last_offset if entry.batches else None
+    older = [each for each in earlier.batches if first_offset is None or each.last_offset < first_offset]
+    return entry._replace(batches=(*older, *entry.batches)[-REMEMBERED_BATCHES:])
+
+
+def has_open_transaction(packed: bytes) -> bool:
+    """Whether the packed entry has one, without unpacking it."""
+    return bool(packed[0] & _TXN)
+
+
+def append_time_ms(packed: bytes) -> int:
+    """`last_append_ms` of a packed entry, without unpacking it."""
+    return int(_APPEND_TIME.unpack_from(packed, _APPEND_TIME_POSITION)[0])
+
+
+class ProducerImage(NamedTuple):
+    """The table as it was at one moment; the table may change meanwhile."""
+
+    entry_count: int
+    at_work: dict[int, ProducerEntry]
+    idle: list[dict[int, bytes]]
+
+    def parts(self) -> Iterator[dict[int, bytes]]:
+        """All entries packed, at most a few thousand at a time; not to be changed by the receiver."""
+        yield {producer_id: pack_entry(entry) for producer_id, entry in self.at_work.items()}
+        yield from self.idle
+
+    def drain(self) -> Iterator[dict[int, bytes]]:
+        """The same parts, each forgotten when it is given out, so that no step has to free them all."""
+        yield {producer_id: pack_entry(entry) for producer_id, entry in self.at_work.items()}
+        self.idle.reverse()
+        while self.idle:
+            yield self.idle.pop()
+
+
+class ProducerTable:
+    """Producer id -> ProducerEntry for one partition.
+
+    `max_at_work` entries are kept as objects; the one that came first is packed first. `shard_entries`:
+    packed entries per shard, on average. Shards of even ids have up to twice the default, which a dict just
+    holds before it grows again.
+    """
+
+    def __init__(
+        self,
+        max_at_work: int = DEFAULT_LIMITS.max_producers_at_work,
+        shard_entries: int = DEFAULT_LIMITS.producer_shard_entries,
+    ) -> None:
+        self._max_at_work = max_at_work
+        self._shard_entries = shard_entries
+        self._at_work: dict[int, ProducerEntry] = {}
+        self._idle: list[dict[int, bytes]] = [{}]
+        self._is_shared = bytearray(1)  # per shard: an image may hold it as well
+        self._mask = 0  # ids below `len(_idle)` by this mask plus one bit, else by this mask
+        self._idle_count = 0
+        self._next_shard = 0
+
+    def __len__(self) -> int:
+        return len(self._at_work) + self._idle_count
+
+    @property
+    def largest_id(self) -> int:
+        """-1 when nothing is remembered. Looks at every id."""
+        return max(max(producer_ids, default=-1) for producer_ids in (self._at_work.keys(), *self._idle))
+
+    def get(self, producer_id: int) -> ProducerEntry | None:
+        """What is remembered; None for an unknown id."""
+        entry = self._at_work.get(producer_id)
+        if entry is not None:
+            return entry
+        packed = self._idle[self._shard_of(producer_id)].get(producer_id)
+        return None if packed is None else unpack_entry(packed)
+
+    def put(self, producer_id: int, entry: ProducerEntry) -> None:
+        """Remember; the id counts as at work from now on."""
+        at_work = self._at_work
+        if producer_id not in at_work:
+            self._forget_idle(producer_id)
+            if len(at_work) >= self._max_at_work:
+                oldest = next(iter(at_work))
+                self.put_packed({oldest: pack_entry(at_work.pop(oldest))})
+        at_work[producer_id] = entry
+
+    def put_packed(self, entries: Mapping[int, bytes]) -> None:
+        """Remember ids that are not known yet, as `pack_entry` gave them."""
+        while self._idle_count + len(entries) > self._shard_entries * len(self._idle):
+            self._split()
+        idle, short_mask = self._idle, self._mask
+        count, mask = len(idle), 2 * short_mask + 1
+        for producer_id, packed in entries.items():
+            index = producer_id & mask
+            if index >= count:
+                index = producer_id & short_mask
+            if self._is_shared[index]:
+                self._own(index)
+            idle[index][producer_id] = packed
+        self._idle_count += len(entries)
+
+    def image(self) -> ProducerImage:
+        """Everything as it is now, at the cost of copying the entries at work."""
+        self._is_shared = bytearray(b"\1") * len(self._idle)
+        return ProducerImage(len(self), self._at_work.copy(), self._idle.copy())
+
+    def items(self) -> Iterator[tuple[int, ProducerEntry]]:
+        """All entries, in no order; the table must not change meanwhile."""
+        yield from self._at_work.items()
+        for shard in self._idle:
+            for producer_id, packed in shard.items():
+                yield producer_id, unpack_entry(packed)
+
+    def epochs_of(self, producer_ids: Container[int]) -> Iterator[tuple[int, int]]:
+        """Epochs of those of these ids that are remembered with one. Looks at every id."""
+        for producer_id, entry in self._at_work.items():
+            if entry.producer_epoch is not None and producer_id in producer_ids:
+                yield producer_id, entry.producer_epoch
+        for shard in self._idle:
+            for producer_id, packed in shard.items():
+                if producer_id in producer_ids and not packed[0] & _NO_EPOCH:
+                    yield producer_id, _HEAD.unpack_from(packed)[1]
+
+    def expire(self, now_ms: int, expiration_ms: int, max_examined: int | None = None) -> int:
+        """Forget ids without an open transaction whose last append is `expiration_ms` or more ago.
+
+        Examines whole shards, going round, until about `max_examined` entries were looked at (None: all
+        of them). Returns how many were forgotten.
+        """
+        oldest_ms = now_ms - expiration_ms
+        before = len(self)
+        at_work = self._at_work
+        for producer_id in [pid for pid, entry in at_work.items() if _is_expired(entry, oldest_ms)]:
+            del at_work[producer_id]
+        examined = 0
+        for _ in range(len(self._idle)):
+            if max_examined is not None and examined >= max_examined:
+                break
+            examined += len(self._idle[self._next_shard])
+            self._expire_shard(self._next_shard, oldest_ms)
+            self._next_shard = (self._next_shard + 1) % len(self._idle)
+        return before - len(self)
+
+    def _expire_shard(self, index: int, oldest_ms: int) -> None:
+        read = _APPEND_TIME.unpack_from
+        expired = [
+            producer_id
+            for producer_id, packed in self._idle[index].items()
+            if read(packed, _APPEND_TIME_POSITION)[0] <= oldest_ms and not packed[0] & _TXN
+        ]
+        if not expired:
+            return
+        shard = self._own(index)
+        for producer_id in expired:
+            del shard[producer_id]
+        self._idle_count -= len(expired)
+        if len(expired) > len(shard):
+            # A dict never shrinks by itself.
+            self._idle[index] = dict(shard)
+
+    def _shard_of(self, producer_id: int) -> int:
+        index = producer_id & (2 * self._mask + 1)
+        return index if index < len(self._idle) else producer_id & self._mask
+
+    def _own(self, index: int) -> dict[int, bytes]:
+        """A shard that may be changed."""
+        if self._is_shared[index]:
+            self._idle[index] = self._idle[index].copy()
+            self._is_shared[index] = 0
+        return self._idle[index]
+
+    def _forget_idle(self, producer_id: int) -> None:
+        index = self._shard_of(producer_id)
+        if producer_id in self._idle[index]:
+            del self._own(index)[producer_id]
+            self._idle_count -= 1
+
+    def _split(self) -> None:
+        """One shard more: it takes its ids from the shard that the shorter mask gave them to."""
+        added = len(self._idle)
+        if added > 2 * self._mask + 1:
+            self._mask = 2 * self._mask + 1
+        known = self._idle[added & self._mask]
+        bits = 2 * self._mask + 1
+        self._idle[added & self._mask] = {pid: data for pid, data in known.items() if pid & bits != added}
+        self._idle.append({pid: data for pid, data in known.items() if pid & bits == added})
+        self._is_shared[added & self._mask] = 0
+        self._is_shared.append(0)
+
+
+def _is_expired(entry: ProducerEntry, oldest_ms: int) -> bool:
+    return entry.last_append_ms <= oldest_ms and entry.current_txn_first_offset is None

@@ -1,0 +1,1 @@
+"""Decisions about limits: quotas, connections and memory."""

@@ -1,0 +1,1 @@
+"""Decisions about security: authentication states, principals, ACLs."""

@@ -1,0 +1,1 @@
+"""Decisions about storage: topics' states, compaction, what read_committed readers see."""

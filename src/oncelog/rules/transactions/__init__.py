@@ -1,0 +1,1 @@
+"""Decisions about transactions, of the coordinator and of the client's session."""

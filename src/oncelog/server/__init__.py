@@ -1,0 +1,1 @@
+"""The asyncio server: listeners, connections, the real disk, background work."""

@@ -1,0 +1,58 @@
+"""A listener at work: its socket, its TLS, and what its connections are held to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from oncelog.broker.settings.listeners import Listener
+from oncelog.errors import StorageError
+from oncelog.rules.security.authorization import ANONYMOUS
+from oncelog.rules.security.principal import distinguished_name, principal_mapper
+from oncelog.runtime.tls import ServerTls, check_mechanisms, uses_sasl, uses_tls
+from oncelog.server.listen_errors import listen_error_text
+from oncelog.server.listener import Listen
+
+
+class Acceptor:
+    """Raises ConfigError for settings of TLS or SASL that cannot be used."""
+
+    def __init__(self, listener: Listener, listen: Listen) -> None:
+        settings = listener.settings
+        self.listener = listener
+        self.needs_sasl = uses_sasl(settings)
+        if self.needs_sasl:
+            check_mechanisms(settings["sasl.enabled.mechanisms"])
+        self._name_of = principal_mapper(settings["ssl.principal.mapping.rules"])
+        self._tls = ServerTls(settings) if uses_tls(settings) else None
+        self._listen = listen
+        self._opened: Any = None
+
+    def principal_of(self, transport: asyncio.BaseTransport) -> str:
+        """Whom the client's certificate names, where it has shown one. Raises ConfigError."""
+        certificate = transport.get_extra_info("peercert")
+        if not certificate:
+            return ANONYMOUS
+        return f"User:{self._name_of(distinguished_name(certificate['subject']))}"
+
+    async def start(self, connect: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Listen; `connect` makes what serves a connection. Raises StorageError."""
+        host, port = self.listener.host, self.listener.port
+        tls = self._tls
+        context = None if tls is None else lambda: tls.context
+        try:
+            self._opened = await self._listen(connect, host, port, ssl=context)
+        except OSError as error:
+            raise StorageError(listen_error_text(self.listener.bootstrap_servers, error)) from error
+        self.listener = self.listener.bound(self._opened.sockets[0].getsockname()[1])
+
+    def refresh(self) -> None:
+        """Read certificates again that have changed."""
+        if self._tls is not None:
+            self._tls.refresh()
+
+    def stop(self) -> None:
+        """No more connections; those that are there stay."""
+        if self._opened is not None:
+            self._opened.close()

@@ -1,0 +1,314 @@
+"""The real disk: POSIX files at positions, fdatasync, atomic replacement, flock."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from oncelog.log.disk import Buffer, SyncFailed, explain
+from oncelog.runtime import system
+from oncelog.runtime.event_log import log_event
+
+_FILE_MODE = 0o644
+_REWRITE_BYTES = 1 << 20
+TELL_EVERY_SECONDS = 60.0
+
+
+class RealFile:
+    """A file, opened when it is first used, so that ten thousand idle ones take no descriptors.
+
+    `sync` and `rewrite` may run for seconds in a thread. `close` does not wait for them, for it is called by
+    the thread that serves requests: the last of them closes the descriptor then. Guarded by
+    test_closing_a_file_does_not_wait_for_its_sync.
+    """
+
+    __slots__ = ("_fd", "_fd_to_close", "_lock", "_path", "_user_count")
+
+    def __init__(self, path: str, fd: int | None = None) -> None:
+        self._path = path
+        self._fd = fd
+        # Held for moments, and while the file is opened.
+        self._lock = threading.Lock()
+        self._user_count = 0
+        self._fd_to_close: int | None = None
+
+    def _opened(self) -> int:
+        with self._lock:
+            if self._fd is None:
+                self._fd = _open(self._path, os.O_RDWR)
+            return self._fd
+
+    def size(self) -> int:
+        return os.stat(self._path).st_size if self._fd is None else os.fstat(self._fd).st_size
+
+    def pread(self, size: int, position: int) -> bytes:
+        fd = self._fd if self._fd is not None else self._opened()
+        data = os.pread(fd, size, position)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        missing = size - len(data)
+        while missing and data:
+            data = os.pread(fd, missing, position + size - missing)
+            parts.append(data)
+            missing -= len(data)
+        return b"".join(parts)
+
+    def pwrite(self, data: Buffer, position: int) -> None:
+        fd = self._fd if self._fd is not None else self._opened()
+        try:
+            written = os.pwrite(fd, data, position)
+            if written == len(data):
+                return
+            view = memoryview(data)
+            while written < len(view):
+                # A nearly full disk takes a part first and fails at the next call.
+                step = os.pwrite(fd, view[written:], position + written)
+                if step == 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                written += step
+        except OSError as error:
+            _tell(error, self._path)
+            raise
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._opened(), size)
+
+    def sync(self) -> None:
+        with self._in_use() as fd:
+            if fd >= 0:
+                _sync(_fdatasync, fd, self._path)
+
+    def rewrite(self, start: int, stop: int) -> None:
+        with self._in_use() as fd:
+            while start < stop and self._fd is not None and self._fd >= 0:
+                data = os.pread(fd, min(_REWRITE_BYTES, stop - start), start)
+                if not data:
+                    return
+                start += os.pwrite(fd, data, start)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[int]:
+        """Give the descriptor, which stays valid meanwhile; -1 when the file is closed."""
+        with self._lock:
+            if self._fd is None:
+                self._fd = _open(self._path, os.O_RDWR)
+            fd = self._fd
+            self._user_count += 1
+        try:
+            yield fd
+        finally:
+            with self._lock:
+                self._user_count -= 1
+                last = None
+                if not self._user_count:
+                    last, self._fd_to_close = self._fd_to_close, None
+            if last is not None:
+                os.close(last)
+
+    def rest(self) -> None:
+        with self._lock:
+            if self._fd is not None and self._fd >= 0 and not self._user_count:
+                os.close(self._fd)
+                self._fd = None
+
+    def close(self) -> None:
+        with self._lock:
+            fd, self._fd = self._fd, -1
+            if self._user_count and fd is not None and fd >= 0:
+                self._fd_to_close = fd
+                return
+        if fd is not None and fd >= 0:
+            os.close(fd)
+
+
+def _open(path: str, flags: int) -> int:
+    """Raises OSError; one that is about too many open files says what to do."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
+    except OSError as error:
+        _advise(error, path)
+        raise
+
+
+def _advise(error: OSError, path: str) -> None:
+    """Raise an error that says what to do if this one is about too many open files."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        advice = f"{error.strerror}: the limit is {limit}; raise it (ulimit -n, LimitNOFILE=)"
+        advised = OSError(error.errno, advice, path)
+        _tell(advised, path)
+        raise advised from error
+
+
+_told: dict[int | None, float] = {}
+
+
+def _tell(error: OSError, path: str) -> None:
+    """Log that the disk refuses something, each reason once in a while: every retry meets it."""
+    now = system.current().monotonic_ns() / 1e9
+    if now - _told.get(error.errno, -TELL_EVERY_SECONDS) >= TELL_EVERY_SECONDS:
+        _told[error.errno] = now
+        log_event("error", "disk refuses", path=path, error=explain(error))
+
+
+# macOS has no fdatasync.
+_fdatasync = getattr(os, "fdatasync", os.fsync)
+
+
+def _sync(how: Callable[[int], None], fd: int, path: str) -> None:
+    try:
+        how(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror, path) from error
+
+
+class RealLock:
+    """A file lock of the operating system; it ends with the process."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class RealDisk:
+    """The directory `root`, made when it is not there."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._prefix = f"{self.root}/"
+
+    def describe(self, path: str) -> str:
+        return self._prefix + path
+
+    def list(self, directory: str = "") -> list[str]:
+        try:
+            return sorted(os.listdir(self._prefix + directory))
+        except OSError as error:
+            _advise(error, self._prefix + directory)
+            raise
+
+    def exists(self, path: str) -> bool:
+        # os.path.exists takes every error for "not there":
+        # test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records.
+        try:
+            os.stat(self._prefix + path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(self._prefix + path)
+
+    def open(self, path: str, *, create: bool = False) -> RealFile:
+        full = self._prefix + path
+        if create:
+            return RealFile(full, _open(full, os.O_RDWR | os.O_CREAT))
+        os.stat(full)  # FileNotFoundError comes now
+        return RealFile(full)
+
+    def read(self, path: str) -> bytes:
+        with open(self._prefix + path, "rb") as file:
+            return file.read()
+
+    def replace(self, path: str, data: bytes, *, sync: bool = True, is_private: bool = False) -> None:
+        full = self._prefix + path
+        temporary = full + ".tmp"
+        # Opened before the rename, so that only a failed sync comes after it.
+        parent = _open(os.path.dirname(full), os.O_RDONLY) if sync else None
+        try:
+            with open(temporary, "wb", opener=_open_private if is_private else None) as file:
+                file.write(data)
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+            os.replace(temporary, full)
+            if parent is not None:
+                _sync(os.fsync, parent, full)
+        except SyncFailed:
+            raise
+        except OSError:
+            _remove_quietly(temporary)
+            raise
+        finally:
+            if parent is not None:
+                os.close(parent)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self._prefix + old, self._prefix + new)
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(self._prefix + path).st_mtime_ns // 1_000_000
+
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        os.utime(self._prefix + path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
+
+    def remove(self, path: str) -> None:
+        os.unlink(self._prefix + path)
+
+    def mkdir(self, path: str) -> None:
+        os.mkdir(self._prefix + path)
+
+    def remove_tree(self, path: str) -> None:
+        full = self._prefix + path
+        if not os.path.islink(full):
+            shutil.rmtree(full)
+            return
+        # Somebody moved a partition to another volume. The directory there may be a mount point: it stays.
+        if os.path.isdir(full):
+            for entry in os.scandir(full):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+        os.unlink(full)
+
+    def sync_directory(self, path: str = "") -> None:
+        _sync_directory(self._prefix + path)
+
+    def volume(self) -> tuple[int, int]:
+        found = os.statvfs(self.root)
+        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+
+    def mutex(self) -> AbstractContextManager[object]:
+        return threading.Lock()
+
+    def lock(self, path: str) -> RealLock:
+        fd = os.open(self._prefix + path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
+        return RealLock(fd)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _sync_directory(path: str) -> None:
+    fd = _open(path, os.O_RDONLY)
+    try:
+        _sync(os.fsync, fd, path)
+    finally:
+        os.close(fd)
+
+
+def _remove_quietly(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

@@ -1,0 +1,390 @@
+"""A whole broker: the node on the real disk, the real clock and a real socket.
+
+`Broker` runs it in a thread of this process; `run_foreground` is `oncelog serve`. Both refuse a data
+directory that another process holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import shutil
+import signal
+import socket
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from oncelog.broker.append_events import AppendEvent
+from oncelog.broker.metrics import to_dict
+from oncelog.broker.node import Node
+from oncelog.broker.settings.listeners import Listener, address_text, listeners_of
+from oncelog.config import BROKER
+from oncelog.errors import ConfigError, MisuseError, StorageError
+from oncelog.limits import DEFAULT_LIMITS, Limits
+from oncelog.log.disk import Disk, explain
+from oncelog.log.manager import LOCK, LogManager
+from oncelog.runtime import system
+from oncelog.runtime.clock import Clock
+from oncelog.runtime.event_log import log_event
+from oncelog.runtime.loop_thread import LoopThread, close_loop, new_event_loop
+from oncelog.runtime.tls import uses_sasl, uses_tls
+from oncelog.server.background import ChoreDriver
+from oncelog.server.disk import RealDisk
+from oncelog.server.gc_tuner import Collector
+from oncelog.server.listener import Listen, listen
+from oncelog.server.metrics_http import MetricsServer, metrics_token
+from oncelog.server.server import Server
+from oncelog.settings import Settings
+
+START_SECONDS = STOP_SECONDS = 60.0
+METRICS_HOST = "127.0.0.1"
+
+
+class RunningBroker:
+    """A node with its servers, on the loop that called `start`. `metrics`: host and port; None without."""
+
+    def __init__(
+        self,
+        node: Node,
+        clock: Clock,
+        listeners: Sequence[Listener],
+        metrics: tuple[str, int] | None = None,
+        listen: Listen = listen,
+    ) -> None:
+        self.node, self.clock = node, clock
+        self.server = Server(node, clock, listeners, listen)
+        self.chores = ChoreDriver(node.log_manager.chores, self.server.after_work)
+        self.metrics_server = MetricsServer(node, *metrics) if metrics is not None else None
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        """As they are bound."""
+        return tuple(acceptor.listener for acceptor in self.server.acceptors)
+
+    async def start(self) -> None:
+        """Listen. Raises StorageError when an address cannot be bound; the log is then closed again."""
+        self.chores.start()
+        try:
+            await self.server.start()
+            if self.metrics_server is not None:
+                await self.metrics_server.start()
+        except StorageError:
+            await self.stop()
+            raise
+        self.node.log_manager.remove_deleted()
+        topic_count = len(self.node.topics)
+        for each in self.listeners:
+            log_event("info", "listening", name=each.name, host=each.host, port=each.port, topics=topic_count)
+
+    async def stop(self) -> None:
+        """Connections end, then the log is closed with snapshots and the clean-shutdown marker."""
+        if self.metrics_server is not None:
+            await self.metrics_server.stop()
+        await self.server.stop()
+        await self.chores.stop()
+        self.node.close(self.clock.now_ms())
+        log_event("info", "stopped", port=self.listeners[0].port)
+
+
+def checked_listeners(settings: Settings) -> tuple[Listener, ...]:
+    """Who listens beyond loopback must know its clients. Raises ConfigError unless `oncelog.insecure`."""
+    listeners = listeners_of(settings, socket.gethostname())
+    for listener in listeners:
+        if not settings["oncelog.insecure"] and not is_loopback(listener.host):
+            _check_locked(listener)
+    return listeners
+
+
+def _check_locked(listener: Listener) -> None:
+    settings = listener.settings
+    readable = {"PLAIN", "OAUTHBEARER"} & set(settings["sasl.enabled.mechanisms"])
+    if uses_sasl(settings) and not uses_tls(settings) and readable:
+        why = f"{' and '.join(sorted(readable))} would send secrets that anybody can read; use SASL_SSL"
+    elif uses_sasl(settings) or (uses_tls(settings) and settings["ssl.client.auth"] == "required"):
+        return
+    else:
+        why = "anybody could connect; use SASL_SSL, or SSL with ssl.client.auth=required"
+    raise ConfigError(
+        f"listening on {listener.host or 'every interface'} ({listener.name}) with "
+        f"security.protocol={settings['security.protocol']}: {why} (docs/security.md), {_OR_INSECURE}"
+    )
+
+
+_OR_INSECURE = "or say --insecure (oncelog.insecure=true) where the network keeps others out"
+
+
+def check_metrics(host: str, settings: Settings) -> None:
+    """Metrics beyond loopback want a token. Raises ConfigError unless `oncelog.insecure`.
+
+    Raises ConfigError for an empty token, too.
+    """
+    token = metrics_token(settings)
+    if not (is_loopback(host) or token or settings["oncelog.insecure"]):
+        raise ConfigError(
+            f"metrics on {host or 'every interface'}: anybody could read them; set oncelog.metrics.token "
+            f"(docs/security.md), {_OR_INSECURE}"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def open_node(
+    data_dir: Path, settings: Settings, clock: Clock, on_append: Callable[[AppendEvent], None] | None = None
+) -> Node:
+    """Lock the directory, recover what is in it. Raises StorageError, also when it is in use."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        disk = RealDisk(data_dir)
+    except OSError as error:
+        # These come from making it: the path, not its disk, is wrong.
+        is_wrong_path = isinstance(error, (FileNotFoundError, NotADirectoryError, FileExistsError))
+        remedy = "; name another directory with --data-dir or ONCELOG_DATA_DIR" if is_wrong_path else ""
+        raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}{remedy}") from error
+    node = recover_node(disk, settings, clock, on_append)
+    _log_opening(data_dir, node)
+    return node
+
+
+def _log_opening(data_dir: Path, node: Node) -> None:
+    """What the start found, and what it had to repair."""
+    is_clean, partitions = node.log_manager.was_clean, node.log_manager.partitions
+    log_event("info", "data directory opened", path=data_dir, clean=is_clean, partitions=len(partitions))
+    for note in node.takeover_notes:
+        log_event("warning", "directory taken over", what=note)
+    for at, partition in partitions.items():
+        for report in partition.recovery_reports:
+            log_event("warning", "log repaired", partition=at, what=report)
+    for coordinator in (node.transactions, node.groups):
+        for damage in coordinator.topic.damaged.values():
+            log_event(
+                "error",
+                "coordinator's partition damaged",
+                partition=damage.topic_partition,
+                file=damage.file,
+                offset=damage.offset,
+                reason=damage.reason,
+                remedy="docs/operations.md#a-damaged-coordinators-partition",
+            )
+
+
+def recover_node(
+    disk: Disk,
+    settings: Settings,
+    clock: Clock,
+    on_append: Callable[[AppendEvent], None] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Node:
+    """`open_node` on any disk, with any limits."""
+    now_ms, new_uuid = clock.now_ms(), system.current().new_uuid
+    manager = LogManager.open(
+        disk, node_id=settings["node.id"], new_uuid=new_uuid, now_ms=now_ms, limits=limits
+    )
+    try:
+        node = Node(manager, settings, new_uuid=new_uuid, now_ms=now_ms, on_append=on_append)
+        node.clock_lead_ms = clock.lead_ms
+        return node
+    except OSError as error:
+        manager.release()
+        raise StorageError(f"{manager.directory} cannot be opened: {explain(error)}") from error
+    except BaseException:
+        with suppress(OSError):
+            manager.give_back()
+        manager.release()
+        raise
+
+
+@contextmanager
+def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
+    """A data directory that no broker uses meanwhile. Raises StorageError when one does."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        disk = RealDisk(data_dir)
+        lock = disk.lock(LOCK)
+    except BlockingIOError:
+        raise StorageError(f"data directory {data_dir} is in use; its broker must be stopped first") from None
+    except OSError as error:
+        raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}") from error
+    try:
+        yield disk
+    finally:
+        lock.release()
+
+
+class Broker:
+    """A broker inside this process, in a thread of its own; a context manager.
+
+    `data_dir` None: a temporary directory, removed on `stop`. `port` 0: a free one, kept over
+    `stop` and `start`. `config` takes Kafka's broker keys; its `listeners` stand instead of `host` and
+    `port`. `on_append` is called in the broker's thread with every Produce verdict. Raises ConfigError at
+    once, StorageError from `start`.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        config: Mapping[str, object] | None = None,
+        *,
+        metrics_port: int | None = None,
+        on_append: Callable[[AppendEvent], None] | None = None,
+    ) -> None:
+        self._settings = BROKER.parse({"listeners": address_text(host, port), **(config or {})})
+        self._listeners = checked_listeners(self._settings)
+        self._is_temporary = data_dir is None
+        # A temporary directory is made by `start`: a broker that never runs must leave none.
+        self.data_dir = Path(data_dir) if data_dir is not None else _temporary_name()
+        self._metrics = None if metrics_port is None else (METRICS_HOST, metrics_port)
+        self._on_append = on_append
+        self._running: RunningBroker | None = None
+        self._thread: LoopThread | None = None
+
+    def start(self) -> Self:
+        """Open the data directory and listen. Raises StorageError, MisuseError when it runs already."""
+        if self._running is not None:
+            raise MisuseError("the broker is running; stop it before starting it again")
+        try:
+            if self._is_temporary:
+                self.data_dir.mkdir(mode=0o700, exist_ok=True)
+            self._run()
+        except BaseException:
+            self._remove_temporary()
+            raise
+        return self
+
+    def _run(self) -> None:
+        clock = Clock()
+        node = open_node(self.data_dir, self._settings, clock, self._on_append)
+        thread = LoopThread("oncelog-broker")
+        try:
+            running = thread.run(_start(node, clock, self._listeners, self._metrics), START_SECONDS)
+        except BaseException:
+            thread.stop()
+            raise
+        self._running, self._thread, self._listeners = running, thread, running.listeners
+
+    def _remove_temporary(self) -> None:
+        if self._is_temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Clean stop; may be called twice."""
+        if self._running is not None and self._thread is not None:
+            running, self._running = self._running, None
+            try:
+                self._thread.run(running.stop(), STOP_SECONDS)
+            finally:
+                self._thread.stop()
+        self._remove_temporary()
+
+    def __enter__(self) -> Self:
+        return self if self._running is not None else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def host(self) -> str:
+        """Where its first listener is."""
+        return self._listeners[0].host
+
+    @property
+    def port(self) -> int:
+        """The port of its first listener; 0 before the first start when a free one was asked for."""
+        return self._listeners[0].port
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port of the Prometheus endpoint; None without one."""
+        server = self._running.metrics_server if self._running else None
+        return server.port if server else None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What clients of the first listener take as bootstrap.servers."""
+        return self._listeners[0].bootstrap_servers
+
+    @property
+    def listeners(self) -> dict[str, str]:
+        """Name of each listener -> what its clients take as bootstrap.servers."""
+        return {listener.name: listener.bootstrap_servers for listener in self._listeners}
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since `start` and present gauges: Prometheus' names without prefix and `_total`.
+
+        Raises MisuseError when it does not run.
+        """
+        if self._running is None or self._thread is None:
+            raise MisuseError("the broker is not running; metrics are there between start and stop")
+        return self._thread.run(_metrics(self._running.node), START_SECONDS)
+
+
+def _temporary_name() -> Path:
+    return Path(tempfile.gettempdir()) / f"oncelog-{uuid.uuid4().hex[:12]}"
+
+
+async def _start(
+    node: Node, clock: Clock, listeners: Sequence[Listener], metrics: tuple[str, int] | None
+) -> RunningBroker:
+    try:
+        running = RunningBroker(node, clock, listeners, metrics)
+    except ConfigError:  # of certificates
+        node.close(clock.now_ms())
+        raise
+    await running.start()
+    return running
+
+
+async def _metrics(node: Node) -> dict[str, float]:
+    return to_dict(node.metrics, node.gauges())
+
+
+def run_foreground(
+    data_dir: Path,
+    settings: Settings,
+    *,
+    metrics: tuple[str, int] | None = None,
+    on_ready: Callable[[Sequence[Listener], int | None], None],
+) -> None:
+    """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready(listeners, metrics port)` once it listens."""
+    listeners = checked_listeners(settings)
+    if metrics is not None:
+        check_metrics(metrics[0], settings)
+    clock = Clock()
+    node = open_node(data_dir, settings, clock)
+    Collector().install()
+
+    async def serve() -> None:
+        stopped = asyncio.Event()
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        running = await _start(node, clock, listeners, metrics)
+        try:
+            on_ready(running.listeners, running.metrics_server.port if running.metrics_server else None)
+            await stopped.wait()
+        finally:
+            await running.stop()
+
+    loop = new_event_loop()
+    try:
+        loop.run_until_complete(serve())
+    finally:
+        close_loop(loop)

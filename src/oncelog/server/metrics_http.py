@@ -1,0 +1,108 @@
+"""Prometheus' text format over HTTP: `GET /metrics`, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+
+from oncelog.broker.metrics import to_prometheus_text
+from oncelog.broker.node import Node
+from oncelog.errors import ConfigError, StorageError
+from oncelog.server.listen_errors import listen_error_text
+from oncelog.server.listener import bind_sockets
+from oncelog.settings import Settings
+
+REQUEST_SECONDS = 5.0
+MAX_REQUEST_BYTES = 16_384
+MAX_CONNECTIONS = 20
+"""At once; more are closed. So readers of metrics cannot take the descriptors that are kept for the log."""
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def metrics_token(settings: Settings) -> bytes | None:
+    """Return oncelog.metrics.token; None if it is not set. Raises ConfigError if it is empty."""
+    token = settings["oncelog.metrics.token"]
+    if token is None:
+        return None
+    if not token.value.strip():
+        raise ConfigError("oncelog.metrics.token is empty; set a token, or leave the setting out")
+    return str(token.value).encode()
+
+
+class MetricsServer:
+    """A tiny HTTP/1.1 server on the broker's loop; one request a connection. `port` 0: a free one.
+
+    With oncelog.metrics.token it answers only to `Authorization: Bearer` and that token.
+    Raises ConfigError if the token is empty.
+    """
+
+    def __init__(self, node: Node, host: str, port: int) -> None:
+        self._node, self._host, self.port = node, host, port
+        self._token = metrics_token(node.settings)
+        self._servers: list[asyncio.Server] = []
+        self._connection_count = 0
+
+    async def start(self) -> None:
+        """Listen. Raises StorageError."""
+        try:
+            sockets = await bind_sockets(self._host, self.port)
+        except OSError as error:
+            raise StorageError(listen_error_text(f"{self._host}:{self.port}", error)) from error
+        self.port = sockets[0].getsockname()[1]
+        for listening in sockets:
+            server = await asyncio.start_server(self._serve, sock=listening, limit=MAX_REQUEST_BYTES)
+            self._servers.append(server)
+
+    async def stop(self) -> None:
+        for server in self._servers:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._connection_count >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connection_count += 1
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a scraper that went away, or no scraper at all
+        finally:
+            self._connection_count -= 1
+            # Aborted, not closed: a client that does not take its answer would keep the descriptor.
+            writer.close() if not writer.transport.get_write_buffer_size() else writer.transport.abort()
+
+    def _answer(self, head: bytes) -> bytes:
+        request_line, *headers = head.split(b"\r\n")
+        method, path, *_ = [*request_line.split(b" "), b"", b""]
+        token = _bearer(headers)
+        if self._token is not None and (token is None or not hmac.compare_digest(token, self._token)):
+            return _response("401 Unauthorized", "Authorization: Bearer with oncelog.metrics.token\n")
+        if method not in (b"GET", b"HEAD"):
+            return _response("405 Method Not Allowed", "only GET is served\n")
+        if path.split(b"?")[0] != b"/metrics":
+            return _response("404 Not Found", "the metrics are at /metrics\n")
+        text = to_prometheus_text(self._node.metrics, self._node.gauges())
+        return _response("200 OK", text, with_body=method == b"GET")
+
+
+def _bearer(headers: list[bytes]) -> bytes | None:
+    """Return the token that a request shows; None without one."""
+    for header in headers:
+        name, _, value = header.partition(b":")
+        scheme, _, token = value.strip().partition(b" ")
+        if (name.strip().lower(), scheme.lower()) == (b"authorization", b"bearer"):
+            return token.strip()
+    return None
+
+
+def _response(status: str, text: str, *, with_body: bool = True) -> bytes:
+    body = text.encode()
+    challenge = "WWW-Authenticate: Bearer\r\n" if status.startswith("401") else ""
+    head = (
+        f"HTTP/1.1 {status}\r\n{challenge}Content-Type: {CONTENT_TYPE}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (body if with_body else b"")

@@ -1,0 +1,264 @@
+"""The server: one thread, one event loop, every connection, and the node they share.
+
+After each round of requests the node wakes fetches, appends that wait for the disk are flushed in
+threads (one fdatasync for all that gathered), and the timer is set for what is due next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+
+from oncelog.broker.node import Node
+from oncelog.broker.settings.listeners import Listener
+from oncelog.errors import ConfigError
+from oncelog.log.partition import Partition
+from oncelog.rules.limits.connections import Admission, Bound, Deadlines, Holdings, overdue, parse_overrides
+from oncelog.runtime.clock import Clock
+from oncelog.runtime.event_log import log_event
+from oncelog.runtime.tls import WatchedFile
+from oncelog.server.acceptor import Acceptor
+from oncelog.server.connection import Connection
+from oncelog.server.listener import Listen, listen
+from oncelog.settings import Settings
+
+RECEIVE_BUFFER_BYTES = 1 << 20
+FLUSH_THREADS = 4
+SWEEP_SECONDS = 1.0
+SWEEP_SLICE = 200
+"""So many connections are looked at before requests have their turn again."""
+HANDSHAKE_MS = 10_000
+"""How long a client may take for TLS' handshake."""
+STRANGER_MS = 30_000
+"""How long a connection may stay without saying who it is, where it must."""
+LINGER_MS = 5_000
+"""How long a connection being closed may take to read its last answers."""
+LOGGED_ENDS = 20
+"""So many closed connections are logged one by one in SWEEP_SECONDS; of more there is the number."""
+
+_WORDS = {
+    Bound.CONNECTIONS: "max.connections is reached",
+    Bound.ADDRESS: "max.connections.per.ip is reached",
+    Bound.DESCRIPTORS: "too many open files; raise the limit (ulimit -n, LimitNOFILE=)",
+    Bound.HANDSHAKE: "TLS' handshake was not done in time",
+    Bound.AUTHENTICATION: "did not authenticate in time",
+    Bound.REQUEST: "a request did not arrive in time (oncelog.request.read.timeout.ms)",
+    Bound.IDLE: "idle (connections.max.idle.ms)",
+    Bound.LINGER: "did not take its last answers in time",
+    Bound.REQUEST_BYTES: "queued.max.request.bytes is reached, and it is among the slowest",
+    Bound.ANSWER_BYTES: "oncelog.queued.max.response.bytes is reached, and it is among the slowest",
+}
+
+
+class Server:
+    """Serves a node on its listeners. Raises ConfigError for settings that cannot be used."""
+
+    def __init__(
+        self, node: Node, clock: Clock, listeners: Sequence[Listener], listen: Listen = listen
+    ) -> None:
+        settings = node.settings
+        self.node, self.clock = node, clock
+        self.max_request_bytes: int = settings["socket.request.max.bytes"]
+        self.max_pending_bytes: int = settings["oncelog.connection.max.pending.bytes"]
+        self.max_pending_requests: int = settings["oncelog.connection.max.pending.requests"]
+        self.deadlines = Deadlines(
+            handshake=HANDSHAKE_MS,
+            authentication=STRANGER_MS,
+            request=settings["oncelog.request.read.timeout.ms"],
+            idle=settings["connections.max.idle.ms"],
+            linger=LINGER_MS,
+        )
+        self._admission = Admission(
+            settings["max.connections"],
+            settings["max.connections.per.ip"],
+            parse_overrides(settings["max.connections.per.ip.overrides"]),
+        )
+        _check_sizes(settings)
+        self.max_stranger_bytes: int = settings["sasl.server.max.receive.size"]
+        self.acceptors = [Acceptor(listener, listen) for listener in listeners]
+        keys = "sasl.oauthbearer.jwks.endpoint.url"
+        self._token_keys = WatchedFile(settings[keys], keys) if settings[keys] else None
+        self.receive_view = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+        self.connections: dict[Connection, None] = {}
+        self._ids = count(1)
+        self._flush_pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="oncelog-flush")
+        self._flushing: dict[asyncio.Future[None], None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._sweeper: asyncio.Handle | None = None
+        self._ends = 0
+        self._is_stopping = False
+
+    async def start(self) -> None:
+        """Listen on all of them. Raises StorageError; `stop` then frees those that did."""
+        self._refresh_files()
+        for acceptor in self.acceptors:
+            await acceptor.start(partial(self._connect, acceptor))
+        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+        self.after_round(self.clock.now_ms())
+
+    def _refresh_files(self) -> None:
+        for acceptor in self.acceptors:
+            acceptor.refresh()
+        if self._token_keys is not None:
+            self.node.token_keys = self._token_keys.refresh()
+
+    def _connect(self, acceptor: Acceptor) -> Connection:
+        return Connection(self, acceptor, next(self._ids))
+
+    async def stop(self) -> None:
+        """No more requests: the listeners, every connection and the flush threads end."""
+        self._is_stopping = True
+        for acceptor in self.acceptors:
+            acceptor.stop()
+        for connection in list(self.connections):
+            connection.abort()
+        await asyncio.sleep(0)
+        while self._flushing:
+            await asyncio.gather(*self._flushing, return_exceptions=True)
+        # Not before: what ends a flush sets the timer again.
+        for timer in (self._timer, self._sweeper):
+            if timer is not None:
+                timer.cancel()
+        self._flush_pool.shutdown(wait=True)
+        await asyncio.sleep(0)
+
+    def opened(self, connection: Connection, descriptor: int | None) -> bool:
+        """A connection is there. Whether it may stay."""
+        self.connections[connection] = None
+        self.node.connection_count = len(self.connections)
+        self.node.metrics.connections_opened += 1
+        limit = _descriptor_limit()
+        bound = self._admission.enter(connection.address, descriptor=descriptor, descriptor_limit=limit)
+        if bound is not None:
+            connection.close(_WORDS[bound], bound=bound, at_once=True)
+            self.lost(connection)
+        return bound is None
+
+    def lost(self, connection: Connection) -> None:
+        """A connection is gone; may be told twice."""
+        if connection in self.connections:
+            del self.connections[connection]
+            self.node.connection_count = len(self.connections)
+            self._admission.leave(connection.address)
+            self.node.requests_held.drop(connection)
+            self.node.answers_held.drop(connection)
+
+    def note_end(self, peer: str, reason: str, bound: Bound | None) -> None:
+        """Count and log a connection that the broker ends."""
+        self.node.metrics.connections_closed_for_cause += 1
+        if bound is not None:
+            self.node.metrics.connections_ended[bound] += 1
+        self._ends += 1
+        if self._ends <= LOGGED_ENDS:
+            log_event("warning", "connection closed", peer=peer, reason=reason)
+
+    def hold_requests(self, connection: Connection, held_bytes: int, moved_bytes: int, now_ms: int) -> None:
+        """So much of its requests waits, and so much has come in its life."""
+        if self.node.requests_held.hold(connection, held_bytes, moved_bytes, now_ms):
+            _shed(self.node.requests_held, Bound.REQUEST_BYTES, now_ms)
+
+    def hold_answers(self, connection: Connection, held_bytes: int, moved_bytes: int, now_ms: int) -> None:
+        """So much of its answers waits, and so much it has taken in its life."""
+        if self.node.answers_held.hold(connection, held_bytes, moved_bytes, now_ms):
+            _shed(self.node.answers_held, Bound.ANSWER_BYTES, now_ms)
+
+    def after_round(self, now_ms: int) -> None:
+        """What a round of requests leaves to do."""
+        node = self.node
+        node.settle(now_ms)
+        if node.flushes.is_any_waiting:
+            for partition in node.flushes.take():
+                self._flush(partition)
+        self._set_timer(now_ms)
+
+    def after_work(self) -> None:
+        """What work in the background leaves to do: its appends wake fetches, and wait for syncs.
+
+        See test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once.
+        """
+        if not self._is_stopping:
+            self.after_round(self.clock.now_ms())
+
+    def _flush(self, partition: Partition) -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._flush_pool, partition.flush)
+        self._flushing[future] = None
+        future.add_done_callback(lambda done: self._flushed(partition, done))
+
+    def _flushed(self, partition: Partition, done: asyncio.Future[None]) -> None:
+        del self._flushing[done]
+        error = None if done.cancelled() else done.exception()
+        if error is not None and not partition.is_closed:
+            log_event("error", "flush failed", partition=partition.topic_partition, error=error)
+        self.node.flushes.finished(partition, error if isinstance(error, Exception) else None)
+        self.after_round(self.clock.now_ms())
+
+    def _set_timer(self, now_ms: int) -> None:
+        due_ms = self.node.next_wakeup_ms()
+        if self._timer is not None:
+            if self._timer_ms <= due_ms:
+                return
+            self._timer.cancel()
+        self._timer_ms = due_ms
+        self._timer = asyncio.get_running_loop().call_later(max(due_ms - now_ms, 0) / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        try:
+            self.node.tick(self.clock.now_ms())
+        except Exception as error:
+            # Retention or a checkpoint that fails (a full disk) is tried again when it is next due.
+            log_event("error", "periodic work failed", error=repr(error), exc_info=error)
+        self.after_round(self.clock.now_ms())
+
+    def _sweep(self) -> None:
+        """Look at what time changes: files, and how long connections take."""
+        try:
+            self._refresh_files()
+        except Exception as error:
+            # Without the next sweep no deadline of a connection would hold.
+            log_event("error", "files cannot be looked at", error=repr(error), exc_info=error)
+        if self._ends > LOGGED_ENDS:
+            log_event("warning", "more connections closed", count=self._ends - LOGGED_ENDS)
+        self._ends = 0
+        self._sweep_some(list(self.connections))
+
+    def _sweep_some(self, connections: list[Connection]) -> None:
+        loop, now_ms = asyncio.get_running_loop(), self.clock.now_ms()
+        for connection in connections[-SWEEP_SLICE:]:
+            connection.note_answers(now_ms)
+            bound = overdue(connection.standing(now_ms), self.deadlines, now_ms)
+            if bound is not None and connection in self.connections:
+                connection.close(_WORDS[bound], bound=bound, at_once=True)
+        del connections[-SWEEP_SLICE:]
+        if connections:
+            self._sweeper = loop.call_soon(self._sweep_some, connections)
+        else:
+            self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
+
+
+def _shed(holdings: Holdings[Connection], bound: Bound, now_ms: int) -> None:
+    for connection in holdings.slowest(now_ms):
+        holdings.drop(connection)
+        connection.close(_WORDS[bound], bound=bound, at_once=True)
+
+
+def _check_sizes(settings: Settings) -> None:
+    """The largest request must have room, as Kafka asks, too."""
+    queued_bytes, largest_bytes = settings["queued.max.request.bytes"], settings["socket.request.max.bytes"]
+    if 0 <= queued_bytes < largest_bytes:
+        raise ConfigError(
+            f"queued.max.request.bytes={queued_bytes} is less than one request may have "
+            f"(socket.request.max.bytes={largest_bytes}): raise the one or lower the other"
+        )
+
+
+def _descriptor_limit() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit

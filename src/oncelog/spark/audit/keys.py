@@ -1,0 +1,168 @@
+"""Business keys: does each occur once in a topic, or as often as in another? Spark queries over records.
+
+    key                                                  finding
+    more than once in a topic                            repeated_key
+    in the other topic, and less often here              lost_key
+    in the other topic, and more often here              doubled_key
+    not in the other topic                               unexpected_key
+
+Records without a key (null) are left out, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from oncelog.spark.audit.result import AuditFinding, Difference, KeyTotals
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+
+_OFFSETS_NAMED = 10
+DIFFERENCE_KINDS = ("lost_key", "doubled_key", "unexpected_key")
+"""Findings of a comparison."""
+
+
+def _keyed(records: DataFrame, key: bool | str | Column) -> DataFrame:
+    """Topic, key and place of each record; `key` True: the record's own."""
+    from pyspark.sql import functions as f
+
+    what = f.col("key") if isinstance(key, bool) else f.expr(key) if isinstance(key, str) else key
+    return records.select("topic", what.alias("key"), f.struct("topic", "partition", "offset").alias("at"))
+
+
+def check_keys(
+    records: DataFrame, key: bool | str | Column, max_findings: int
+) -> tuple[list[AuditFinding], KeyTotals]:
+    """The keys that are in a topic more than once; `records` as `format("oncelog")` reads them."""
+    from pyspark.sql import functions as f
+
+    keyed = _keyed(records, key).where(f.col("key").isNotNull())
+    ends = f.min("at").alias("first"), f.max("at").alias("last")
+    counted = keyed.groupBy("topic", "key").agg(f.count(f.lit(1)).alias("times"), *ends).persist()
+    try:
+        sums = counted.agg(f.sum("times"), f.count("times"), f.count_if(f.col("times") > 1)).first()
+        rows = counted.where("times > 1").orderBy("topic", "first").limit(max_findings).collect()
+    finally:
+        counted.unpersist()
+    assert sums is not None
+    places = _places(keyed, rows)
+    found = [_repeated(row, places[number]) for number, row in enumerate(rows)]
+    return found, KeyTotals(sums[0] or 0, sums[1], sums[2])
+
+
+def _places(keyed: DataFrame, repeated: Sequence[Row]) -> Mapping[int, Sequence[Row]]:
+    """Return the first places of each repeated key, by its index, from a second reading of the records.
+
+    All places of a key in one row took as much memory as it has records.
+    Guard: test_a_key_of_many_records_is_shown_with_a_few_places.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import IntegerType, StructField, StructType
+
+    found: dict[int, list[Row]] = defaultdict(list)
+    if not repeated:
+        return found
+    schema = StructType(
+        [StructField("key_number", IntegerType()), keyed.schema["topic"], keyed.schema["key"]]
+    )
+    wanted = [(index, row["topic"], row["key"]) for index, row in enumerate(repeated)]
+    keys = f.broadcast(keyed.sparkSession.createDataFrame(wanted, schema))
+    in_order = Window.partitionBy("key_number").orderBy("at")
+    placed = keyed.join(keys, ["topic", "key"]).select("key_number", "at")
+    few = placed.withColumn("rank", f.row_number().over(in_order)).where(f"rank <= {_OFFSETS_NAMED}")
+    for row in few.orderBy("key_number", "rank").collect():
+        found[row["key_number"]].append(row["at"])
+    return found
+
+
+def _repeated(row: Row, places: Sequence[Row]) -> AuditFinding:
+    if len(places) < 2:  # retention or DeleteRecords removed them since they were counted
+        places = row["first"], row["last"]
+    first, second = places[:2]
+    named = ", ".join(f"{place['partition']}:{place['offset']}" for place in places)
+    more = ", ..." if row["times"] > len(places) else ""
+    return AuditFinding(
+        kind="repeated_key",
+        topic=row["topic"],
+        partition=second["partition"],
+        base_offset=second["offset"],
+        last_offset=second["offset"],
+        producer_id=None,
+        producer_epoch=None,
+        first_sequence=None,
+        last_sequence=None,
+        other_offset=first["offset"],
+        key=_text(row["key"]),
+        explanation=f"the key is there {row['times']} times, at partition:offset {named}{more}",
+    )
+
+
+def compare_keys(
+    records: DataFrame, expected: DataFrame, key: bool | str | Column, max_findings: int
+) -> tuple[list[AuditFinding], Difference]:
+    """The keys that are not as often in `records` as in `expected`; both as `format("oncelog")` reads."""
+    from pyspark.sql import functions as f
+
+    sides = [_keyed(frame, key).withColumn("side", f.lit(n)) for n, frame in enumerate((records, expected))]
+    found, wanted = f.col("side") == 0, f.col("side") == 1
+    counted = sides[0].unionByName(sides[1]).groupBy("key").agg(
+        f.count_if(found).alias("found"),
+        f.count_if(wanted).alias("expected"),
+        f.min(f.when(found, f.col("at"))).alias("found_first"),
+        f.max(f.when(found, f.col("at"))).alias("found_last"),
+        f.max(f.when(wanted, f.col("at"))).alias("expected_last"),
+    )  # fmt: skip
+    counted = counted.withColumn("kind", f.expr(_KIND_OF_DIFFERENCE)).persist()
+    try:
+        keyed = f.col("key").isNotNull()
+        sums = counted.agg(
+            f.sum(f.when(keyed, f.col("expected"))),
+            f.sum(f.when(keyed, f.col("found"))),
+            *[f.count_if(f.col("kind") == kind) for kind in DIFFERENCE_KINDS],
+            f.sum(f.when(~keyed, f.col("found") + f.col("expected"))),
+        ).first()
+        shown = counted.where("kind IS NOT NULL").orderBy("kind", "expected_last", "found_last")
+        rows = shown.limit(max_findings).collect()
+    finally:
+        counted.unpersist()
+    assert sums is not None
+    return [_differing(row) for row in rows], Difference(*(value or 0 for value in sums))
+
+
+_KIND_OF_DIFFERENCE = """
+CASE WHEN key IS NULL OR found = expected THEN NULL
+     WHEN expected = 0 THEN 'unexpected_key'
+     WHEN found < expected THEN 'lost_key'
+     ELSE 'doubled_key' END
+"""
+
+
+def _differing(row: Any) -> AuditFinding:
+    # Where to look: for what is lost, the record that should have arrived, else the one too many.
+    place = row["expected_last"] if row["kind"] == "lost_key" else row["found_last"]
+    other = row["found_first"] if row["kind"] != "unexpected_key" else None
+    text = f"{row['found']} times here, {row['expected']} times expected"
+    for name, at in (("expected at", row["expected_last"]), ("first here at", row["found_first"])):
+        text += f"; {name} {at['topic']}-{at['partition']}:{at['offset']}" if at is not None else ""
+    return AuditFinding(
+        kind=row["kind"],
+        topic=place["topic"],
+        partition=place["partition"],
+        base_offset=place["offset"],
+        last_offset=place["offset"],
+        producer_id=None,
+        producer_epoch=None,
+        first_sequence=None,
+        last_sequence=None,
+        other_offset=None if other is None else other["offset"],
+        key=_text(row["key"]),
+        explanation=text,
+    )
+
+
+def _text(key: Any) -> str:
+    return bytes(key).decode("utf-8", "backslashreplace") if isinstance(key, (bytes, bytearray)) else str(key)

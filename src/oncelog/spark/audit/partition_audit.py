@@ -1,0 +1,176 @@
+"""The headers of all batches, judged by rules.audit where they are: one stream per partition.
+
+Spark sorts them by partition and place, on disk where memory is short; a task then shows them to the rules
+one after another and keeps what the rules keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from oncelog.audit.partition import BumpedOutcome, FindingKind, PartitionAudit, PartitionTotals, StoredBatch
+from oncelog.spark.audit.result import FINDING_SCHEMA, AuditFinding
+from oncelog.spark.audit.topic_batches import PLACE_COLUMNS
+from oncelog.types import TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_OUTCOME = "outcome"
+_ROWS_AT_ONCE = 10_000
+_TOTALS_FIELDS = tuple(asdict(PartitionTotals()))
+_JUDGED_SCHEMA = pa.schema([*FINDING_SCHEMA, *((name, pa.int64()) for name in _TOTALS_FIELDS)])
+"""A row per finding, one per partition with `kind` null and the totals, and one per outcome that is to be
+compared over partitions: `base_offset` its first data, `other_offset` its marker, `committed` 1 or 0."""
+_JUDGED_DDL = (
+    "kind string, topic string, partition int, base_offset bigint, last_offset bigint, producer_id bigint, "
+    "producer_epoch smallint, first_sequence int, last_sequence int, other_offset bigint, key string, "
+    "explanation string, " + ", ".join(f"{name} bigint" for name in _TOTALS_FIELDS)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What is known of a partition besides its batches; see rules.audit.PartitionAudit."""
+
+    log_start_offset: int
+    is_compacted: bool = False
+    last_stable_offset: int | None = None
+    indexed_to: int | None = None
+    is_internal: bool = False
+
+
+@dataclass(slots=True)
+class Judged:
+    """Violations and notes in the order of partitions and offsets, and the totals of every partition."""
+
+    findings: list[AuditFinding] = field(default_factory=list)
+    notes: list[AuditFinding] = field(default_factory=list)
+    partitions: dict[TopicPartition, PartitionTotals] = field(default_factory=dict)
+
+    def add_violation(self, finding: AuditFinding) -> None:
+        """One that was found after the partitions were judged."""
+        self.findings.append(finding)
+        totals = self.partitions[finding.tp]
+        self.partitions[finding.tp] = replace(totals, findings=totals.findings + 1)
+
+
+def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findings: int) -> Judged:
+    """Judge a frame of spark/audit/topic_batches.py; partitions without a batch get empty totals."""
+    ordered = headers.repartition("topic", "partition").sortWithinPartitions(*PLACE_COLUMNS)
+    rows = ordered.mapInArrow(_judging(bounds, max_findings), _JUDGED_DDL).persist()
+    try:
+        found = rows.where(f"kind IS NULL OR kind <> '{_OUTCOME}'").toArrow().to_pylist()
+        judged = _collected(found, bounds)
+        have_transactions = [1 for totals in judged.partitions.values() if totals.committed or totals.aborted]
+        conflicts = _conflicts(rows, max_findings) if len(have_transactions) > 1 else []
+    finally:
+        rows.unpersist()
+    for finding in conflicts:
+        judged.add_violation(finding)
+    return judged
+
+
+def _collected(rows: list[dict[str, Any]], bounds: Iterable[TopicPartition]) -> Judged:
+    # The order of a shuffle is chance; a report should read the same twice.
+    rows.sort(key=lambda row: (row["topic"], row["partition"], row["base_offset"] or 0))
+    judged = Judged(partitions={tp: PartitionTotals() for tp in sorted(bounds)})
+    for row in rows:
+        if row["kind"] is None:
+            tp = TopicPartition(row["topic"], row["partition"])
+            judged.partitions[tp] = PartitionTotals(**{name: row[name] for name in _TOTALS_FIELDS})
+        else:
+            finding = AuditFinding(**{name: row[name] for name in FINDING_SCHEMA.names})
+            is_violation = FindingKind(finding.kind).is_violation
+            (judged.findings if is_violation else judged.notes).append(finding)
+    return judged
+
+
+def _judging(
+    bounds: Mapping[TopicPartition, Bounds], max_findings: int
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def judge_sorted(headers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for (topic, partition), rows in groupby(_rows(headers), key=itemgetter(0, 1)):
+            tp = TopicPartition(topic, partition)
+            audit = PartitionAudit(**asdict(bounds[tp]), max_findings=max_findings)
+            while some := list(islice(rows, _ROWS_AT_ONCE)):
+                for row in some:
+                    audit.see(StoredBatch._make(row[2:]))
+                if outcomes := audit.take_outcomes():
+                    yield _outcome_rows(tp, outcomes)
+            yield _result_rows(tp, audit)
+
+    return judge_sorted
+
+
+def _rows(headers: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+    """Topic, partition and the fields of a StoredBatch; a few thousand at a time as objects."""
+    for piece in headers:
+        wanted = piece.select(["topic", "partition", *StoredBatch._fields])
+        yield from zip(*(column.to_pylist() for column in wanted.columns), strict=True)
+
+
+def _outcome_rows(tp: TopicPartition, outcomes: list[BumpedOutcome]) -> pa.RecordBatch:
+    rows = [
+        {
+            **tp._asdict(),
+            "kind": _OUTCOME,
+            "producer_id": outcome.producer_id,
+            "producer_epoch": outcome.marker_epoch,
+            "base_offset": outcome.first_offset,
+            "other_offset": outcome.marker_offset,
+            "committed": int(outcome.is_commit),
+        }
+        for outcome in outcomes
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=_JUDGED_SCHEMA)
+
+
+def _result_rows(tp: TopicPartition, audit: PartitionAudit) -> pa.RecordBatch:
+    findings, totals = audit.finish()
+    rows = [{**tp._asdict(), **found._asdict(), "kind": found.kind.value} for found in findings]
+    rows.append({**tp._asdict(), **asdict(totals)})
+    return pa.RecordBatch.from_pylist(rows, schema=_JUDGED_SCHEMA)
+
+
+def _conflicts(rows: DataFrame, max_findings: int) -> list[AuditFinding]:
+    """One transaction, a COMMIT here and an ABORT there."""
+    from pyspark.sql import functions as f
+
+    where = f.struct("topic", "partition", "base_offset", "other_offset")
+    ends = (
+        rows.where(f.col("kind") == _OUTCOME)
+        .groupBy("producer_id", "producer_epoch")
+        .agg(
+            f.min(f.when(f.col("committed") == 1, where)).alias("commit"),
+            f.min(f.when(f.col("committed") == 0, where)).alias("abort"),
+        )
+        .where("commit IS NOT NULL AND abort IS NOT NULL")
+    )
+    found = ends.orderBy("producer_id", "producer_epoch").limit(max_findings).toArrow().to_pylist()
+    return [_conflict(row) for row in found]
+
+
+def _conflict(row: Mapping[str, Any]) -> AuditFinding:
+    here, there = row["abort"], row["commit"]
+    return AuditFinding(
+        kind=FindingKind.TWO_OUTCOMES.value,
+        topic=here["topic"],
+        partition=here["partition"],
+        base_offset=here["base_offset"],
+        last_offset=here["other_offset"],
+        producer_id=row["producer_id"],
+        producer_epoch=row["producer_epoch"],
+        first_sequence=None,
+        last_sequence=None,
+        other_offset=there["other_offset"],
+        key=None,
+        explanation=f"ABORT here at offset {here['other_offset']}, and COMMIT of the same transaction in "
+        f"{there['topic']}-{there['partition']} at offset {there['other_offset']}",
+    )

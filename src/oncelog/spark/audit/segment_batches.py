@@ -1,0 +1,424 @@
+"""Segment files as the audit reads them: which there are, and their batches' headers as a Spark table.
+
+Files are opened by pyarrow.fs, on the driver to list them and by the tasks to read them, a megabyte at a
+time. What a read_committed reader gets of a batch is told by the `.txnindex` files, as the broker would.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+from pyarrow import fs
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from oncelog.audit.partition import StoredBatch
+from oncelog.errors import ConfigError, CorruptMessage, InvalidRecord, StorageError
+from oncelog.log.checkpoint import CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS, decode_offsets
+from oncelog.log.index import decode_aborted
+from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, find_batch, find_behind, scan
+from oncelog.log.segment import LOG_SUFFIX, TXN_SUFFIX
+from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
+from oncelog.spark.audit.topic_batches import (
+    HEADERS_SCHEMA,
+    HeaderRow,
+    is_checking_records,
+    no_batch,
+    stored_batch,
+    to_arrow,
+)
+from oncelog.types import Isolation, TopicPartition
+from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
+
+BYTES_PER_TASK = 256 << 20
+"""Segments are put together to tasks of up to so much."""
+_PARTITION_NAME = re.compile(r"(.+)-(\d+)")
+_SEGMENT_NAME = re.compile(r"(\d{20})" + re.escape(LOG_SUFFIX))
+_INTERNAL = "__"
+_TOPICS_FILE = "oncelog-topics.json"
+_ZEROS_AT_ONCE = 1 << 20
+
+
+class Segment(NamedTuple):
+    """One `.log` file. `has_index`: a `.txnindex` with something in it is beside it."""
+
+    base_offset: int
+    size_bytes: int
+    has_index: bool
+
+
+class PartitionFiles(NamedTuple):
+    """A partition directory in the file system of `root`, with at least one segment in offset order.
+
+    `indexed_to`: the `.txnindex` files tell of every marker below. `recovery_point`: below it a broker had
+    synced everything; None: no data directory tells of one. `log_start_offset`: what is below was
+    removed from the log (DeleteRecords, retention), though the first segment may still hold it.
+    """
+
+    tp: TopicPartition
+    root: str
+    directory: str
+    segments: list[Segment]
+    is_compacted: bool
+    indexed_to: int
+    recovery_point: int | None
+    log_start_offset: int
+
+    def path(self, segment: Segment, suffix: str = LOG_SUFFIX) -> str:
+        return f"{self.directory}/{segment.base_offset:020}{suffix}"
+
+    def to_plain(self) -> list[Any]:
+        """As values for JSON."""
+        return list(self)
+
+    @classmethod
+    def from_plain(cls, values: list[Any]) -> Self:
+        tp, root, directory, segments, *rest = values
+        return cls(TopicPartition(*tp), root, directory, [Segment(*each) for each in segments], *rest)
+
+
+# What there is
+
+
+def file_system(root: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a path or URI, and the path in it. Raises ConfigError for one that is unknown."""
+    if "://" not in root and not root.startswith("file:"):
+        return fs.LocalFileSystem(), str(Path(root).absolute())
+    try:
+        found, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", root))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise ConfigError(f"{root}: no file system for it here: {error}") from error
+    return found, path.rstrip("/")
+
+
+def find_segments(roots: Sequence[str]) -> list[PartitionFiles]:
+    """The partition directories that `roots` are or hold; Kafka's internal topics only if named themselves.
+
+    Raises ConfigError for a root without any, and for a partition found twice (replicas).
+    """
+    found: dict[TopicPartition, PartitionFiles] = {}
+    for root in roots:
+        here = list(_partitions_in(root))
+        if not here:
+            raise ConfigError(
+                f"{root}: no segment files; name a partition directory (topic-0 with .log files) or a data "
+                "directory with such directories"
+            )
+        for each in here:
+            if (other := found.setdefault(each.tp, each)) is not each:
+                raise ConfigError(
+                    f"{each.tp} is in {other.directory} and in {each.directory}: audit one replica at a time"
+                )
+    return [found[tp] for tp in sorted(found)]
+
+
+def _partitions_in(root: str) -> Iterator[PartitionFiles]:
+    system, path = file_system(root)
+    inside = _listed(system, path)
+    if _segments_of(inside):
+        directories = {path: inside}
+    else:
+        named = [
+            info.path
+            for info in inside
+            if info.type is fs.FileType.Directory
+            and _PARTITION_NAME.fullmatch(info.base_name)
+            and not info.base_name.startswith(_INTERNAL)
+        ]
+        directories = {name: _listed(system, name) for name in named}
+    for directory, infos in sorted(directories.items()):
+        if segments := _segments_of(infos):
+            yield _partition_of(root, system, directory, segments)
+
+
+def _partition_of(
+    root: str, system: fs.FileSystem, directory: str, segments: list[Segment]
+) -> PartitionFiles:
+    parent, _, name = directory.rpartition("/")
+    if (match := _PARTITION_NAME.fullmatch(name)) is None:
+        raise ConfigError(f"{directory}: the directory's name must end with the partition, as in topic-0")
+    tp = TopicPartition(match[1], int(match[2]))
+    cleaned = _offsets(system, parent, CLEANED_OFFSETS) or {}
+    is_compacted = tp in cleaned or tp.topic in _compacted_topics(system, parent)
+    flushed = _offsets(system, parent, RECOVERY_POINTS)
+    # After a kill the newest entries of an index may be missing; a broker makes them anew when it starts.
+    indexed_to = segments[-1].base_offset if flushed is None else flushed.get(tp, 0)
+    recovery_point = None if flushed is None else flushed.get(tp, 0)
+    starts = _offsets(system, parent, LOG_STARTS) or {}
+    log_start_offset = max(segments[0].base_offset, starts.get(tp, 0))
+    return PartitionFiles(
+        tp, root, directory, segments, is_compacted, indexed_to, recovery_point, log_start_offset
+    )
+
+
+def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    try:
+        infos: list[fs.FileInfo] = system.get_file_info(fs.FileSelector(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: it cannot be listed: {error}") from error
+    return infos
+
+
+def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
+    # Our broker makes the file with each segment. Every earlier segment's task would read the empty ones.
+    indexes = {info.base_name for info in infos if info.base_name.endswith(TXN_SUFFIX) and info.size != 0}
+    return sorted(
+        Segment(int(match[1]), info.size, match[1] + TXN_SUFFIX in indexes)
+        for info in infos
+        if info.type is fs.FileType.File and (match := _SEGMENT_NAME.fullmatch(info.base_name))
+    )
+
+
+def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicPartition, int] | None:
+    """Read a checkpoint of the data directory; None in a copy of a partition directory alone.
+
+    Raises ConfigError for an unreadable one: taken for empty, it would accuse a compacted topic of gaps.
+    """
+    path = f"{directory}/{name}"
+    try:
+        with system.open_input_stream(path) as stream:
+            data = stream.read()
+            return decode_offsets(data) if data else {}  # Apache Kafka makes the file before its first entry
+    except OSError:
+        return None
+    except StorageError as error:
+        raise ConfigError(
+            f"{path}: {error}. Move it away to audit without it; then name compacted topics "
+            "(--compacted), and what was removed below a log start counts"
+        ) from error
+
+
+def _compacted_topics(system: fs.FileSystem, directory: str) -> set[str]:
+    """Return the topics that our broker's list of topics calls compacted; none without that file."""
+    try:
+        with system.open_input_stream(f"{directory}/{_TOPICS_FILE}") as stream:
+            topics = json.loads(stream.read())["topics"]
+        return {t["name"] for t in topics if "compact" in t["settings"].get("cleanup.policy", "")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()
+
+
+# What a task reads
+
+
+class SegmentHeadersSource(DataSource):  # type: ignore[misc]
+    """`format("oncelog-segments")`; the option `partitions` holds what `find_segments` found, as JSON."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "oncelog-segments"
+
+    def schema(self) -> StructType:
+        return HEADERS_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        found = [PartitionFiles.from_plain(p) for p in json.loads(self.options["partitions"])]
+        return SegmentReader(found, check_records=is_checking_records(self.options))
+
+
+class SegmentReader(DataSourceReader):  # type: ignore[misc]
+    """Each task reads some segments, one after another."""
+
+    def __init__(self, found: Sequence[PartitionFiles], *, check_records: bool = False) -> None:
+        self._found = found
+        self._check_records = check_records
+
+    def partitions(self) -> list[InputPartition]:
+        tasks: list[list[tuple[PartitionFiles, int]]] = []
+        room = 0
+        for files in self._found:
+            for index, segment in enumerate(files.segments):
+                if not tasks or segment.size_bytes > room:
+                    tasks.append([])
+                    room = BYTES_PER_TASK
+                tasks[-1].append((files, index))
+                room -= segment.size_bytes
+        return [InputPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Without any segment Spark still runs one task, with an empty partition of its own.
+        task = partition.value or ()
+        rows = (_read_segment(files, index, check_records=self._check_records) for files, index in task)
+        return to_arrow(chain.from_iterable(rows))
+
+
+class _ArrowFile:
+    """A pyarrow file as log.scan reads one."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file = file
+
+    def pread(self, size: int, position: int) -> bytes:
+        data: bytes = self._file.read_at(size, position)
+        return data
+
+
+@contextmanager
+def open_segment(system: fs.FileSystem, path: str) -> Iterator[tuple[_ArrowFile, int]]:
+    """A segment as `log.scan` reads one, and how many bytes it is."""
+    with system.open_input_file(path) as opened:
+        yield _ArrowFile(opened), opened.size()
+
+
+class Damage(NamedTuple):
+    """Bytes that are no batch: from `position`, where `offset` is due, to the batch at `behind`.
+
+    `next_offset`: of the batch behind; both None where damage goes on to the end of the file.
+    """
+
+    position: int
+    offset: int
+    reason: str
+    behind: int | None
+    next_offset: int | None
+
+
+def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterator[FoundBatch | Damage]:
+    """Yield every sound batch of a segment file, and every damage between them or at the end."""
+    position: int | None = 0
+    due = base_offset
+    while position is not None:
+        bad: BadBatch | None = None
+        for found in scan(file, position, size_bytes):
+            if isinstance(found, BadBatch):
+                bad = found
+                break
+            due = found.header.last_offset + 1
+            yield found
+        if bad is None:
+            return
+        behind = _find_behind(file, bad.position, size_bytes, due)
+        position = next_offset = None
+        if behind is not None and behind < size_bytes:
+            position = behind
+            next_offset = BASE_AND_LENGTH.unpack(file.pread(BASE_AND_LENGTH.size, behind))[0]
+        yield Damage(bad.position, due, bad.reason, position, next_offset)
+
+
+def _find_behind(file: _ArrowFile, position: int, end: int, due: int) -> int | None:
+    """As `find_behind`, but no batch that is the value of a record in the damaged one.
+
+    Where only the length does not fit, the header tells the offset behind it. A batch with another offset is
+    believed (in a compacted log it is right) when the log goes on from there to its end, or to a torn batch.
+    """
+    behind = find_behind(file, position, end, due)
+    header = _header_at(file, position)
+    if header is None or header.base_offset < due or position + header.size_bytes <= end:
+        return behind
+    while behind is not None and behind < end:
+        if BASE_AND_LENGTH.unpack(file.pread(BASE_AND_LENGTH.size, behind))[0] == header.last_offset + 1:
+            return behind
+        stop, last_offset = None, due
+        for found in scan(file, behind, end):
+            if isinstance(found, BadBatch):
+                stop = found.position
+            else:
+                last_offset = found.header.last_offset
+        if stop is None:
+            return behind
+        cut_short = _header_at(file, stop)
+        if cut_short is not None and cut_short.base_offset > last_offset:
+            return behind
+        behind = find_batch(file, stop, end, due + 1)
+    return behind
+
+
+def _header_at(file: _ArrowFile, position: int) -> BatchHeader | None:
+    try:
+        return read_header(file.pread(HEADER_BYTES, position))
+    except (CorruptMessage, InvalidRecord):
+        return None
+
+
+def _read_segment(files: PartitionFiles, index: int, *, check_records: bool) -> Iterator[HeaderRow]:
+    """A row per batch, and one wherever the file does not make sense."""
+    segment = files.segments[index]
+    system, _ = file_system(files.root)
+    aborted, problem = _aborted(system, files, index)
+    judge = None if aborted is None else VisibilityFilter(Isolation.READ_COMMITTED, aborted)
+    if problem is not None:
+        damaged = no_batch(segment.base_offset, segment.base_offset, problem)._replace(is_index=True)
+        yield (*files.tp, segment.base_offset, -1, *damaged)
+    following = files.segments[index + 1].base_offset if index + 1 < len(files.segments) else None
+    with open_segment(system, files.path(segment)) as (file, size_bytes):
+        for found in walk_segment(file, size_bytes, segment.base_offset):
+            if isinstance(found, Damage):
+                batch = _no_batch(files, files.path(segment), found, following, file, size_bytes)
+            else:
+                batch = _judged(found, judge, check_records=check_records)
+            yield (*files.tp, segment.base_offset, found.position, *batch)
+
+
+def _no_batch(
+    files: PartitionFiles,
+    path: str,
+    damage: Damage,
+    following: int | None,
+    file: _ArrowFile,
+    size_bytes: int,
+) -> StoredBatch:
+    """A tail is torn when nothing sound is behind it and nothing had synced it; all else is damage."""
+    torn = None
+    if following is None and damage.behind is None:
+        torn = _why_torn(file, damage, size_bytes)
+    problem = f"{path} at position {damage.position}: {torn or damage.reason}"
+    if torn is not None and files.recovery_point is not None and damage.offset < files.recovery_point:
+        torn = None
+        problem += f"; a broker had synced the log up to offset {files.recovery_point}, so no stop tore it"
+    next_offset = following if damage.next_offset is None else damage.next_offset
+    # Damage up to the log's end takes with it all that is behind the log start.
+    due = files.log_start_offset + 1 if next_offset is None else next_offset
+    last_offset = max(damage.offset, due - 1)
+    return no_batch(damage.offset, last_offset, problem, is_torn=torn is not None)
+
+
+def _judged(found: FoundBatch, judge: VisibilityFilter | None, *, check_records: bool) -> StoredBatch:
+    batch = stored_batch(found.data, found.data_position, found.header, None, check_records=check_records)
+    if judge is None:
+        return batch
+    verdict = judge.decide(found.header, is_abort_marker=batch.is_commit is False)
+    return batch._replace(is_visible=verdict is Verdict.DELIVER)
+
+
+def _aborted(
+    system: fs.FileSystem, files: PartitionFiles, index: int
+) -> tuple[list[tuple[int, int]] | None, str | None]:
+    """Return producer id and first offset of the aborted transactions that may have data in a segment.
+
+    An entry stands beside its marker, so in the segment of its data or a later one. None where one of these
+    lists is damaged; the second value says what is wrong with the segment's own. A broker that starts makes
+    the list again from the log, so nothing is lost.
+    """
+    later = files.segments[index:]
+    found: list[tuple[int, int]] = []
+    for segment in later:
+        if not segment.has_index:
+            continue
+        path = files.path(segment, TXN_SUFFIX)
+        try:
+            with system.open_input_stream(path) as stream:
+                entries = decode_aborted(stream.read(), segment.base_offset, path)
+        except StorageError as error:
+            return None, str(error) if segment is later[0] else None
+        end = later[1].base_offset if len(later) > 1 else None
+        found += [(e.producer_id, e.first_offset) for e in entries if end is None or e.first_offset < end]
+    return found, None
+
+
+def _why_torn(file: _ArrowFile, bad: Damage, end: int) -> str | None:
+    """How a log ends as an unclean stop leaves it: within a batch or in zeros; None: it does not."""
+    try:
+        read_header(file.pread(HEADER_BYTES, bad.position))
+    except (CorruptMessage, InvalidRecord):
+        if end - bad.position < HEADER_BYTES:
+            return bad.reason
+        pieces = (file.pread(_ZEROS_AT_ONCE, at) for at in range(bad.position, end, _ZEROS_AT_ONCE))
+        return None if any(any(piece) for piece in pieces) else "only zeros follow"
+    return bad.reason

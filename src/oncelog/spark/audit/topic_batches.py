@@ -1,0 +1,255 @@
+"""The headers of stored batches as a Spark table, one row per batch: what the audit reads.
+
+The same options as `format("oncelog")`; everything stored is shown, markers and aborted batches too. Only
+61 bytes of a batch are looked at, and its checksum is computed over the rest; with the option `checkRecords`
+its records are compared with its header as well. Below the last stable offset batches are fetched as a
+read_committed reader does, so that a row says whether such a reader gets them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    BooleanType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from oncelog.audit.partition import StoredBatch
+from oncelog.client.consumer.blocking import Consumer
+from oncelog.client.consumer.range_reader import RangePiece
+from oncelog.errors import CorruptMessage, InvalidRecord, OffsetOutOfRange, TimedOut
+from oncelog.rules.storage.read_committed import Verdict
+from oncelog.spark.audit.batch_records import records_problem
+from oncelog.spark.source.offset_ranges import Available, OffsetRange, ranges_between, split_ranges
+from oncelog.spark.source.source_options import SourceOptions, parse_options
+from oncelog.types import Isolation, TopicPartition
+from oncelog.wire.batch import BatchHeader, verify_crc
+from oncelog.wire.control import ControlType, decode_control
+from oncelog.wire.primitives import Buffer
+
+PLACE_COLUMNS = ("topic", "partition", "part", "place")
+"""`part` and `place` are the order in which batches are stored: a range or segment, and where in it."""
+_COLUMNS = (
+    ("topic", StringType(), pa.string()),
+    ("partition", IntegerType(), pa.int32()),
+    ("part", LongType(), pa.int64()),
+    ("place", LongType(), pa.int64()),
+    ("base_offset", LongType(), pa.int64()),
+    ("last_offset", LongType(), pa.int64()),
+    ("producer_id", LongType(), pa.int64()),
+    ("producer_epoch", ShortType(), pa.int16()),
+    ("base_sequence", IntegerType(), pa.int32()),
+    ("sequence_count", IntegerType(), pa.int32()),
+    ("records_count", IntegerType(), pa.int32()),
+    ("is_control", BooleanType(), pa.bool_()),
+    ("crc_ok", BooleanType(), pa.bool_()),
+    ("is_transactional", BooleanType(), pa.bool_()),
+    ("is_commit", BooleanType(), pa.bool_()),
+    ("coordinator_epoch", IntegerType(), pa.int32()),
+    ("is_visible", BooleanType(), pa.bool_()),
+    ("is_torn", BooleanType(), pa.bool_()),
+    ("problem", StringType(), pa.string()),
+    ("records_problem", StringType(), pa.string()),
+    ("is_removed", BooleanType(), pa.bool_()),
+    ("is_index", BooleanType(), pa.bool_()),
+)
+"""Behind the place, the fields of rules.audit.StoredBatch."""
+HEADERS_SCHEMA = StructType([StructField(name, spark) for name, spark, _ in _COLUMNS])
+_ARROW_SCHEMA = pa.schema([(name, arrow) for name, _, arrow in _COLUMNS])
+_ROWS_PER_BATCH = 20_000
+_FETCH_BYTES = "max.partition.fetch.bytes"
+CHECK_RECORDS = "checkRecords"
+AVAILABLE = "available"
+"""What is to be read: what the brokers said once, so that the audit knows the same of all it gets."""
+
+HeaderRow = tuple[Any, ...]
+
+
+class BatchHeadersSource(DataSource):  # type: ignore[misc]
+    """`format("oncelog-batches")`, once registered with `spark.dataSource.register`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "oncelog-batches"
+
+    def schema(self) -> StructType:
+        return HEADERS_SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        check_records = is_checking_records(self.options)
+        now = decode_available(self.options[AVAILABLE])
+        ours = (AVAILABLE, CHECK_RECORDS.lower())
+        given = {key: value for key, value in self.options.items() if key.lower() not in ours}
+        given["kafka.isolation.level"] = "read_committed"
+        return BatchHeadersReader(parse_options(given, "batch"), now, check_records)
+
+
+def encode_available(now: Available) -> str:
+    """Return the value of the option AVAILABLE."""
+    return json.dumps([[*tp, now.earliest[tp], now.latest[tp], now.written[tp]] for tp in now.earliest])
+
+
+def decode_available(text: str) -> Available:
+    """Undo `encode_available`; topic ids are left out."""
+    rows = [(TopicPartition(topic, number), bounds) for topic, number, *bounds in json.loads(text)]
+    earliest, latest, written = ({tp: bounds[n] for tp, bounds in rows} for n in range(3))
+    return Available(earliest, latest, written)
+
+
+def is_checking_records(options: Mapping[str, str]) -> bool:
+    """Return whether the records inside batches are to be checked."""
+    return any(
+        key.lower() == CHECK_RECORDS.lower() and value.lower() == "true" for key, value in options.items()
+    )
+
+
+class _StoredRange(InputPartition):  # type: ignore[misc]
+    """The range one task reads, and as whom."""
+
+    def __init__(self, wanted: OffsetRange, isolation: Isolation) -> None:
+        super().__init__(wanted)
+        self.isolation = isolation
+
+
+class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
+    """A task gives the batches whose last offset is in its range.
+
+    So a batch across the border of two ranges comes from exactly one task. One that is stored behind a batch
+    with higher offsets belongs to the range of those, where it is seen in its wrong place.
+    """
+
+    def __init__(self, options: SourceOptions, now: Available, check_records: bool) -> None:
+        self._options, self._now = options, now
+        self._check_records = check_records
+
+    def partitions(self) -> list[InputPartition]:
+        now = self._now
+        stable = {tp: max(end, now.earliest[tp]) for tp, end in now.latest.items()}
+        size = self._options.max_records_per_partition
+        decided = split_ranges(ranges_between(now.earliest, stable), max_records=size)
+        open_yet = split_ranges(ranges_between(stable, now.written), max_records=size)
+        return [
+            *[_StoredRange(piece, Isolation.READ_COMMITTED) for piece in decided],
+            *[_StoredRange(piece, Isolation.READ_UNCOMMITTED) for piece in open_yet],
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # A batch without ranges: Spark still runs one task, with an empty partition of its own.
+        if not isinstance(partition, _StoredRange):
+            return iter(())
+        rows = _read_rows(self._options.client, partition.value, partition.isolation, self._check_records)
+        return to_arrow(rows)
+
+
+def to_arrow(rows: Iterable[HeaderRow]) -> Iterator[pa.RecordBatch]:
+    """Rows as record batches of HEADERS_SCHEMA."""
+    waiting: list[HeaderRow] = []
+    for row in rows:
+        waiting.append(row)
+        if len(waiting) == _ROWS_PER_BATCH:
+            yield _record_batch(waiting)
+            waiting = []
+    if waiting:
+        yield _record_batch(waiting)
+
+
+def _record_batch(rows: list[HeaderRow]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
+
+
+def _read_rows(
+    client: Mapping[str, object], wanted: OffsetRange, isolation: Isolation, check_records: bool
+) -> Iterator[HeaderRow]:
+    """A row per batch, one where the log start overtook us, and a last one for what could not be read.
+
+    A fetched piece with bytes that are no batch is refused whole, so from there on batches are fetched one
+    at a time up to the bad one. Places count what was read: ordered by their offsets, batches that are
+    stored in a wrong order would look sound. Guard: test_batches_that_changed_places.
+    """
+    tp, position, end = wanted
+    settings, problem = dict(client), None
+    places = count()
+    while position < end and problem is None:
+        with Consumer(settings) as consumer:
+            try:
+                for piece in consumer.fetch_pieces(tp, position, end, isolation):
+                    for batch in _batches_of(piece, isolation, check_records):
+                        position = max(position, batch.last_offset + 1)
+                        if wanted.start < position <= end:
+                            yield (*tp, wanted.start, next(places), *batch)
+                position = max(position, end)
+            except (CorruptMessage, InvalidRecord) as error:
+                problem = error.detail if settings.get(_FETCH_BYTES) == 1 else None
+                settings[_FETCH_BYTES] = 1
+            except OffsetOutOfRange:
+                log_start = consumer.beginning_offsets([tp])[tp]
+                if log_start <= position:
+                    raise  # the topic is another one now, or its log was cut back
+                removed = no_batch(position, log_start - 1, "")._replace(problem=None, is_removed=True)
+                yield (*tp, wanted.start, next(places), *removed)
+                position = log_start
+            except TimedOut:
+                if isolation is Isolation.READ_UNCOMMITTED:
+                    raise
+                # Compaction left nothing between here and the last stable offset.
+                isolation = Isolation.READ_UNCOMMITTED
+    if problem is not None:
+        yield (*tp, wanted.start, next(places), *no_batch(position, end - 1, problem))
+
+
+def _batches_of(piece: RangePiece, isolation: Isolation, check_records: bool) -> Iterator[StoredBatch]:
+    for at, header, verdict in piece.batches:
+        seen = verdict if isolation is Isolation.READ_COMMITTED else None
+        yield stored_batch(piece.records, at, header, seen, check_records=check_records)
+
+
+def stored_batch(
+    data: Buffer, position: int, h: BatchHeader, verdict: Verdict | None, *, check_records: bool = False
+) -> StoredBatch:
+    """Return what the rules want of a batch at a position of `data`. `verdict` None: no reader was asked."""
+    is_commit = coordinator_epoch = None
+    crc_ok = verify_crc(data, position, h.size_bytes)
+    if h.is_control and crc_ok:
+        try:
+            control = decode_control(data, position, verify=False)
+        except (CorruptMessage, InvalidRecord) as error:
+            return no_batch(h.base_offset, h.last_offset, error.detail)
+        if control is not None and control.coordinator_epoch is not None:
+            is_commit, coordinator_epoch = control.type is ControlType.COMMIT, control.coordinator_epoch
+    return StoredBatch(
+        base_offset=h.base_offset,
+        last_offset=h.last_offset,
+        producer_id=h.producer_id,
+        producer_epoch=h.producer_epoch,
+        base_sequence=h.base_sequence,
+        sequence_count=h.last_offset_delta + 1,
+        records_count=h.records_count,
+        is_control=h.is_control,
+        crc_ok=crc_ok,
+        is_transactional=h.is_transactional,
+        is_commit=is_commit,
+        coordinator_epoch=coordinator_epoch,
+        is_visible=None if verdict is None else verdict is Verdict.DELIVER,
+        records_problem=records_problem(data, position, h)
+        if check_records and crc_ok and not h.is_control
+        else None,
+    )
+
+
+def no_batch(base_offset: int, last_offset: int, problem: str, *, is_torn: bool = False) -> StoredBatch:
+    """Offsets at which no batch can be read."""
+    nothing = StoredBatch(base_offset, last_offset, None, None, None, 0, 0, is_control=False, crc_ok=None)
+    return nothing._replace(is_torn=is_torn, problem=problem)

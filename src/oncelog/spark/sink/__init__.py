@@ -1,0 +1,1 @@
+"""The exactly-once sink: tasks, transactions, and `write_atomic`."""

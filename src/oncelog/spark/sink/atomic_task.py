@@ -1,0 +1,216 @@
+"""The tasks of `write_atomic`: give each row its Kafka partition; then, shuffled by it, write."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import pyarrow as pa
+
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.producer.blocking import Delivery, Producer
+from oncelog.client.producer.partitioner import Partitioner, Partitions
+from oncelog.config import PRODUCER
+from oncelog.errors import OncelogError, TimedOut
+from oncelog.spark.audit.row_hash import hash_rows
+from oncelog.spark.sink.decisions import Claim, RowRefused, RowSum, SinkError, may_claim
+from oncelog.spark.sink.error_hints import failure_text
+from oncelog.spark.sink.rows import Part, SinkRows, row_sizes
+from oncelog.spark.sink.sink_options import SinkSettings
+from oncelog.spark.sink.task import Sink, send_part
+from oncelog.types import TransactionShare
+
+REPORT_SCHEMA = "topic string, partition int, rows bigint, size_bytes bigint, hash string"
+_REPORT = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("rows", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("hash", pa.string()),
+    ]
+)
+SUM_SCHEMA = "rows bigint, hash string"
+_SUM = pa.schema([("rows", pa.int64()), ("hash", pa.string())])
+"""A hash has 64 bits without a sign, which Spark has no type for."""
+_CAUSE_CHARS = 600
+
+
+def place_rows(
+    batches: Iterable[pa.RecordBatch], *, settings: SinkSettings, counts: dict[str, int]
+) -> Iterator[pa.RecordBatch]:
+    """The same rows with topic and partition filled in. `counts`: partitions of the topics known so far."""
+    rows = SinkRows(settings.topic, settings.max_row_bytes)
+    partitioner = Partitioner(str(PRODUCER.parse(settings.producer)["partitioner"]), random.randrange)
+    for batch in batches:
+        for part in rows.parts(rows.take(batch)):
+            if part.topic not in counts:
+                counts[part.topic] = _count(settings, part.topic)
+            count, size = counts[part.topic], part.rows.num_rows
+            if part.partition is None:
+                chosen = _choose(part.rows, partitioner, count)
+            elif part.partition < count:
+                chosen = np.full(size, part.partition, np.int32)
+            else:
+                raise RowRefused(
+                    f"row {part.first_row} asks for partition {part.partition} of topic {part.topic!r}, "
+                    f"which has partitions 0 to {count - 1}"
+                )
+            names = [name for name in batch.schema.names if name in part.rows.schema.names]
+            columns = [part.rows.column(name) for name in names]
+            topics = pa.array([part.topic] * size, pa.string())
+            yield pa.RecordBatch.from_arrays(
+                [*columns, topics, pa.array(chosen, pa.int32())], names=[*names, "topic", "partition"]
+            )
+
+
+def _count(settings: SinkSettings, topic: str) -> int:
+    with Admin(settings.admin) as admin:
+        return len(admin.describe_topics([topic])[topic].partitions)
+
+
+def _choose(rows: pa.RecordBatch, partitioner: Partitioner, count: int) -> Partitions:
+    """By key as the producer does it; rows without one are dealt out evenly."""
+    dealt: Partitions = ((np.arange(rows.num_rows) + random.randrange(count)) % count).astype(np.int32)
+    if "key" not in rows.schema.names or partitioner.is_round_robin:
+        return dealt
+    return partitioner.for_column(rows.column("key").cast(pa.binary()), count, dealt)
+
+
+def write_share(
+    batches: Iterable[pa.RecordBatch],
+    *,
+    sink: Sink,
+    batch_id: int,
+    share: TransactionShare,
+    task: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Write into the driver's transaction and report rows and bytes of each partition.
+
+    `task`: the number of the task; default: what Spark says.
+    """
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return
+    claim = Claiming(sink, _task_number() if task is None else task, batch_id, share)
+    rows = SinkRows(None, sink.settings.max_row_bytes)
+    try:
+        claim.take()
+        written = _write(sink, share, rows, (each for part in ((first,), filled) for each in part))
+    except Exception as error:
+        text = str(error)
+        if isinstance(error, OncelogError):
+            text = failure_text(error, f"task {claim.task} of batch {batch_id}", sink.settings, rows.largest)
+        claim.give_cause(text)
+        kind = type(error) if isinstance(error, SinkError) else SinkError
+        raise kind(text) from error
+    columns = zip(
+        *((*at, sums.rows, size, str(sums.hash)) for at, (sums, size) in written.items()), strict=True
+    )
+    yield pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, _REPORT, strict=True)], schema=_REPORT
+    )
+
+
+def _task_number() -> int:
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    return task.partitionId() if task else 0
+
+
+def hash_part(part: Part) -> int:
+    """Return the sum of the rows' hashes: key, value, headers and topic, wherever they are written."""
+    rows = part.rows
+    names = [name for name in ("key", "value", "headers") if name in rows.schema.names]
+    topics = pa.array([part.topic], pa.string()).take(pa.array(np.zeros(rows.num_rows, np.int32)))
+    return hash_rows(*(rows.column(name) for name in names), topics)
+
+
+def sum_rows(batches: Iterable[pa.RecordBatch], *, settings: SinkSettings) -> Iterator[pa.RecordBatch]:
+    """Count and hash rows as `write_share` does, without writing them."""
+    rows, total = SinkRows(settings.topic, settings.max_row_bytes), RowSum()
+    for batch in batches:
+        for part in rows.parts(rows.take(batch)):
+            total = total.plus(part.rows.num_rows, hash_part(part))
+    yield pa.RecordBatch.from_arrays(
+        [pa.array([total.rows], pa.int64()), pa.array([str(total.hash)], pa.string())], schema=_SUM
+    )
+
+
+def _write(
+    sink: Sink, share: TransactionShare, rows: SinkRows, batches: Iterable[pa.RecordBatch]
+) -> dict[tuple[str, int], tuple[RowSum, int]]:
+    """Topic and partition -> sum of the rows, and bytes."""
+    written: dict[tuple[str, int], tuple[RowSum, int]] = defaultdict(lambda: (RowSum(), 0))
+    deliveries: list[Delivery] = []
+    producer = Producer({**sink.settings.producer, "transactional.id": share.transactional_id})
+    try:
+        producer.join_transaction(share)
+        for batch in batches:
+            for part in rows.parts(rows.take(batch)):
+                assert part.partition is not None
+                deliveries.append(send_part(producer, part))
+                sums, size = written[part.topic, part.partition]
+                sums = sums.plus(part.rows.num_rows, hash_part(part))
+                written[part.topic, part.partition] = sums, size + int(row_sizes(part.rows).sum())
+        producer.flush()
+        for delivery in deliveries:
+            delivery.result()
+    except BaseException:
+        with suppress(TimedOut):
+            producer.close(0)  # what is not sent must not be: the batch begins again
+        raise
+    producer.close()
+    return written
+
+
+class Claiming:
+    """The right of one attempt to write a task's share: a marker in a transaction of its own.
+
+    InitProducerId fences an attempt that has not finished claiming; the marker tells of one that has. So of
+    all attempts of a task exactly one goes on, without anything but Kafka.
+    """
+
+    def __init__(self, sink: Sink, task: int, batch_id: int, share: TransactionShare) -> None:
+        self.task, self._sink = task, sink
+        self._mine = Claim(batch_id, share.producer_id, share.producer_epoch)
+        self._name = sink.lane_id(task)
+        self._is_mine = False
+
+    def take(self) -> None:
+        """Raises SinkError when another attempt has it."""
+        with self._session() as (producer, found):
+            if not may_claim(self._mine, found):
+                cause = (found.cause if found else "") or "no word of it"
+                raise SinkError(
+                    f"task {self.task} of batch {self._mine.batch_id} had begun to write before, so the "
+                    f"whole batch is written again (the earlier attempt: {cause})"
+                )
+            self._commit(producer, self._mine)
+            self._is_mine = True
+
+    def give_cause(self, text: str) -> None:
+        """Leave word of why this attempt failed, for the error that the next one raises."""
+        if not self._is_mine:
+            return
+        with suppress(OncelogError), self._session() as (producer, found):
+            if self._mine.is_same_attempt(found):
+                self._commit(producer, self._mine._replace(cause=text[:_CAUSE_CHARS]))
+
+    @contextmanager
+    def _session(self) -> Iterator[tuple[Producer, Claim | None]]:
+        settings = self._sink.settings
+        with Producer({**settings.producer, "transactional.id": self._name}) as producer:
+            producer.init_transactions()
+            with Admin(settings.admin) as admin:
+                kept = admin.group_offsets(self._name, [self._sink.marker_at]).get(self._sink.marker_at)
+            yield producer, Claim.decode(self._name, kept)
+
+    def _commit(self, producer: Producer, claim: Claim) -> None:
+        with producer.transaction():
+            producer.send_offsets_to_transaction({self._sink.marker_at: claim.encode()}, self._name)

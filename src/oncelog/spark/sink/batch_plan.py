@@ -1,0 +1,101 @@
+"""The note of which run writes a batch: made before any of its tasks writes, and checked by all of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.admin.types import ConfigResource
+from oncelog.client.producer.blocking import Producer
+from oncelog.errors import BrokerError, InvalidProducerEpoch, ProducerFenced, UnstableOffsetCommit
+from oncelog.runtime.system import current
+from oncelog.spark.sink.decisions import (
+    BatchBegun,
+    PlanNote,
+    Refuse,
+    SinkError,
+    decide_begun,
+    decide_plan,
+)
+from oncelog.spark.sink.state import Sink
+
+_LOOKS, _PAUSE_S = 20, 0.025
+"""Other tasks than that of partition 0 look this often before they make the note themselves."""
+_MAX_ATTEMPTS = 20
+_DEFAULT_RETENTION_MINUTES = 10_080
+
+
+def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, lane: int) -> PlanNote:
+    """Return the note under which this run writes the batch; make it if nobody has. Raises SinkError."""
+    is_left_open = False
+    for look in range(_LOOKS + _MAX_ATTEMPTS):
+        try:
+            # What a dead writer left open only the next writer ends. So partition 0, the writer, never waits
+            # for it, and the others do so once. Guard: test_a_note_that_a_dead_writer_left_open.
+            found = sink.plan(admin, is_stable=lane > 0 and not is_left_open)
+        except UnstableOffsetCommit:
+            is_left_open = True
+            found = sink.plan(admin, is_stable=False)
+        plan = decide_plan(batch_id, sink.run_id, found)
+        if isinstance(plan, Refuse):
+            raise plan.error(batch_id, lane)
+        if plan == found:
+            return plan
+        if lane and look < _LOOKS and not is_left_open:
+            # Tasks that make the note at once would fence each other: partition 0 comes first.
+            admin._run(asyncio.sleep(_PAUSE_S))
+            continue
+        try:
+            return _note_plan(sink, admin, batch_id, lane)
+        except (ProducerFenced, InvalidProducerEpoch):
+            continue  # another task of this run, or another run, makes it
+    raise SinkError(f"batch {batch_id}: too many writers note who writes it")
+
+
+def _note_plan(sink: Sink, admin: Admin, batch_id: int, lane: int) -> PlanNote:
+    """Read and replace the note in one step: from here on no other writer of it succeeds."""
+    settings = {**sink.settings.producer, "transactional.id": sink.plan_id}
+    with Producer(settings) as producer:
+        producer.init_transactions()
+        found = sink.plan(admin)
+        plan = decide_plan(batch_id, sink.run_id, found)
+        if isinstance(plan, Refuse):
+            raise plan.error(batch_id, lane)
+        if plan == found:
+            return plan
+        begun = note_begun(sink, admin, batch_id)
+        if begun is not None and not plan.is_repeat:
+            plan = plan._replace(earlier=(begun.run_id,))
+        if found is None and not plan.is_repeat and sink.has_state_of_0_4_1(admin):
+            plan = plan._replace(earlier=("0.4.1",))
+        with producer.transaction():
+            producer.send_offsets_to_transaction({sink.marker_at: plan.encode()}, sink.plan_id)
+        return plan
+
+
+def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:
+    """Note that the batch is begun; return the note of another run that began it before.
+
+    Raises SinkError when that was too long ago to know what became of it.
+    """
+    begun, now_ms = sink.begun(admin), current().wall_ns() // 1_000_000
+    is_vouched = sink.settings.vouched_batch_id == batch_id
+    if begun is not None and begun.batch_id >= batch_id and not is_vouched:
+        refusal = decide_begun(batch_id, sink.run_id, begun, now_ms, _retention_ms(admin))
+        if refusal is not None:
+            raise refusal.error(batch_id)
+        return None if begun.run_id == sink.run_id else begun
+    sink.keep(admin, sink.begun_id, BatchBegun(batch_id, sink.run_id, now_ms).encode())
+    return None
+
+
+def _retention_ms(admin: Admin) -> int:
+    """Of offsets, as a broker tells; Kafka's default for a client that may not ask."""
+    name, minutes = "offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES
+    try:
+        node_id = str(min(broker.node_id for broker in admin.describe_cluster().brokers))
+        (told,) = admin.describe_configs([ConfigResource("broker", node_id)]).values()
+        minutes = int(told.entries[name].value or minutes)
+    except (BrokerError, KeyError):
+        pass
+    return minutes * 60_000

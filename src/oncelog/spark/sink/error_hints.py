@@ -1,0 +1,65 @@
+"""What to do about an error of the sink, in words: pure."""
+
+from __future__ import annotations
+
+from oncelog.errors import (
+    GroupAuthorizationFailed,
+    InvalidProducerEpoch,
+    InvalidTransactionTimeout,
+    InvalidTxnState,
+    MessageTooLarge,
+    OncelogError,
+    ProducerFenced,
+    RecordListTooLarge,
+    TimedOut,
+    TopicAuthorizationFailed,
+    TransactionalIdAuthorizationFailed,
+    UnknownTopicOrPartition,
+)
+from oncelog.spark.sink.decisions import SinkError
+from oncelog.spark.sink.sink_options import SinkSettings
+
+_FENCED = (
+    "another attempt took over, or the transaction was open for longer than "
+    "kafka.transaction.timeout.ms={timeout} and was aborted. In the second case set it higher (at most the "
+    "broker's transaction.max.timeout.ms) or give each task less to do (repartition). In a repeat a prepared "
+    "transaction stays open until all tasks have succeeded"
+)
+_REMEDIES: tuple[tuple[type[OncelogError], str], ...] = (
+    (ProducerFenced, _FENCED),
+    (InvalidProducerEpoch, _FENCED),
+    # The answer to a commit behind an abort by time: that has raised the epoch (transaction.version 2).
+    (InvalidTxnState, _FENCED),
+    (
+        InvalidTransactionTimeout,
+        "the broker's transaction.max.timeout.ms is lower than kafka.transaction.timeout.ms={timeout}: set "
+        "the option lower, but longer than a task takes",
+    ),
+    (MessageTooLarge, "the largest row up to there is {row}: raise the topic's max.message.bytes"),
+    (RecordListTooLarge, "the largest row up to there is {row}: raise the broker's log.segment.bytes"),
+    (UnknownTopicOrPartition, "create the topic first"),
+    (TopicAuthorizationFailed, "allow WRITE on the topic, and READ on {marker_topic!r} for the markers"),
+    (GroupAuthorizationFailed, "allow READ on groups that begin with {prefix!r}"),
+    (TransactionalIdAuthorizationFailed, "allow WRITE on transactional ids that begin with {prefix!r}"),
+    (TimedOut, "is the cluster reachable from the executors, and does the topic exist?"),
+)
+
+
+def failure_text(
+    error: OncelogError, where: str, settings: SinkSettings, largest: tuple[int, int] | None
+) -> str:
+    """The error with place, topic and remedy. `largest`: (bytes, number) of the largest row so far."""
+    topic = f"topic {settings.topic!r}" if settings.topic else "topics of the column topic"
+    text = f"{where}, {topic}: {error}"
+    if isinstance(error, SinkError):
+        return text
+    remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), None)
+    if remedy is None:
+        return text
+    size, row = largest or (0, 0)
+    return f"{text} -- " + remedy.format(
+        timeout=settings.producer["transaction.timeout.ms"],
+        row=f"row {row} with {size} bytes",
+        marker_topic=settings.marker_topic,
+        prefix=settings.prefix + "-",
+    )

@@ -1,0 +1,181 @@
+"""The rows of a sink: which columns count, which row is refused and why, and where each one goes.
+
+Columns and options are those of Spark's own Kafka sink: value, and perhaps key, headers, topic, partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncelog.errors import ConfigError
+from oncelog.spark.audit.row_hash import hash_rows
+from oncelog.spark.sink.decisions import RowRefused, RowSum
+from oncelog.spark.sink.sink_options import REQUEST_OVERHEAD_BYTES
+
+KINDS = {
+    "value": ("string", "binary"),
+    "key": ("string", "binary"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+}
+"""Column -> Spark types it may have; other columns are not written, as with Spark's own sink."""
+
+
+def check_columns(types: Sequence[tuple[str, str]], topic: str | None) -> None:
+    """Refuse a DataFrame that cannot be written. `types`: its columns with Spark's short type names."""
+    found = dict(types)
+    if "value" not in found:
+        raise ConfigError(f"a column named value is needed; the columns are {', '.join(found)}")
+    if topic is None and "topic" not in found:
+        raise ConfigError("no topic: set the option topic, or add a column named topic")
+    for name, kinds in KINDS.items():
+        if name in found and found[name] not in kinds:
+            raise ConfigError(f"column {name} is {found[name]}, and must be {' or '.join(kinds)}: cast it")
+
+
+class Part(NamedTuple):
+    """Rows for one topic. `partition` None: by key. `first_row`: the number of its first in the lane."""
+
+    topic: str
+    partition: int | None
+    rows: pa.RecordBatch
+    first_row: int
+
+
+class SinkRows:
+    """Checks and counts the rows of one task as they come; rows count from 0."""
+
+    def __init__(self, topic: str | None, max_row_bytes: int) -> None:
+        self._topic, self._max_row_bytes = topic, max_row_bytes
+        self.count = 0
+        self.size_bytes = 0
+        """Of keys and values."""
+        self.largest = (0, 0)
+        """(bytes, row) of the largest so far."""
+
+    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns that are written. Raises RowRefused that names the row."""
+        first = self.count
+        names = [name for name in KINDS if name in batch.schema.names]
+        if self._topic is not None:
+            names = [name for name in names if name != "topic"]
+        rows = pa.RecordBatch.from_arrays([_plain(batch.column(name)) for name in names], names=names)
+        if self._topic is None:
+            self._refuse_null_topics(rows.column("topic"), first)
+        self._refuse_null_headers(rows, first)
+        self._refuse_large(rows, first)
+        self.count += rows.num_rows
+        return rows
+
+    def parts(self, rows: pa.RecordBatch) -> Iterator[Part]:
+        """What `take` gave, by topic and partition, in row order within each."""
+        first = self.count - rows.num_rows
+        names = rows.schema.names
+        written = [name for name in ("key", "value", "headers") if name in names]
+        plain = rows.select(written)
+        if self._topic is not None and "partition" not in names:
+            yield Part(self._topic, None, plain, first)
+            return
+        for topic, partition, at in _groups(rows, self._topic, first):
+            yield Part(topic, partition, plain.take(pa.array(at)), first + int(at[0]))
+
+    def _refuse_null_topics(self, topics: Any, first: int) -> None:
+        if topics.null_count:
+            row = first + pc.index(pc.is_null(topics), True).as_py()
+            raise RowRefused(f"row {row} has a null topic: fill the column topic, or set the option topic")
+
+    def _refuse_null_headers(self, rows: pa.RecordBatch, first: int) -> None:
+        if "headers" not in rows.schema.names:
+            return
+        lists = rows.column("headers")
+        structs = lists.flatten()
+        # A struct that is null has no name either.
+        names = structs.field("key") if structs.null_count == 0 else pc.struct_field(structs, "key")
+        if not structs.null_count and not names.null_count:
+            return
+        parents = pc.list_parent_indices(lists)
+        at = parents[pc.index(pc.is_null(names), True).as_py()].as_py()
+        what = "null in place of a header" if structs.null_count else "a header without a name (key)"
+        raise RowRefused(
+            f"row {first + at} has {what}: a header is a name (never null) and a value; leave it out with "
+            "filter(headers, h -> h.key IS NOT NULL)"
+        )
+
+    def _refuse_large(self, rows: pa.RecordBatch, first: int) -> None:
+        if not rows.num_rows:
+            return
+        sizes = row_sizes(rows)
+        at = int(np.argmax(sizes))
+        size = int(sizes[at])
+        self.size_bytes += int(sizes.sum())
+        self.largest = max(self.largest, (size, first + at), key=lambda each: each[0])
+        if size > self._max_row_bytes:
+            topic = self._topic or rows.column("topic")[at].as_py()
+            raise RowRefused(
+                f"row {first + at} for topic {topic!r} has {size} bytes, above "
+                f"kafka.max.request.size={self._max_row_bytes + REQUEST_OVERHEAD_BYTES} less "
+                f"{REQUEST_OVERHEAD_BYTES} for the rest of the request: set that higher (and the topic's "
+                "max.message.bytes), or make the row smaller"
+            )
+
+
+class LaneRows(SinkRows):
+    """The rows of a lane, whose marker says what they were: hashed as well."""
+
+    def __init__(self, topic: str | None, max_row_bytes: int) -> None:
+        super().__init__(topic, max_row_bytes)
+        self.sum = RowSum()
+
+    def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = super().take(batch)
+        self.sum = self.sum.plus(rows.num_rows, hash_rows(*rows.columns))
+        return rows
+
+
+def _plain(column: Any) -> Any:
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column.cast(pa.string())
+    return column.cast(pa.binary()) if pa.types.is_large_binary(column.type) else column
+
+
+def row_sizes(rows: pa.RecordBatch) -> Any:
+    """Bytes of key and value of each row."""
+    total = np.zeros(rows.num_rows, np.int64)
+    for name in ("key", "value"):
+        if name in rows.schema.names:
+            lengths = pc.binary_length(rows.column(name).cast(pa.binary()))
+            total += pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False)
+    return total
+
+
+def _groups(rows: pa.RecordBatch, topic: str | None, first: int) -> Iterator[tuple[str, int | None, Any]]:
+    if topic is None:
+        encoded = rows.column("topic").dictionary_encode()
+        topics = encoded.dictionary.to_pylist()
+        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    else:
+        topics, codes = [topic], np.zeros(rows.num_rows, np.int64)
+    partitions = np.full(rows.num_rows, -1, np.int64)
+    if "partition" in rows.schema.names:
+        chosen = rows.column("partition").cast(pa.int64())
+        # A negative one is no partition, and null is none chosen: they must not be confused.
+        below = pc.if_else(pc.less(chosen, 0), pc.subtract(chosen, 1), chosen)
+        partitions = pc.fill_null(below, -1).to_numpy(zero_copy_only=False)
+    lowest = int(partitions.min())
+    width = int(partitions.max()) - lowest + 1
+    both = codes * width + (partitions - lowest)
+    for each in np.unique(both).tolist():
+        at = np.flatnonzero(both == each)
+        code, partition = each // width, each % width + lowest
+        if partition < -1:
+            raise RowRefused(
+                f"row {first + int(at[0])} for topic {topics[code]!r} asks for partition {partition + 1}: "
+                "partitions count from 0; null lets the key decide"
+            )
+        yield topics[code], None if partition == -1 else partition, at

@@ -1,0 +1,153 @@
+"""`df.write` and `df.writeStream.format("oncelog")`: Spark's Python Data Source API over lanes.
+
+Spark pickles the writers to its tasks and makes new ones for `commit`, so they hold only options. Which
+query and batch a task works for, it learns from Spark's local properties.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from oncelog.errors import ConfigError
+from oncelog.spark.sink.decisions import SinkError
+from oncelog.spark.sink.rows import check_columns
+from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
+from oncelog.spark.sink.sink_options import FULL_RETRY, SinkSettings, parse_sink_options, repeats_whole_stages
+from oncelog.spark.sink.state import new_run_id
+from oncelog.spark.sink.task import LaneReport, Sink, abandon, finish, write_lane
+from oncelog.spark.source.source import OncelogSource
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+_ONLY_BATCH = 0
+_log = logging.getLogger("oncelog.spark")
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):  # type: ignore[misc]
+    """A task's message to the driver. `query_id` None in a batch."""
+
+    report: LaneReport
+    query_id: str | None = None
+
+
+class OncelogFormat(OncelogSource):
+    """`format("oncelog")`, reading and writing; docs/spark.md lists the options."""
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if overwrite:
+            raise ConfigError("a topic cannot be overwritten: use mode('append')")
+        settings = parse_sink_options(self.options, "batch")
+        _check(schema, settings)
+        return BatchWriter(settings)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        # In complete mode Spark asks to overwrite; as in its own Kafka sink the rows are appended.
+        settings = parse_sink_options(self.options, "stream")
+        _check(schema, settings)
+        return StreamWriter(settings)
+
+
+def _check(schema: StructType, settings: SinkSettings) -> None:
+    check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], settings.topic)
+
+
+class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
+    """One batch write; without a writeId it is exactly once through retries, but not when it is repeated."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        # Made on the driver and pickled to the tasks, so all of them and their retries have the same name.
+        name, is_named = settings.write_id or str(uuid.uuid4()), settings.write_id is not None
+        self._sink = Sink(name, settings, is_named=is_named)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        task = _task()
+        _warn_of_shuffles(task)
+        return Written(write_lane(self._sink, _ONLY_BATCH, task.partitionId(), iterator))
+
+    def commit(self, messages: Sequence[Written | None]) -> None:
+        reports = [_of(message).report for message in messages]
+        finish(self._sink, _ONLY_BATCH, reports)
+        publish(SinkMetrics.of(self._sink.name, _ONLY_BATCH, reports))
+
+    def abort(self, messages: Sequence[Written | None]) -> None:
+        """Lanes that are committed stay so, and a repetition with the same writeId finds them."""
+        abandon(self._sink, [message.report for message in messages if message is not None])
+
+
+class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
+    """The sink of a streaming query, known by the query id in its checkpoint."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        # Spark makes a writer on the driver for each attempt at a micro-batch, and pickles it to the tasks.
+        self._settings, self._run_id = settings, new_run_id()
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        task = _task()
+        _warn_of_shuffles(task)
+        query_id, batch_id = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
+        if query_id is None or batch_id is None:
+            raise SinkError(f"Spark gave the task no {_QUERY_ID} or {_BATCH_ID}: is it older than 4.2?")
+        sink = Sink(query_id, self._settings, run_id=self._run_id)
+        report = write_lane(sink, int(batch_id), task.partitionId(), iterator)
+        return Written(report, query_id)
+
+    def commit(self, messages: Sequence[Written | None], batchId: int) -> None:
+        written = [_of(message) for message in messages]
+        if written and written[0].query_id is not None:
+            sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)
+            reports = [message.report for message in written]
+            finish(sink, batchId, reports)
+            publish(SinkMetrics.of(sink.name, batchId, reports))
+
+    def abort(self, messages: Sequence[Written | None], batchId: int) -> None:
+        """Abort what tasks of a repeat prepared; no other transaction outlives its task."""
+        written = [message for message in messages if message is not None]
+        if written and written[0].query_id is not None:
+            sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)
+            abandon(sink, [message.report for message in written])
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise SinkError("the sink's write() runs in tasks of Spark only")
+    return task
+
+
+@cache
+def _warn() -> None:
+    _log.warning(
+        "%s is off: if an executor's shuffle files are lost, a plan that is not deterministic may write rows "
+        "twice and lose others. Leave it on, as is Spark's default",
+        FULL_RETRY,
+    )
+
+
+def _warn_of_shuffles(task: TaskContext) -> None:
+    """Warn once in a worker, in the first task: Spark's settings are local properties of its tasks."""
+    if task.partitionId() == 0 and not repeats_whole_stages(task.getLocalProperty):
+        _warn()
+
+
+def _of(message: Written | None) -> Written:
+    if message is None:
+        raise SinkError("Spark committed a write with a task that sent no message")
+    return message

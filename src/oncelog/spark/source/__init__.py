@@ -1,0 +1,1 @@
+"""The source: offsets to read, and the tasks that read them."""

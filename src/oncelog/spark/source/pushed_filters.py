@@ -1,0 +1,165 @@
+"""Conditions of a query that narrow what a batch reads: push-down of Spark's filters, purely.
+
+Every condition still goes back to Spark, which checks each row; here only offsets are left out that cannot
+hold a row of the answer. A bound from above on `timestamp` leaves out nothing: the times of a log need not
+rise with its offsets, so only the first record at or after a time is known, not the last before one.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.variant_utils import VariantUtils
+
+from oncelog.spark.source.offset_ranges import OffsetRange, Offsets
+
+_EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Whole numbers from `low` to `high`, both included."""
+
+    low: int = 0
+    high: int = _MAX
+
+    def intersect(self, other: Span) -> Span:
+        """What is in both; `high` below `low` when nothing is."""
+        return Span(max(self.low, other.low), min(self.high, other.high))
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """Where rows of the answer can be. `topics` None: anywhere. `since_ms`: no earlier record counts."""
+
+    offsets: Span = Span()
+    partitions: Span = Span()
+    topics: frozenset[str] | None = None
+    since_ms: int | None = None
+
+    def apply(self, ranges: Sequence[OffsetRange], firsts: Offsets | None = None) -> list[OffsetRange]:
+        """The parts of `ranges` to read; `firsts` are the first offsets at or after `since_ms`."""
+        kept = []
+        for tp, start, end in ranges:
+            if not self.partitions.low <= tp.partition <= self.partitions.high:
+                continue
+            if self.topics is not None and tp.topic not in self.topics:
+                continue
+            low = max(start, self.offsets.low, 0 if firsts is None else firsts.get(tp, end))
+            high = min(end, self.offsets.high + 1)
+            if low < high:
+                kept.append(OffsetRange(tp, low, high))
+        return kept
+
+
+def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
+    """What all of `filters` together leave."""
+    found = Narrowing()
+    for condition in filters:
+        match getattr(condition, "attribute", None):
+            case ("offset",):
+                found = replace(found, offsets=found.offsets.intersect(_span(condition)))
+            case ("partition",):
+                found = replace(found, partitions=found.partitions.intersect(_span(condition)))
+            case ("topic",) if (names := _names(condition)) is not None:
+                found = replace(found, topics=names if found.topics is None else found.topics & names)
+            case ("timestamp",) if (low_ms := _low_ms(condition)) is not None:
+                found = replace(found, since_ms=max(low_ms, found.since_ms or 0))
+    return found
+
+
+def _span(condition: Filter) -> Span:
+    """The numbers a condition lets through, or more."""
+    match condition:
+        case EqualTo(_, int(value)) | EqualNullSafe(_, int(value)):
+            return Span(value, value)
+        case GreaterThan(_, int(value)):
+            return Span(low=value + 1)
+        case GreaterThanOrEqual(_, int(value)):
+            return Span(low=value)
+        case LessThan(_, int(value)):
+            return Span(high=value - 1)
+        case LessThanOrEqual(_, int(value)):
+            return Span(high=value)
+        case In(_, values) if numbers := _without_nulls(values, int):
+            return Span(min(numbers), max(numbers))
+        case _:
+            return Span()
+
+
+def _names(condition: Filter) -> frozenset[str] | None:
+    match condition:
+        case EqualTo(_, str(value)) | EqualNullSafe(_, str(value)):
+            return frozenset([value])
+        case In(_, values) if names := _without_nulls(values, str):
+            return frozenset(names)
+        case _:
+            return None
+
+
+def _low_ms(condition: Filter) -> int | None:
+    """Return the earliest time a condition lets through; None for any, and for what is no point in time.
+
+    Records without a timestamp have -1, and a broker cannot be asked for the first record at or after a
+    negative time: only a bound above 0 leaves anything out.
+    """
+    match condition:
+        case (
+            EqualTo(_, datetime.datetime() as value)
+            | EqualNullSafe(_, datetime.datetime() as value)
+            | GreaterThan(_, datetime.datetime() as value)
+            | GreaterThanOrEqual(_, datetime.datetime() as value)
+        ) if value.tzinfo is not None:
+            low_ms: int = (value - _EPOCH) // _MILLISECOND
+            return low_ms if low_ms > 0 else None
+        case _:
+            return None
+
+
+@contextmanager
+def times_beyond_python() -> Iterator[None]:
+    """Let PySpark read conditions with times before the year 1 or after 9999 in UTC, which no datetime is.
+
+    PySpark ends the planning of such a query with OverflowError, before the source is asked. A midnight that
+    a user writes can be one: '0001-01-01' east of Greenwich. The nearest datetime stands for it. As a bound
+    from below it leaves out no more than the time itself.
+    Guard: test_extreme_times_in_conditions_change_nothing_of_the_answer.
+    """
+    original = VariantUtils._get_timestamp
+
+    def read(cls: type[VariantUtils], value: bytes, position: int, zone_id: str) -> datetime.datetime:
+        try:
+            found: datetime.datetime = original(value, position, zone_id)
+        except OverflowError:
+            is_early = cls._read_long(value, position + 1, 8, signed=True) < 0
+            nearest = datetime.datetime.min if is_early else datetime.datetime.max
+            return nearest.replace(tzinfo=datetime.UTC)
+        return found
+
+    VariantUtils._get_timestamp = classmethod(read)
+    try:
+        yield
+    finally:
+        VariantUtils._get_timestamp = original
+
+
+def _without_nulls(values: Iterable[Any], kind: type) -> list[Any]:
+    """The values that can be equal to something; empty when one of them is of another kind."""
+    present = [value for value in values if value is not None]
+    return present if all(type(value) is kind for value in present) else []

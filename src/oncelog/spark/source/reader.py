@@ -1,0 +1,156 @@
+"""What a task does: read one range of offsets and hand it to Spark in Arrow batches of 1 to 4 MB."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Self
+
+import pyarrow as pa
+
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.consumer.blocking import Consumer
+from oncelog.config import ADMIN
+from oncelog.errors import OffsetOutOfRange, TimedOut, UnknownTopicOrPartition
+from oncelog.spark.source.offset_ranges import DataLossError, Loss, OffsetRange, loss_text
+from oncelog.spark.source.offset_resolver import describe_patiently
+
+SMALL_BATCH_BYTES = 1 << 20
+"""Smaller ones are joined: each batch costs Spark a fixed time."""
+LARGE_BATCH_BYTES = 4 << 20
+
+_log = logging.getLogger("oncelog.spark")
+
+
+def read_range(
+    client: Mapping[str, object],
+    wanted: OffsetRange,
+    *,
+    topic_id: str | None,
+    include_headers: bool,
+    fail_on_data_loss: bool,
+) -> Iterator[pa.RecordBatch]:
+    """The visible records of a range, in order. Raises DataLossError when some of it is gone.
+
+    Offsets without a visible record (markers, aborted transactions, compaction) are no loss. `topic_id` is
+    that of the planned topic: one of the same name created since is a loss; None: not checked.
+    """
+    has_rows = False
+    with _TopicCheck(client, wanted, topic_id) as check, Consumer(client) as consumer:
+        if (loss := check.loss()) is None:
+            try:
+                for batch in regroup(_read(consumer, wanted, include_headers, fail_on_data_loss)):
+                    has_rows = True
+                    yield batch
+            except UnknownTopicOrPartition:
+                if (loss := check.loss()) is None:
+                    raise
+            else:
+                # Ids are never used twice, so what was there before and after was there all the time.
+                loss = check.loss()
+                if loss is not None and has_rows:
+                    # Rows of the new topic among these would come again in the next micro-batch, which
+                    # reads it from its beginning. Guard: test_rows_of_two_topics_are_never_one_range.
+                    raise DataLossError(
+                        f"{loss.explanation}, while they were read: rows of both may have been read. A "
+                        "repetition of the task, or of the query, finds it gone before it reads"
+                    )
+        if loss is not None:
+            _lose(loss, wanted.end, fail_on_data_loss)
+
+
+class _TopicCheck:
+    """Whether the topic is still the one that was planned, over one connection; a context manager."""
+
+    def __init__(self, client: Mapping[str, object], wanted: OffsetRange, topic_id: str | None) -> None:
+        self._wanted, self._topic_id = wanted, topic_id
+        self._admin = Admin({key: value for key, value in client.items() if ADMIN.get(key)})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._admin.close()
+
+    def loss(self) -> Loss | None:
+        """What happened to the topic, None if nothing."""
+        tp, start, end = self._wanted
+        wanted = f"{tp}: offsets {start} to {end - 1} were wanted"
+        found = describe_patiently(self._admin, [tp.topic], [tp])[tp.topic]
+        if found.error is not None:
+            return Loss(tp, None, f"{wanted}, and the topic is gone")
+        if self._topic_id in (None, found.topic_id):
+            return None
+        return Loss(
+            tp, None, f"{wanted}, and the topic was deleted and created again since they were planned"
+        )
+
+
+def _lose(loss: Loss, resume: int, fail_on_data_loss: bool) -> None:
+    if fail_on_data_loss:
+        raise DataLossError(loss_text([loss]))
+    _log.warning("%s; going on at offset %d, since failOnDataLoss is false", loss.explanation, resume)
+
+
+def _read(
+    consumer: Consumer, wanted: OffsetRange, include_headers: bool, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
+    tp, position, end = wanted
+    while position < end:
+        try:
+            for batch in consumer.fetch_range(tp, position, end, include_headers=include_headers):
+                position = batch.column("offset")[-1].as_py() + 1
+                yield batch
+            return
+        except (OffsetOutOfRange, TimedOut) as error:
+            position = _after_loss(consumer, wanted, position, fail_on_data_loss, error)
+
+
+def _after_loss(
+    consumer: Consumer, wanted: OffsetRange, position: int, fail_on_data_loss: bool, error: Exception
+) -> int:
+    """Where to go on when nothing could be read at `position`; raises when that is not allowed."""
+    tp, _, end = wanted
+    low, high = consumer.beginning_offsets([tp])[tp], consumer.end_offsets([tp])[tp]
+    if low <= position < high:
+        raise error
+    text = (
+        f"{tp}: offsets {position} to {end - 1} were wanted, and it holds offsets {low} up to (not "
+        f"including) {high}: retention, delete-records or a re-created topic removed the others"
+    )
+    resume = min(low, end) if position < low else end
+    _lose(Loss(tp, None, text), resume, fail_on_data_loss)
+    return resume
+
+
+def regroup(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in the same order, small batches joined and large ones cut."""
+    waiting: list[pa.RecordBatch] = []
+    waiting_bytes = 0
+    for batch in batches:
+        if waiting and waiting_bytes + batch.nbytes > LARGE_BATCH_BYTES:
+            yield _joined(waiting)
+            waiting, waiting_bytes = [], 0
+        if batch.nbytes > LARGE_BATCH_BYTES:
+            yield from _cut(batch)
+            continue
+        waiting.append(batch)
+        waiting_bytes += batch.nbytes
+        if waiting_bytes >= SMALL_BATCH_BYTES:
+            yield _joined(waiting)
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    pieces = -(-batch.nbytes // LARGE_BATCH_BYTES)
+    rows = max(1, -(-batch.num_rows // pieces))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)

@@ -1,0 +1,108 @@
+"""`oncelog serve` as a child process that can be killed and started again in the same place."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from oncelog.errors import OncelogError, TimedOut
+from oncelog.testing.process import end_process
+
+READY_TIMEOUT_S = 120.0
+"""Longest wait for the line `listening on HOST:PORT`; starting takes well under a second."""
+
+
+class ServedBroker:
+    """A broker process on 127.0.0.1. It keeps its port over `kill()` and `start()`.
+
+    `settings`: broker settings by Kafka's keys. Standard error goes to `log_file`.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        log_file: Path | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        self.data_dir = data_dir
+        self.log_file = log_file or data_dir.with_name(f"{data_dir.name}.log")
+        self.settings = dict(settings or {})
+        self.port = 0  # chosen by the first start
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running broker; raises OncelogError when it does not run."""
+        if self._process is None:
+            raise OncelogError("the broker process is not running")
+        return self._process.pid
+
+    def start(self) -> float:
+        """Start it and wait until it listens. Returns the seconds that took."""
+        began = time.monotonic()
+        self.data_dir.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(self._command(), stdout=subprocess.PIPE, stderr=log)
+        host_port = self._read_ready_line().removeprefix("listening on ").strip()
+        self.port = int(host_port.rpartition(":")[2])
+        return time.monotonic() - began
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "-m", "oncelog.cli.main", "serve"]
+        command += ["--data-dir", str(self.data_dir), "--listen", self.bootstrap_servers]
+        for key, value in self.settings.items():
+            command += ["--set", f"{key}={value}"]
+        return command
+
+    def _read_ready_line(self) -> str:
+        assert self._process is not None and self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        text = b""
+        while b"\n" not in text:
+            readable, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+            chunk = os.read(pipe, 4096) if readable else None
+            if chunk:
+                text += chunk
+                continue
+            self.kill()
+            what = "did not say that it listens" if chunk is None else "ended at once"
+            raise TimedOut(f"the broker {what}; see {self.log_file}")
+        return text.split(b"\n", 1)[0].decode()
+
+    def kill(self) -> None:
+        """SIGKILL: the process gets no chance to write anything down."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM: a clean stop. Killed after STOP_TIMEOUT_S all the same."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, signal_number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        end_process(process, signal_number)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

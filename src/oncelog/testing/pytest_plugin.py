@@ -1,0 +1,21 @@
+"""The pytest fixture `oncelog_broker`: a real broker on a free port, gone after the test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from oncelog.server.embedded import Broker
+
+
+@pytest.fixture
+def oncelog_broker() -> Iterator[Broker]:
+    """A running `oncelog.Broker` with a temporary data directory."""
+    # Imported here: every pytest run loads this plug-in, few use it.
+    from oncelog.server.embedded import Broker
+
+    with Broker() as broker:
+        yield broker
