@@ -20,7 +20,7 @@ import pytest
 
 from oncelog import Broker
 from oncelog.runtime.clock import Clock
-from oncelog.runtime.system import RealMachine
+from oncelog.runtime.system import SystemRuntime
 
 T = TypeVar("T")
 LIMIT_S = 60.0
@@ -130,8 +130,10 @@ class JumpingClock:
         self._ahead_ns = 0
         self._loops: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         for name in ("monotonic_ns", "wall_ns"):
-            clock = getattr(RealMachine, name)
-            monkeypatch.setattr(RealMachine, name, staticmethod(lambda clock=clock: clock() + self._ahead_ns))
+            clock = getattr(SystemRuntime, name)
+            monkeypatch.setattr(
+                SystemRuntime, name, staticmethod(lambda clock=clock: clock() + self._ahead_ns)
+            )
         monkeypatch.setattr("oncelog.runtime.loop_thread.new_event_loop", self._new_event_loop)
 
     def _new_event_loop(self) -> asyncio.AbstractEventLoop:

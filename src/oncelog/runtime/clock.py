@@ -16,8 +16,8 @@ class Clock:
     __slots__ = ("_anchor_ns", "_monotonic_ns", "_wall_ns")
 
     def __init__(self) -> None:
-        mine = system.current()
-        self._wall_ns, self._monotonic_ns = mine.wall_ns, mine.monotonic_ns
+        runtime = system.current()
+        self._wall_ns, self._monotonic_ns = runtime.wall_ns, runtime.monotonic_ns
         self._anchor_ns = self._wall_ns() - self._monotonic_ns()
 
     def now_ms(self) -> int:

@@ -1,7 +1,8 @@
-"""What the edge takes from its machine besides files and sockets: time, chance and threads.
+"""The runtime of a process: its clocks, its random numbers and the threads of the blocking clients.
 
-Whoever needs it asks `current()` when it is made, as it asks asyncio for the running loop, and keeps what it
-got: there is one real machine, and the simulator gives every process it runs one of its own.
+An object that needs them calls `current()` in its constructor and keeps the result, as with asyncio's running
+loop. In production this is always `SYSTEM`. The simulator sets one runtime per simulated process, in that
+process's context, so that every time and every random number follows from one seed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Protocol
 from oncelog.runtime.loop_thread import ClientThread, LoopThread
 
 
-class Chance(Protocol):
-    """The part of `random.Random` that is used."""
+class RandomSource(Protocol):
+    """The methods of `random.Random` that Oncelog uses."""
 
     def random(self) -> float: ...
 
@@ -25,37 +26,37 @@ class Chance(Protocol):
     def randrange(self, stop: int, /) -> int: ...
 
 
-class Machine(Protocol):
-    """Clocks, dice, and threads for the clients' blocking faces."""
+class Runtime(Protocol):
+    """Clocks, random numbers, and threads for the blocking clients."""
 
     @property
-    def chance(self) -> Chance: ...
+    def rng(self) -> RandomSource: ...
 
     def wall_ns(self) -> int:
-        """Since 1970; may be set back and forth."""
+        """Return nanoseconds since 1970. An administrator may set this clock forward or back."""
         ...
 
     def monotonic_ns(self) -> int:
-        """Since some time; never goes back."""
+        """Return nanoseconds since an arbitrary moment. This clock never goes back."""
         ...
 
     def work_seconds(self) -> float:
-        """For measuring how long work takes."""
+        """Return seconds of a clock that measures how long work takes."""
         ...
 
     def new_uuid(self) -> bytes:
-        """16 bytes that nobody else has."""
+        """Return a random UUID (version 4) as 16 bytes."""
         ...
 
     def loop_thread(self, name: str) -> ClientThread:
-        """A new one, for one client."""
+        """Return a new thread with an event loop, for one client."""
         ...
 
 
-class RealMachine:
-    """The machine that this process runs on."""
+class SystemRuntime:
+    """The runtime of the operating system on which this process runs."""
 
-    chance: Chance = random
+    rng: RandomSource = random
     wall_ns = staticmethod(time.time_ns)
     monotonic_ns = staticmethod(time.monotonic_ns)
     work_seconds = staticmethod(time.perf_counter)
@@ -66,7 +67,7 @@ class RealMachine:
         return uuid.uuid4().bytes
 
 
-REAL = RealMachine()
-_machine: ContextVar[Machine] = ContextVar("machine", default=REAL)
-current = _machine.get
-become = _machine.set
+SYSTEM = SystemRuntime()
+_runtime: ContextVar[Runtime] = ContextVar("runtime", default=SYSTEM)
+current = _runtime.get
+set_runtime = _runtime.set

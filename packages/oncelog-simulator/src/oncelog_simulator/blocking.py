@@ -30,12 +30,12 @@ from oncelog.errors import (
     TimedOut,
 )
 from oncelog.runtime.loop_thread import LoopThread
-from oncelog.runtime.system import become
+from oncelog.runtime.system import set_runtime
 from oncelog.types import Record
 from oncelog_simulator.clients import QUICK, Application, Call
 from oncelog_simulator.event_loop import SimLoop
 from oncelog_simulator.history.check import Item, Kind, Outcome
-from oncelog_simulator.runtime import SimMachine
+from oncelog_simulator.runtime import SimRuntime
 from oncelog_simulator.scene import (
     FENCED,
     TOPIC,
@@ -63,8 +63,8 @@ SLOW_PACE = 100.0
 """How much longer the pauses of applications are that live through faults."""
 
 
-class ThreadMachine(SimMachine):
-    """A SimMachine whose clients have threads of their own, which the scheduler runs."""
+class ThreadRuntime(SimRuntime):
+    """A SimRuntime whose clients have threads of their own, which the scheduler runs."""
 
     def __init__(self, loop: SimLoop, chance: Any, scheduler: Scheduler) -> None:
         super().__init__(loop, chance)
@@ -86,9 +86,9 @@ class Threaded(Application):
         self.thread_count = 0
 
     async def work(self) -> None:
-        self.machine = ThreadMachine(self.world.loop, self.chance, self.scheduler)
-        self.machine.wall_offset_ns = self.wall_offset_ns
-        become(self.machine)
+        self.runtime = ThreadRuntime(self.world.loop, self.chance, self.scheduler)
+        self.runtime.wall_offset_ns = self.wall_offset_ns
+        set_runtime(self.runtime)
         main = self.begin_thread(self.main)
         while main.is_alive():
             await asyncio.sleep(0.05)

@@ -98,8 +98,8 @@ class Calendar(Application):
         broker.disk.now_ms = self._wall_ms
 
     def _wall_ms(self) -> int:
-        assert self.broker.machine is not None
-        return self.broker.machine.wall_ns() // 1_000_000
+        assert self.broker.runtime is not None
+        return self.broker.runtime.wall_ns() // 1_000_000
 
     @property
     def now_ms(self) -> int:

@@ -11,11 +11,11 @@ EPOCH_NS = 1_767_225_600 * 10**9
 """1 January 2026, when every simulation begins."""
 
 
-class SimMachine:
-    """A Machine (runtime/system.py). `wall_offset_ns`: how far its wall clock is off, at present."""
+class SimRuntime:
+    """A Runtime (runtime/system.py). `wall_offset_ns`: how far its wall clock is off, at present."""
 
-    def __init__(self, loop: SimLoop, chance: Random) -> None:
-        self.chance = chance
+    def __init__(self, loop: SimLoop, rng: Random) -> None:
+        self.rng = rng
         self.wall_offset_ns = 0
         self._loop = loop
         self._worked_s = 0.0
@@ -28,11 +28,11 @@ class SimMachine:
 
     def work_seconds(self) -> float:
         """Work takes some time each time one looks, though virtual time stands still meanwhile."""
-        self._worked_s += self.chance.uniform(0.0, 0.002)
+        self._worked_s += self.rng.uniform(0.0, 0.002)
         return self._worked_s
 
     def new_uuid(self) -> bytes:
-        return self.chance.randbytes(16)
+        return self.rng.randbytes(16)
 
     def loop_thread(self, name: str) -> SimLoopThread:
         return SimLoopThread(self._loop)

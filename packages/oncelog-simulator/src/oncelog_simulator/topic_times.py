@@ -140,8 +140,8 @@ class TimedWitness(Witness):
         """The broker's time; of a broker that is starting, its wall clock's."""
         host = self.world.hosts["broker"]
         running = getattr(host, "running", None)
-        assert host.machine is not None
-        now_ms: int = running.clock.now_ms() if running is not None else host.machine.wall_ns() // 1_000_000
+        assert host.runtime is not None
+        now_ms: int = running.clock.now_ms() if running is not None else host.runtime.wall_ns() // 1_000_000
         self.latest_ms = max(self.latest_ms, now_ms)
         return now_ms
 
@@ -183,8 +183,8 @@ class TimedSender(KeyedSender):
         await super().work()
 
     def content(self, value: bytes) -> dict[str, Any]:
-        assert self.machine is not None
-        return timed_content(self.chance, value, self.machine.wall_ns() // 1_000_000)
+        assert self.runtime is not None
+        return timed_content(self.chance, value, self.runtime.wall_ns() // 1_000_000)
 
 
 class TimedWriter(KeyedWriter):
@@ -197,8 +197,8 @@ class TimedWriter(KeyedWriter):
         await super().work()
 
     def content(self, value: bytes) -> dict[str, Any]:
-        assert self.machine is not None
-        return timed_content(self.chance, value, self.machine.wall_ns() // 1_000_000)
+        assert self.runtime is not None
+        return timed_content(self.chance, value, self.runtime.wall_ns() // 1_000_000)
 
 
 class TimedReader(PassingReader):

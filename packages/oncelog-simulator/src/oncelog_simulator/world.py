@@ -22,7 +22,7 @@ from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.runtime.clock import Clock
 from oncelog.runtime.event_log import logger as broker_log
-from oncelog.runtime.system import become
+from oncelog.runtime.system import set_runtime
 from oncelog.server.embedded import RunningBroker, recover_node
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog_simulator.event_loop import PROCESS, Process, SimLoop
@@ -30,7 +30,7 @@ from oncelog_simulator.expected_errors import Excuses
 from oncelog_simulator.history.check import Operation
 from oncelog_simulator.jobs import Jobs
 from oncelog_simulator.network import Network, SimTransport
-from oncelog_simulator.runtime import SimMachine
+from oncelog_simulator.runtime import SimRuntime
 
 BROKER_HOST, BROKER_PORT = "broker", 9092
 SERVERS = f"{BROKER_HOST}:{BROKER_PORT}"
@@ -120,7 +120,7 @@ class Host:
         self.wall_offset_ns = 0
         self.start_count = 0
         self.process: Process | None = None
-        self.machine: SimMachine | None = None
+        self.runtime: SimRuntime | None = None
         world.hosts[name] = self
 
     @property
@@ -131,11 +131,11 @@ class Host:
         """A new process that begins with `main`."""
         self.start_count += 1
         self.process = Process(self.name)
-        self.machine = SimMachine(self.world.loop, self.world.chance(f"{self.name}#{self.start_count}"))
-        self.machine.wall_offset_ns = self.wall_offset_ns
+        self.runtime = SimRuntime(self.world.loop, self.world.chance(f"{self.name}#{self.start_count}"))
+        self.runtime.wall_offset_ns = self.wall_offset_ns
         context = copy_context()
         context.run(PROCESS.set, self.process)
-        context.run(become, self.machine)
+        context.run(set_runtime, self.runtime)
         self.world.note(self.name, f"starts (process {self.start_count})")
         return self.world.loop.create_task(main(), context=context)
 
@@ -158,8 +158,8 @@ class Host:
     def set_clock(self, by_ms: int) -> None:
         """The wall clock is set forward or back."""
         self.wall_offset_ns += by_ms * 1_000_000
-        if self.machine is not None:
-            self.machine.wall_offset_ns = self.wall_offset_ns
+        if self.runtime is not None:
+            self.runtime.wall_offset_ns = self.wall_offset_ns
         self.world.note(self.name, f"clock set by {by_ms} ms")
 
 
@@ -287,8 +287,8 @@ class BrokerHost(Host):
         self.before_end(is_in_write=True, lose_power=False)
         context = copy_context()
         context.run(PROCESS.set, process)
-        assert self.machine is not None
-        context.run(become, self.machine)
+        assert self.runtime is not None
+        context.run(set_runtime, self.runtime)
         stopping = self.world.loop.create_task(running.stop(), context=context)
         while not stopping.done() and process.is_alive:
             await asyncio.sleep(0.01)

@@ -62,7 +62,7 @@ class BrokerLink:
         self.host, self.port = host, port
         self.peer = f"{host}:{port}"
         self.loop = asyncio.get_running_loop()
-        self._machine = system.current()
+        self._runtime = system.current()
         self.latencies: deque[float] | None = None
         self._settings = settings
         self._security = security
@@ -86,7 +86,7 @@ class BrokerLink:
 
     def now_ms(self) -> float:
         """Milliseconds of the monotonic clock; uvloop's own time stands still within a turn of the loop."""
-        return self._machine.monotonic_ns() / 1e6
+        return self._runtime.monotonic_ns() / 1e6
 
     @property
     def is_connected(self) -> bool:
@@ -211,7 +211,7 @@ class BrokerLink:
         base, top = self._settings["reconnect.backoff.ms"], self._settings["reconnect.backoff.max.ms"]
         pause_ms = min(base * 2 ** min(self._failure_count, 20), max(top, base))
         self._failure_count += 1
-        self._retry_at_ms = self.now_ms() + pause_ms * self._machine.chance.uniform(0.8, 1.2)
+        self._retry_at_ms = self.now_ms() + pause_ms * self._runtime.rng.uniform(0.8, 1.2)
         self._last_error = str(error)
 
     async def _connect(self) -> None:

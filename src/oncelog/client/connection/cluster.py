@@ -81,7 +81,7 @@ class ClusterConnection:
         self.metadata = ClusterMetadata()
         self._settings = settings
         self._security = client_security(settings)
-        self._machine = system.current()
+        self._runtime = system.current()
         self._bootstrap = parse_bootstrap(settings["bootstrap.servers"])
         self._links: dict[tuple[str, int, str], BrokerLink] = {}
         self._topics_in_use = topics_in_use
@@ -96,7 +96,7 @@ class ClusterConnection:
 
     def now_ms(self) -> float:
         """Milliseconds of the monotonic clock."""
-        return self._machine.monotonic_ns() / 1e6
+        return self._runtime.monotonic_ns() / 1e6
 
     async def start(self) -> None:
         """Find the cluster through the bootstrap servers; further calls do nothing.
@@ -421,9 +421,7 @@ class ClusterConnection:
     def retry_pause_ms(self, attempt: int) -> float:
         """retry.backoff.ms, doubled per attempt (from 0) up to retry.backoff.max.ms, give or take 20 %."""
         base, top = self._settings["retry.backoff.ms"], self._settings["retry.backoff.max.ms"]
-        return float(min(base * 2 ** min(attempt, 20), max(top, base))) * self._machine.chance.uniform(
-            0.8, 1.2
-        )
+        return float(min(base * 2 ** min(attempt, 20), max(top, base))) * self._runtime.rng.uniform(0.8, 1.2)
 
     async def retrying(self, attempt_once: Callable[[], Awaitable[T]], timeout_ms: float | None = None) -> T:
         """Repeat until it succeeds, while the error is retriable and time (request.timeout.ms) is left."""

@@ -372,7 +372,7 @@ class AsyncConsumer(AsyncSubscribing):
         self._untold = None
 
     def _now_ms(self) -> float:
-        return self._machine.monotonic_ns() / 1e6
+        return self._runtime.monotonic_ns() / 1e6
 
     async def _advanced(self, deadline_ms: float) -> Rebalance | bool:
         """Return what `advance` returns; False when the deadline comes first.

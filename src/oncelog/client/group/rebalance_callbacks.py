@@ -86,8 +86,8 @@ class AsyncSubscribing:
 
     def __init__(self) -> None:
         self._group: GroupSession | None = None
-        self._machine = system.current()
-        self._activity = PollActivity(self._machine.monotonic_ns() / 1e6)
+        self._runtime = system.current()
+        self._activity = PollActivity(self._runtime.monotonic_ns() / 1e6)
         self._subscription = Subscription()
         self.listeners = Listeners()
 
@@ -227,7 +227,7 @@ class AsyncSubscribing:
         try:
             yield
         finally:
-            self._activity.leave(self._machine.monotonic_ns() / 1e6)
+            self._activity.leave(self._runtime.monotonic_ns() / 1e6)
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool:
         """What the group has to tell before records may be taken; see GroupSession.advance."""

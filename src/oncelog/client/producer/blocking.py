@@ -226,7 +226,7 @@ class Producer(TransactionalCalls):
         self._transactions = session_of(self._driver)
         self._state = self._driver.state
         self._join = self._state.join  # one step away for each record
-        self._wall_ns = self._driver.machine.wall_ns
+        self._wall_ns = self._driver.runtime.wall_ns
 
     async def _make_driver(self) -> ProducerDriver:
         driver = ProducerDriver(self.settings, self.options)

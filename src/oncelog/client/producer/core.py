@@ -49,7 +49,7 @@ MAX_KEPT_SEQUENCES = 50_000
 """Partitions of forgotten topics whose sequences are remembered (12 MB); beyond, the epoch is raised."""
 
 
-class Chance(Protocol):
+class RandomSource(Protocol):
     """The part of `random.Random` that the producer uses."""
 
     def random(self) -> float: ...
@@ -64,7 +64,7 @@ class ProducerCore:
     must be asked for. `room_waiter_count`: senders that wait for buffer.memory, for whom nothing lingers.
     """
 
-    def __init__(self, options: ProducerOptions, metadata: ClusterMetadata, chance: Chance) -> None:
+    def __init__(self, options: ProducerOptions, metadata: ClusterMetadata, rng: RandomSource) -> None:
         self.options = options
         self.metadata = metadata
         self.metrics = ProducerMetrics()
@@ -81,7 +81,7 @@ class ProducerCore:
         """An `append` is changing the queues. If it has ended so, by a signal handler, `put_right` is due."""
         self.stale: set[TopicPartition] = set()
         self.forgotten: list[str] = []
-        self._chance = chance
+        self._rng = rng
         self.topics: OrderedDict[str, TopicQueues] = OrderedDict()
         """By the time at which a batch was begun last, checked from the front by `_forget_idle`."""
         self._partitions: dict[TopicPartition, PartitionQueue] = {}
@@ -117,7 +117,7 @@ class ProducerCore:
         """Note a topic's number of partitions."""
         topic = self.topics.get(name)
         if topic is None:
-            partitioner = Partitioner(self.options.partitioner, self._chance.randrange)
+            partitioner = Partitioner(self.options.partitioner, self._rng.randrange)
             topic = self.topics[name] = TopicQueues(name, partitioner, now_ms)
         for partition in range(len(topic.queues), count):
             topic.queues.append(self._make_queue(TopicPartition(name, partition)))
@@ -585,7 +585,7 @@ class ProducerCore:
         """retry.backoff.ms doubled per attempt up to the maximum, give or take 20 %."""
         base, top = self.options.retry_backoff_ms, self.options.retry_backoff_max_ms
         return min(base * 2.0 ** min(attempt_count - 1, 20), max(top, base)) * (
-            0.8 + 0.4 * self._chance.random()
+            0.8 + 0.4 * self._rng.random()
         )
 
     def _expire(self, now_ms: float) -> None:

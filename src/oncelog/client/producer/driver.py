@@ -48,10 +48,10 @@ class ProducerDriver:
     def __init__(self, settings: Settings, options: ProducerOptions) -> None:
         self.settings = settings
         self.options = options
-        self.machine = system.current()
+        self.runtime = system.current()
         self.cluster = ClusterConnection(settings)
         core = TransactionalCore if options.transactional_id is not None else ProducerCore
-        self.state = ProducerState(core(options, self.cluster.metadata, self.machine.chance))
+        self.state = ProducerState(core(options, self.cluster.metadata, self.runtime.rng))
         self.start_error: OncelogError | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
@@ -71,7 +71,7 @@ class ProducerDriver:
 
     def now_ms(self) -> float:
         """Milliseconds of the monotonic clock."""
-        return self.machine.monotonic_ns() / 1e6
+        return self.runtime.monotonic_ns() / 1e6
 
     def is_own_thread(self) -> bool:
         """Whether the caller runs on the thread that carries the records, as callbacks do."""

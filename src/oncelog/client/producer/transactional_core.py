@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from oncelog.client.connection.metadata import ClusterMetadata
 from oncelog.client.producer.batch import ProducerBatch
-from oncelog.client.producer.core import Chance, ProducerCore
+from oncelog.client.producer.core import ProducerCore, RandomSource
 from oncelog.client.producer.options import ProducerOptions
 from oncelog.client.producer.partition_queue import PartitionQueue
 from oncelog.client.producer.produce_messages import MAX_PRODUCE_VERSION
@@ -34,8 +34,8 @@ class TransactionalCore(ProducerCore):
     epoch, so that the next transaction needs another one.
     """
 
-    def __init__(self, options: ProducerOptions, metadata: ClusterMetadata, chance: Chance) -> None:
-        super().__init__(options, metadata, chance)
+    def __init__(self, options: ProducerOptions, metadata: ClusterMetadata, rng: RandomSource) -> None:
+        super().__init__(options, metadata, rng)
         self.session = Session()
         self.is_identity_needed = False
         self.raises_epoch = False
