@@ -32,7 +32,7 @@ MAY_IMPORT = {
 }
 PURE_ROOMS = {"rules", "wire", "log", "broker", "audit"}
 CLIENT_IO = {
-    "admin": {"acl_calls", "aio", "blocking", "coordinator_calls", "quota_calls"},
+    "admin": {"aio", "blocking", "request_router"},
     "connection": {"broker_connection", "broker_protocol", "cluster", "coordinator", "security"},
     "consumer": {"aio", "blocking", "offset_lookup", "partition_ends", "range_reader"},
     "group": {

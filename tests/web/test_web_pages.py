@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from oncelog import Admin, Broker, Consumer, OffsetAndMetadata, TopicPartition
 from oncelog.client.admin.aio import AsyncAdmin
-from oncelog.client.admin.groups_and_transactions import TransactionDescription
+from oncelog.client.admin.transactions import TransactionDescription
 from oncelog.errors import TransactionalIdNotFound
 from oncelog.web.app import make_app
 

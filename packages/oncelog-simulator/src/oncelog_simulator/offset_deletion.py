@@ -360,7 +360,7 @@ class Deleter(Application):
             raise_for_code(answer.error_code, f"group {group!r}")
             raise_for_code(answer.topics[0].partitions[0].error_code, f"{source} of group {group!r}")
 
-        await admin._at_coordinator(GROUP, group, once)
+        await admin._router.at_coordinator(GROUP, group, once)
         removal.done_us = self.world.now_us
         self.world.note(self.name, f"offset of {source} of {group} is deleted")
 

@@ -1,16 +1,56 @@
-"""Admin for asyncio: each item goes to the broker that decides it, and again while that may help."""
+"""The asyncio admin client. The pure modules beside it build the requests and read the responses."""
 
 from __future__ import annotations
 
-import asyncio
+import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
-from oncelog.client.admin import core as calls
-from oncelog.client.admin.acl_calls import AsyncPermissions
-from oncelog.client.admin.coordinator_calls import AsyncCoordination
-from oncelog.client.admin.quota_calls import AsyncQuotas
+from oncelog.client.admin import core
+from oncelog.client.admin.acls import (
+    check_acls_created,
+    create_acls_request,
+    delete_acls_request,
+    deleted_acls,
+    describe_acls_request,
+    described_acls,
+)
+from oncelog.client.admin.groups import (
+    GroupDescription,
+    GroupListing,
+    check_group_deleted,
+    described_classic_group,
+    described_consumer_group,
+    listed_groups,
+)
+from oncelog.client.admin.quotas import (
+    QuotaChanges,
+    alter_quotas_request,
+    check_quotas_altered,
+    describe_quotas_request,
+    described_quotas,
+)
+from oncelog.client.admin.request_router import RequestRouter
+from oncelog.client.admin.scram_users import (
+    DEFAULT_ITERATIONS,
+    check_users_altered,
+    delete_user_request,
+    describe_users_request,
+    described_users,
+    set_user_request,
+)
+from oncelog.client.admin.transactions import (
+    HANGING_AGE_MS,
+    TransactionDescription,
+    TransactionListing,
+    abort_marker_request,
+    check_aborted,
+    described_transaction,
+    list_transactions_request,
+    listed_transactions,
+)
 from oncelog.client.admin.types import (
     ClusterDescription,
     ConfigDescription,
@@ -26,74 +66,91 @@ from oncelog.client.admin.types import (
     TopicListing,
     TopicOutcome,
 )
-from oncelog.client.arguments import by_partition, items_of, mapping_of, names_of, partitions_of
+from oncelog.client.arguments import by_partition, items_of, mapping_of, names_of, offsets_of, partitions_of
 from oncelog.client.connection.cluster import ClusterConnection, parse_bootstrap
+from oncelog.client.connection.coordinator import GROUP, TRANSACTION
 from oncelog.client.consumer.list_offsets import OffsetSpec
 from oncelog.client.consumer.offset_lookup import list_offsets
+from oncelog.client.group.core import (
+    LAST_RETENTION_VERSION,
+    MAX_COMMIT_VERSION,
+    MAX_FETCH_VERSION,
+    commit_error,
+    commit_request,
+    committed_from,
+    committed_request,
+)
 from oncelog.config import ADMIN
 from oncelog.errors import (
-    BrokerError,
-    BrokerNotAvailable,
-    DisconnectedError,
-    MisuseError,
-    NotController,
+    GroupIdNotFound,
     OncelogError,
-    RequestTimedOut,
-    TimedOut,
+    TransactionalIdNotFound,
+    UnknownMemberId,
     UnknownTopicOrPartition,
     UnsupportedVersion,
+    error_for_code,
     raise_for_code,
 )
-from oncelog.runtime.loop_thread import check_running_loop
+from oncelog.rules.limits.quotas import QuotaEntity, QuotaFilter, Values
+from oncelog.rules.security.authorization import Acl, AclFilter
+from oncelog.rules.security.scram import Mechanism
+from oncelog.rules.transactions.hanging import HeldBack, KnownTransaction, OpenTransaction, judge
+from oncelog.runtime import system
 from oncelog.settings import Settings
-from oncelog.types import Isolation, TopicPartition
-from oncelog.wire.messages import DescribeLogDirsRequest
+from oncelog.types import ConsumerGroupMetadata, Isolation, OffsetAndMetadata, TopicPartition
+from oncelog.wire.messages import (
+    ConsumerGroupDescribeRequest,
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    DescribeLogDirsRequest,
+    DescribeTransactionsRequest,
+    ListGroupsRequest,
+    OffsetFetchRequest,
+)
 
-K = TypeVar("K")
-R = TypeVar("R", bound=calls.Outcome)
+R = TypeVar("R", bound=core.ItemResult)
 
-_BROKER_CHOOSES_VERSION = 4
-"""CreateTopics from this version (Kafka 2.4) takes -1 for partitions and replication factor."""
+_MIN_VERSION_OF_BROKER_DEFAULTS = 4
+"""CreateTopics from this version (Kafka 2.4) accepts -1 for the partition count and replication factor."""
+_SALT_BYTES = 24
+_ALL_MECHANISMS = tuple(Mechanism)
 
 
-class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
-    """Topics, settings, offsets and producers of a cluster, on the running asyncio loop.
+class AsyncAdmin:
+    """An admin client for asyncio: topics, settings, offsets, groups, transactions, ACLs and quotas.
 
-    Calls that take several items raise the first item's error (others as notes on it) after all items
-    were tried; with `raise_errors=False` they raise none and each result tells its own.
-    Repeating after a lost answer may meet its own success, e.g. as TOPIC_ALREADY_EXISTS.
+        async with AsyncAdmin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:
+            await admin.create_topics([NewTopic("flights", num_partitions=3)])
+
+    A call that takes several items also takes a single one. It tries all of them and then raises the first
+    item's error, with the others as notes on it. With `raise_errors=False` it raises none, and each result
+    has its own `error`. A call that is repeated after a lost response may meet its own success: a topic that
+    it created answers TOPIC_ALREADY_EXISTS.
+
+    Every call raises MisuseError for arguments of a wrong type and after `close`, and DisconnectedError,
+    TimedOut or AuthenticationError if the cluster cannot be reached within request.timeout.ms.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
         self._settings = ADMIN.parse({**(config or {}), **settings})
         parse_bootstrap(self._settings["bootstrap.servers"])
-        self._cluster: ClusterConnection | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = False
+        self._router = RequestRouter(self._settings)
 
     @property
     def settings(self) -> Settings:
+        """The settings in effect, defaults included."""
         return self._settings
 
     async def start(self) -> None:
-        """Connect; other methods do so by themselves. Raises what ClusterConnection.start raises."""
-        await self._connected()
+        """Connect.
 
-    async def _connected(self) -> ClusterConnection:
-        if self._closed:
-            raise MisuseError("this admin client is closed; make a new one")
-        self._loop = check_running_loop(self._loop, "admin client")
-        if self._cluster is None:
-            self._cluster = ClusterConnection(self._settings, topics_in_use=tuple)
-        await self._cluster.start()
-        return self._cluster
+        Other methods do so by themselves. Raises DisconnectedError, TimedOut, AuthenticationError.
+        """
+        await self._router.connect()
 
     async def close(self) -> None:
         """Close the connections; safe to call twice."""
-        check_running_loop(self._loop, "admin client")
-        self._closed = True
-        if self._cluster:
-            await self._cluster.close()
+        await self._router.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -104,80 +161,6 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
     ) -> None:
         await self.close()
 
-    @property
-    def _timeout_ms(self) -> int:
-        timeout_ms: int = self._settings["request.timeout.ms"]
-        return timeout_ms
-
-    # Asking, and asking again
-
-    async def _per_item(
-        self,
-        items: Collection[K],
-        ask: Callable[[list[K]], Awaitable[Mapping[K, R]]],
-        failed: Callable[[K, OncelogError], R],
-        raise_errors: bool,
-    ) -> dict[K, R]:
-        """Ask about all items, again about those whose error may pass, until request.timeout.ms is over."""
-        cluster = await self._connected()
-        deadline_ms = cluster.now_ms() + self._timeout_ms
-        found: dict[K, R] = {}
-        remaining, attempt = list(items), 0
-        while remaining:
-            try:
-                answered = await ask(remaining)
-            except (DisconnectedError, TimedOut, BrokerError) as error:
-                answered = {item: failed(item, error) for item in remaining}
-            unnamed = UnknownTopicOrPartition("the broker's answer does not name it")
-            found |= {item: answered.get(item) or failed(item, unnamed) for item in remaining}
-            pause_ms = cluster.retry_pause_ms(attempt)
-            if cluster.now_ms() + pause_ms > deadline_ms:
-                break
-            remaining = [item for item in remaining if _may_pass(found[item].error)]
-            attempt += 1
-            if remaining:
-                await asyncio.sleep(pause_ms / 1000)
-                await self._look_again(cluster)
-        if raise_errors:
-            calls.raise_first(found.values())
-        return found
-
-    async def _look_again(self, cluster: ClusterConnection) -> None:
-        try:
-            await cluster.refresh_metadata(())
-        except OncelogError:
-            return  # the call itself meets the error again and tells it
-
-    async def _ask_controller(self, message: Any, min_version: int | None = None) -> Any:
-        """Topics are made and unmade by the controller; with KRaft any broker passes it on."""
-        cluster = await self._connected()
-        return await cluster.request(cluster.metadata.controller_id, message, min_version=min_version)
-
-    async def _ask_leaders(
-        self, partitions: list[TopicPartition], build: Callable[[list[TopicPartition]], Any]
-    ) -> tuple[list[Any], dict[TopicPartition, OncelogError]]:
-        """One request per leader: the answers, and the partitions that got none with the reason."""
-        cluster = await self._connected()
-        by_node: dict[int, list[TopicPartition]] = {}
-        errors: dict[TopicPartition, OncelogError] = {}
-        for tp in partitions:
-            try:
-                node_id = await cluster.leader(tp, allow_auto_topic_creation=False)
-                by_node.setdefault(node_id, []).append(tp)
-            except OncelogError as error:
-                errors[tp] = error
-        answers = await asyncio.gather(
-            *(cluster.request(node_id, build(mine)) for node_id, mine in by_node.items()),
-            return_exceptions=True,
-        )
-        for mine, answer in zip(by_node.values(), answers, strict=True):
-            if isinstance(answer, OncelogError):
-                errors |= dict.fromkeys(mine, answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-        cluster.metadata.mark_stale(partitions)  # whoever asks again asks for the leader first
-        return [answer for answer in answers if not isinstance(answer, BaseException)], errors
-
     # Topics
 
     async def create_topics(
@@ -187,185 +170,216 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         validate_only: bool = False,
         raise_errors: bool = True,
     ) -> dict[str, CreatedTopic]:
-        """Create topics, or only check that they could be."""
+        """Create topics; with `validate_only` only check that they could be created.
+
+        Raises TopicAlreadyExists, InvalidPartitions, InvalidReplicationFactor, InvalidConfig and other
+        BrokerErrors.
+        """
         by_name = {topic.name: topic for topic in items_of(topics, NewTopic, "NewTopic(name, ...)")}
 
-        async def ask(names: list[str]) -> dict[str, CreatedTopic]:
-            wanted = [by_name[name] for name in names]
-            chooses = any(t.num_partitions is None or t.replication_factor is None for t in wanted)
-            message = calls.create_topics(wanted, self._timeout_ms, validate_only)
-            min_version = _BROKER_CHOOSES_VERSION if chooses else None
-            return calls.created_topics(await self._ask_controller(message, min_version))
+        async def request_topics(names: list[str]) -> dict[str, CreatedTopic]:
+            requested = [by_name[name] for name in names]
+            needs_defaults = any(
+                topic.num_partitions is None or topic.replication_factor is None for topic in requested
+            )
+            message = core.create_topics_request(requested, self._router.timeout_ms, validate_only)
+            min_version = _MIN_VERSION_OF_BROKER_DEFAULTS if needs_defaults else None
+            return core.created_topics(await self._router.to_controller(message, min_version))
 
         def failed(name: str, error: OncelogError) -> CreatedTopic:
             return CreatedTopic(name, error=error)
 
-        return await self._per_item(by_name, ask, failed, raise_errors)
+        return await self._router.for_each(by_name, request_topics, failed, raise_errors)
 
     async def delete_topics(
         self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicOutcome]:
-        """Delete topics with everything in them."""
+        """Delete topics with all their records. Raises UnknownTopicOrPartition."""
         topics = list(dict.fromkeys(names_of(names)))
 
-        async def ask(remaining: list[str]) -> dict[str, TopicOutcome]:
-            message = calls.delete_topics(remaining, self._timeout_ms)
-            return calls.deleted_topics(await self._ask_controller(message))
+        async def request_topics(remaining: list[str]) -> dict[str, TopicOutcome]:
+            message = core.delete_topics_request(remaining, self._router.timeout_ms)
+            return core.deleted_topics(await self._router.to_controller(message))
 
-        outcomes = await self._per_item(topics, ask, TopicOutcome, raise_errors)
-        (await self._connected()).forget_topics(topics)
-        return outcomes
+        results = await self._router.for_each(topics, request_topics, TopicOutcome, raise_errors)
+        (await self._router.connect()).forget_topics(topics)
+        return results
 
     async def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[str, TopicOutcome]:
-        """Grow topics to these numbers of partitions, the present ones included."""
+        """Extend topics to these total numbers of partitions.
+
+        Raises InvalidPartitions if a topic has as many already, UnknownTopicOrPartition.
+        """
         counts = mapping_of(counts, str, "topic names (str)")
 
-        async def ask(remaining: list[str]) -> dict[str, TopicOutcome]:
-            wanted = {name: counts[name] for name in remaining}
-            message = calls.create_partitions(wanted, self._timeout_ms, validate_only)
-            return calls.grown_topics(await self._ask_controller(message))
+        async def request_topics(remaining: list[str]) -> dict[str, TopicOutcome]:
+            requested = {name: counts[name] for name in remaining}
+            message = core.create_partitions_request(requested, self._router.timeout_ms, validate_only)
+            return core.extended_topics(await self._router.to_controller(message))
 
-        return await self._per_item(counts, ask, TopicOutcome, raise_errors)
+        return await self._router.for_each(counts, request_topics, TopicOutcome, raise_errors)
 
     async def list_topics(self, *, include_internal: bool = False) -> list[TopicListing]:
-        """The topics of the cluster by name."""
-        cluster = await self._connected()
+        """Return the topics of the cluster, ordered by name."""
+        cluster = await self._router.connect()
         response = await cluster.retrying(lambda: cluster.fetch_metadata(None))
-        found = calls.listed_topics(response)
-        return [topic for topic in found if include_internal or not topic.is_internal]
+        topics = core.listed_topics(response)
+        return [topic for topic in topics if include_internal or not topic.is_internal]
 
     async def describe_topics(
         self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicDescription]:
-        """Partitions, leaders and replicas; asking never creates a topic."""
+        """Return partitions, leaders and replicas by topic. Never creates a topic.
 
-        async def ask(remaining: list[str]) -> dict[str, TopicDescription]:
-            cluster = await self._connected()
-            return calls.described_topics(await cluster.fetch_metadata(remaining))
+        Raises UnknownTopicOrPartition.
+        """
+
+        async def request_topics(remaining: list[str]) -> dict[str, TopicDescription]:
+            cluster = await self._router.connect()
+            return core.described_topics(await cluster.fetch_metadata(remaining))
 
         def failed(name: str, error: OncelogError) -> TopicDescription:
             return TopicDescription(name, error=error)
 
-        return await self._per_item(list(dict.fromkeys(names_of(names))), ask, failed, raise_errors)
+        topics = list(dict.fromkeys(names_of(names)))
+        return await self._router.for_each(topics, request_topics, failed, raise_errors)
 
     async def delete_records(
         self, before_offsets: Mapping[TopicPartition, int | None], *, raise_errors: bool = True
     ) -> dict[TopicPartition, DeletedRecords]:
-        """Delete the records before an offset, per partition; None: everything up to the high watermark."""
+        """Delete the records below an offset of each partition; None deletes up to the high watermark.
+
+        Raises OffsetOutOfRange for an offset above the high watermark, UnknownTopicOrPartition.
+        """
         before_offsets = by_partition(before_offsets)
 
         def failed(tp: TopicPartition, error: OncelogError) -> DeletedRecords:
             return DeletedRecords(tp, error=error)
 
-        async def ask(remaining: list[TopicPartition]) -> dict[TopicPartition, DeletedRecords]:
-            answers, errors = await self._ask_leaders(
+        async def request_partitions(remaining: list[TopicPartition]) -> dict[TopicPartition, DeletedRecords]:
+            responses, errors = await self._router.to_leaders(
                 remaining,
-                lambda mine: calls.delete_records({tp: before_offsets[tp] for tp in mine}, self._timeout_ms),
+                lambda led: core.delete_records_request(
+                    {tp: before_offsets[tp] for tp in led}, self._router.timeout_ms
+                ),
             )
-            found = {tp: failed(tp, error) for tp, error in errors.items()}
-            for answer in answers:
-                found |= calls.deleted_records(answer)
-            return found
+            results = {tp: failed(tp, error) for tp, error in errors.items()}
+            for response in responses:
+                results |= core.deleted_records(response)
+            return results
 
-        return await self._per_item(before_offsets, ask, failed, raise_errors)
+        return await self._router.for_each(before_offsets, request_partitions, failed, raise_errors)
 
-    # Settings
-
-    async def _ask_owner(self, resource: ConfigResource, message: Any) -> Any:
-        """A broker knows its own settings; those of topics any broker."""
-        cluster = await self._connected()
-        node_id = _node_of(resource)
-        if node_id is not None:
-            await self._check_known(cluster, [node_id])
-        return await cluster.request(node_id, message)
-
-    async def _check_known(self, cluster: ClusterConnection, node_ids: Collection[int]) -> None:
-        await cluster.retrying(lambda: cluster.fetch_metadata(()))
-        known = sorted(cluster.metadata.brokers)
-        if missing := [node_id for node_id in node_ids if node_id not in known]:
-            raise BrokerNotAvailable(f"there is no broker {missing[0]}; the cluster has {known}")
+    # Settings of topics and brokers
 
     async def describe_configs(
         self, resources: Collection[ConfigResource] | ConfigResource, *, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigDescription]:
-        """All settings of topics or brokers, with where each value comes from."""
+        """Return all settings of topics or brokers, each with the source of its value.
+
+        Raises UnknownTopicOrPartition, BrokerNotAvailable.
+        """
 
         def failed(resource: ConfigResource, error: OncelogError) -> ConfigDescription:
             return ConfigDescription(resource, error=error)
 
-        async def ask_one(owned: list[ConfigResource]) -> dict[ConfigResource, ConfigDescription]:
-            answer = await self._ask_owner(owned[0], calls.describe_configs(owned))
-            return calls.described_configs(answer)
+        async def request_owner(owned: list[ConfigResource]) -> dict[ConfigResource, ConfigDescription]:
+            message = core.describe_configs_request(owned)
+            return core.described_configs(await self._router.to_config_owner(owned[0], message))
 
-        async def ask(remaining: list[ConfigResource]) -> dict[ConfigResource, ConfigDescription]:
-            return await _ask_owners(remaining, ask_one, failed)
-
-        chosen = items_of(resources, ConfigResource, "ConfigResource(kind, name)")
-        return await self._per_item(list(dict.fromkeys(chosen)), ask, failed, raise_errors)
+        requested = items_of(resources, ConfigResource, "ConfigResource(kind, name)")
+        return await self._for_each_config(
+            list(dict.fromkeys(requested)), request_owner, failed, raise_errors
+        )
 
     async def alter_configs(
-        self, changes: calls.Changes, *, validate_only: bool = False, raise_errors: bool = True
+        self, changes: core.ConfigChanges, *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigOutcome]:
-        """Change single settings and leave the others; None takes one back to its default."""
+        """Change these settings and keep the others; None resets a setting to its default.
+
+        Raises InvalidConfig, UnknownTopicOrPartition, BrokerNotAvailable.
+        """
         changes = mapping_of(changes, ConfigResource, "ConfigResource(kind, name)")
 
-        async def ask_one(owned: list[ConfigResource]) -> dict[ConfigResource, ConfigOutcome]:
-            mine = {resource: changes[resource] for resource in owned}
-            return calls.altered_configs(await self._alter(owned[0], mine, validate_only))
+        async def request_owner(owned: list[ConfigResource]) -> dict[ConfigResource, ConfigOutcome]:
+            requested = {resource: changes[resource] for resource in owned}
+            return core.altered_configs(await self._alter_configs(owned[0], requested, validate_only))
 
-        async def ask(remaining: list[ConfigResource]) -> dict[ConfigResource, ConfigOutcome]:
-            return await _ask_owners(remaining, ask_one, ConfigOutcome)
+        return await self._for_each_config(changes, request_owner, ConfigOutcome, raise_errors)
 
-        return await self._per_item(changes, ask, ConfigOutcome, raise_errors)
-
-    async def _alter(self, owner: ConfigResource, changes: calls.Changes, validate_only: bool) -> Any:
+    async def _alter_configs(
+        self, owner: ConfigResource, changes: core.ConfigChanges, validate_only: bool
+    ) -> Any:
         try:
-            return await self._ask_owner(owner, calls.alter_configs(changes, validate_only))
-        except UnsupportedVersion:  # before Kafka 2.3
+            message = core.alter_configs_request(changes, validate_only)
+            return await self._router.to_config_owner(owner, message)
+        except UnsupportedVersion:  # before Kafka 2.3 (KIP-339)
             current = await self.describe_configs(list(changes))
-            return await self._ask_owner(owner, calls.replace_configs(changes, current, validate_only))
+            replacing = core.replace_configs_request(changes, current, validate_only)
+            return await self._router.to_config_owner(owner, replacing)
 
-    # Looking around
+    async def _for_each_config(
+        self,
+        resources: Collection[ConfigResource],
+        request_owner: Callable[[list[ConfigResource]], Awaitable[Mapping[ConfigResource, R]]],
+        failed: Callable[[ConfigResource, OncelogError], R],
+        raise_errors: bool,
+    ) -> dict[ConfigResource, R]:
+        async def request_resources(remaining: list[ConfigResource]) -> dict[ConfigResource, R]:
+            return await self._router.for_each_config_owner(remaining, request_owner, failed)
+
+        return await self._router.for_each(resources, request_resources, failed, raise_errors)
+
+    # Cluster, log directories and partitions
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Id, controller and brokers."""
-        cluster = await self._connected()
+        """Return the cluster's id, its controller and its brokers."""
+        cluster = await self._router.connect()
         await cluster.retrying(lambda: cluster.fetch_metadata(()))
         metadata = cluster.metadata
         brokers = tuple(metadata.brokers[node_id] for node_id in sorted(metadata.brokers))
         return ClusterDescription(metadata.cluster_id, metadata.controller_id, brokers)
 
     async def describe_log_dirs(self, node_ids: Sequence[int] | int | None = None) -> list[LogDirDescription]:
-        """Where brokers (None: all) keep which partitions, and how large they are."""
+        """Return the log directories of these brokers (None: all), with their partitions and sizes in bytes.
+
+        Raises BrokerNotAvailable.
+        """
         if node_ids is not None:
             node_ids = items_of(node_ids, int, "node ids (int)")
-        cluster = await self._connected()
-        await self._check_known(cluster, node_ids or ())
-        found: list[LogDirDescription] = []
+        cluster = await self._router.connect()
+        await self._router.check_brokers_exist(node_ids or ())
+        log_dirs: list[LogDirDescription] = []
         for node_id in sorted(cluster.metadata.brokers) if node_ids is None else node_ids:
             response = await cluster.request(node_id, DescribeLogDirsRequest(topics=None))
             raise_for_code(response.error_code, f"log directories of broker {node_id}")
-            found += calls.described_log_dirs(node_id, response)
-        return found
+            log_dirs += core.described_log_dirs(node_id, response)
+        return log_dirs
 
     async def describe_producers(
         self, partitions: Collection[TopicPartition] | TopicPartition, *, raise_errors: bool = True
     ) -> dict[TopicPartition, PartitionProducers]:
-        """The producer ids each partition's leader remembers (Kafka 2.8 or newer)."""
+        """Return the producer ids that each partition's leader remembers. Needs Kafka 2.8 (KIP-664).
+
+        Raises UnknownTopicOrPartition, UnsupportedVersion.
+        """
 
         def failed(tp: TopicPartition, error: OncelogError) -> PartitionProducers:
             return PartitionProducers(tp, error=error)
 
-        async def ask(remaining: list[TopicPartition]) -> dict[TopicPartition, PartitionProducers]:
-            answers, errors = await self._ask_leaders(remaining, calls.describe_producers)
-            found = {tp: failed(tp, error) for tp, error in errors.items()}
-            for answer in answers:
-                found |= calls.described_producers(answer)
-            return found
+        async def request_partitions(
+            remaining: list[TopicPartition],
+        ) -> dict[TopicPartition, PartitionProducers]:
+            responses, errors = await self._router.to_leaders(remaining, core.describe_producers_request)
+            results = {tp: failed(tp, error) for tp, error in errors.items()}
+            for response in responses:
+                results |= core.described_producers(response)
+            return results
 
-        return await self._per_item(list(dict.fromkeys(partitions_of(partitions))), ask, failed, raise_errors)
+        requested = list(dict.fromkeys(partitions_of(partitions)))
+        return await self._router.for_each(requested, request_partitions, failed, raise_errors)
 
     async def list_offsets(
         self,
@@ -374,58 +388,275 @@ class AsyncAdmin(AsyncCoordination, AsyncPermissions, AsyncQuotas):
         *,
         raise_errors: bool = True,
     ) -> dict[TopicPartition, ListedOffset]:
-        """Offsets by "earliest", "latest", "max-timestamp" (Kafka 3.0 or newer) or milliseconds.
+        """Return the offsets of "earliest", "latest", "max-timestamp" or a time in milliseconds.
 
-        "latest" is the high watermark, with READ_COMMITTED the last stable offset.
+        "latest" is the high watermark, with READ_COMMITTED the last stable offset. "max-timestamp" needs
+        Kafka 3.0. Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
-        outcome = await list_offsets(await self._connected(), by_partition(specs), isolation)
-        found = {
-            tp: ListedOffset(tp, error=at)
-            if isinstance(at, OncelogError)
-            else ListedOffset(tp, at.offset, at.timestamp_ms, at.leader_epoch)
-            for tp, at in outcome.items()
+        found = await list_offsets(await self._router.connect(), by_partition(specs), isolation)
+        results = {
+            tp: ListedOffset(tp, error=result)
+            if isinstance(result, OncelogError)
+            else ListedOffset(tp, result.offset, result.timestamp_ms, result.leader_epoch)
+            for tp, result in found.items()
         }
         if raise_errors:
-            calls.raise_first(found.values())
-        return found
+            core.raise_first(results.values())
+        return results
 
+    # Transactions
 
-def _may_pass(error: OncelogError | None) -> bool:
-    if isinstance(error, (UnknownTopicOrPartition, RequestTimedOut)):
-        return False  # asked patiently already; under way at the broker, where a repetition would collide
-    if isinstance(error, BrokerError):
-        return error.retriable or isinstance(error, NotController)
-    return isinstance(error, (DisconnectedError, TimedOut))
+    async def list_transactions(
+        self, states: Collection[str] | str = (), producer_ids: Collection[int] | int = ()
+    ) -> list[TransactionListing]:
+        """Return the transactional ids of all brokers, ordered by name.
 
+        `states` (Kafka's names, such as "Ongoing") and `producer_ids` filter; an empty one matches
+        everything.
+        """
+        request = list_transactions_request(
+            names_of(states, "names of states (str)"), items_of(producer_ids, int, "producer ids (int)")
+        )
+        listings = [
+            listing
+            for node_id, response in (await self._router.to_every_broker(request)).items()
+            for listing in listed_transactions(node_id, response)
+        ]
+        return sorted(listings, key=lambda listing: listing.transactional_id)
 
-def _node_of(resource: ConfigResource) -> int | None:
-    if resource.kind == "topic":
-        return None
-    if not resource.name.isdecimal():
-        raise MisuseError(f"broker {resource.name!r}: a broker resource is named by its node id")
-    return int(resource.name)
+    async def describe_transactions(
+        self, transactional_ids: Collection[str] | str
+    ) -> dict[str, TransactionDescription]:
+        """Return the coordinators' entries by transactional id. Raises TransactionalIdNotFound."""
+        names = names_of(transactional_ids, "transactional ids (str)")
+        return {name: await self._describe_transaction(name) for name in names}
 
+    async def _describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
 
-async def _ask_owners(
-    resources: list[ConfigResource],
-    ask_one: Callable[[list[ConfigResource]], Awaitable[Mapping[ConfigResource, R]]],
-    failed: Callable[[ConfigResource, OncelogError], R],
-) -> dict[ConfigResource, R]:
-    """Ask each owner of settings. One that cannot be asked takes no result from what another one owns.
+        async def attempt(cluster: ClusterConnection, node_id: int) -> TransactionDescription:
+            return described_transaction(transactional_id, await cluster.request(node_id, request))
 
-    Guard: test_settings_of_a_broker_that_is_away_take_no_result_from_the_others.
-    """
-    found: dict[ConfigResource, R] = {}
-    for owned in _by_owner(resources):
-        try:
-            found |= await ask_one(owned)
-        except (DisconnectedError, TimedOut, BrokerError) as error:
-            found |= {resource: failed(resource, error) for resource in owned}
-    return found
+        return await self._router.at_coordinator(TRANSACTION, transactional_id, attempt)
 
+    async def open_transactions(self, topics: Collection[str] | str | None = None) -> list[OpenTransaction]:
+        """Return each transaction that is open on a partition of these topics (None: of all topics)."""
+        if topics is None:
+            topics = [topic.name for topic in await self.list_topics(include_internal=True)]
+        names = names_of(topics)
+        described = await self.describe_topics(names)
+        partitions = [
+            TopicPartition(name, info.partition) for name in names for info in described[name].partitions
+        ]
+        producers_of = await self.describe_producers(partitions) if partitions else {}
+        return [opened for producers in producers_of.values() for opened in producers.open_transactions()]
 
-def _by_owner(resources: list[ConfigResource]) -> list[list[ConfigResource]]:
-    groups: dict[int | None, list[ConfigResource]] = {}
-    for resource in resources:
-        groups.setdefault(_node_of(resource), []).append(resource)
-    return list(groups.values())
+    async def find_hanging(
+        self, topics: Collection[str] | str | None = None, *, older_than_ms: int = HANGING_AGE_MS
+    ) -> list[HeldBack]:
+        """Return each open transaction with a verdict: hanging (nobody will end it), not, or perhaps
+        (KIP-664).
+
+        A transaction that looks hanging is "perhaps" until its last record is older than `older_than_ms`.
+        """
+        open_transactions = await self.open_transactions(topics)
+        known = await self.known_transactions({opened.producer_id for opened in open_transactions})
+        now_ms = system.current().wall_ns() // 1_000_000
+        return [
+            judge(opened, known.get(opened.producer_id), now_ms=now_ms, older_than_ms=older_than_ms)
+            for opened in open_transactions
+        ]
+
+    async def known_transactions(self, producer_ids: Collection[int] | int) -> dict[int, KnownTransaction]:
+        """Return the coordinators' entries by producer id; ids that no coordinator knows are left out."""
+        ids = items_of(producer_ids, int, "producer ids (int)")
+        known: dict[int, KnownTransaction] = {}
+        if not ids:
+            return known  # an empty filter would list every transactional id
+        for listing in await self.list_transactions(producer_ids=ids):
+            # An id may expire after it was listed; then no coordinator knows it.
+            with suppress(TransactionalIdNotFound):
+                known[listing.producer_id] = (
+                    await self._describe_transaction(listing.transactional_id)
+                ).known()
+        return known
+
+    async def abort_transaction(self, opened: OpenTransaction) -> None:
+        """Write an ABORT marker for a hanging transaction, so that its last stable offset moves on.
+
+        Take `opened` from `find_hanging`. Raises InvalidProducerEpoch or TransactionCoordinatorFenced if a
+        newer epoch of the producer or coordinator has written there since.
+        """
+        cluster = await self._router.connect()
+        leader = await cluster.leader(opened.at, allow_auto_topic_creation=False)
+        check_aborted(await cluster.request(leader, abort_marker_request(opened)), opened)
+
+    # Groups
+
+    async def list_groups(self, states: Collection[str] | str = ()) -> list[GroupListing]:
+        """Return the groups of all brokers, ordered by id. `states` (Kafka's names) filters; empty: all."""
+        request = ListGroupsRequest(states_filter=names_of(states, "names of states (str)"))
+        listings = [
+            listing
+            for node_id, response in (await self._router.to_every_broker(request)).items()
+            for listing in listed_groups(node_id, response)
+        ]
+        return sorted(listings, key=lambda listing: listing.group_id)
+
+    async def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:
+        """Return groups with their members and assignments.
+
+        Raises GroupIdNotFound from Kafka 4 on; older brokers describe an unknown group as one in state Dead.
+        """
+        names = names_of(group_ids, "group ids (str)")
+        return {group_id: await self._describe_group(group_id) for group_id in names}
+
+    async def _describe_group(self, group_id: str) -> GroupDescription:
+        async def attempt(cluster: ClusterConnection, node_id: int) -> GroupDescription:
+            # Each group protocol has an API of its own. Kafka's Java client tries them in this order.
+            with suppress(UnsupportedVersion, GroupIdNotFound):
+                request = ConsumerGroupDescribeRequest(group_ids=[group_id])
+                return described_consumer_group(group_id, await cluster.request(node_id, request))
+            classic = DescribeGroupsRequest(groups=[group_id])
+            return described_classic_group(group_id, await cluster.request(node_id, classic))
+
+        return await self._router.at_coordinator(GROUP, group_id, attempt)
+
+    async def delete_group(self, group_id: str) -> None:
+        """Delete a group and its committed offsets. Raises NonEmptyGroup, GroupIdNotFound."""
+
+        async def attempt(cluster: ClusterConnection, node_id: int) -> None:
+            request = DeleteGroupsRequest(groups_names=[group_id])
+            check_group_deleted(group_id, await cluster.request(node_id, request))
+
+        await self._router.at_coordinator(GROUP, group_id, attempt)
+
+    async def group_offsets(
+        self, group_id: str, stable: Collection[TopicPartition] | TopicPartition | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return all offsets that a group has committed; none for a group that does not exist.
+
+        With `stable`, returns only these partitions, once no open transaction can still commit to them
+        (KIP-447).
+        """
+        all_topics = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None)
+        request = OffsetFetchRequest(group_id=group_id, topics=None, groups=[all_topics])
+        min_version = 2
+        if stable is not None:
+            request, min_version = committed_request(group_id, partitions_of(stable), is_stable=True), 7
+
+        async def attempt(
+            cluster: ClusterConnection, node_id: int
+        ) -> dict[TopicPartition, OffsetAndMetadata]:
+            response = await cluster.request(
+                node_id, request, min_version=min_version, max_version=MAX_FETCH_VERSION
+            )
+            error, offsets = committed_from(response)
+            if error is not None:
+                raise error
+            return offsets
+
+        return await self._router.at_coordinator(GROUP, group_id, attempt)
+
+    async def alter_group_offsets(
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        *,
+        retention_ms: int | None = None,
+    ) -> None:
+        """Commit offsets for a group without members.
+
+        `retention_ms` keeps these offsets for that time, instead of the broker's offsets.retention.minutes.
+        Raises UnknownMemberId while the group has members, UnknownTopicOrPartition.
+        """
+        request = commit_request(ConsumerGroupMetadata(group_id), offsets_of(offsets))
+        max_version = MAX_COMMIT_VERSION
+        if retention_ms is not None:
+            # Later versions do not carry a retention time.
+            request.retention_time_ms, max_version = retention_ms, LAST_RETENTION_VERSION
+
+        async def attempt(cluster: ClusterConnection, node_id: int) -> None:
+            error = commit_error(await cluster.request(node_id, request, max_version=max_version))
+            if error is not None:
+                if isinstance(error, UnknownTopicOrPartition):
+                    raise error
+                reason = " has members: stop them first" if isinstance(error, UnknownMemberId) else ""
+                raise error_for_code(error.code, f"group {group_id!r}{reason}")
+
+        await self._router.at_coordinator(GROUP, group_id, attempt)
+
+    # ACLs
+
+    async def create_acls(self, acls: Collection[Acl] | Acl) -> None:
+        """Add ACLs. One that exists already is no error. Raises SecurityDisabled, InvalidRequest."""
+        acls = items_of(acls, Acl, "Acl(...)")
+        check_acls_created(await self._router.to_controller(create_acls_request(acls)), acls)
+
+    async def describe_acls(self, wanted: AclFilter | None = None) -> list[Acl]:
+        """Return the ACLs that match a filter (None: all), in order. Raises SecurityDisabled."""
+        message = describe_acls_request(wanted or AclFilter())
+        return described_acls(await self._router.to_controller(message))
+
+    async def delete_acls(self, filters: Collection[AclFilter | Acl] | AclFilter | Acl) -> list[Acl]:
+        """Delete the ACLs that match the filters, and return them. An Acl matches only itself.
+
+        Raises SecurityDisabled.
+        """
+        requested = items_of(filters, cast("type[Any]", AclFilter | Acl), "AclFilter(...)")
+        return deleted_acls(await self._router.to_controller(delete_acls_request(requested)))
+
+    # SCRAM users
+
+    async def set_user(
+        self,
+        name: str,
+        password: str,
+        *,
+        mechanisms: Collection[Mechanism] | Mechanism = _ALL_MECHANISMS,
+        iterations: int = DEFAULT_ITERATIONS,
+    ) -> None:
+        """Add a SCRAM user, or change the password. Only its salted hash is sent (KIP-554).
+
+        Raises UnacceptableCredential for a number of `iterations` that the broker does not accept.
+        """
+        salt = os.urandom(_SALT_BYTES)
+        # One request per mechanism, because a request may name a user only once.
+        for mechanism in items_of(mechanisms, Mechanism, "Mechanism"):
+            message = set_user_request(name, password, mechanism, salt, iterations)
+            check_users_altered(await self._router.to_controller(message))
+
+    async def delete_user(
+        self, name: str, *, mechanisms: Collection[Mechanism] | Mechanism | None = None
+    ) -> None:
+        """Delete a SCRAM user's credentials (None: of all mechanisms). Raises ResourceNotFound."""
+        if mechanisms is None:
+            mechanisms = list((await self.list_users([name]))[name])
+        for mechanism in items_of(mechanisms, Mechanism, "Mechanism"):
+            check_users_altered(await self._router.to_controller(delete_user_request(name, mechanism)))
+
+    async def list_users(
+        self, names: Collection[str] | str | None = None
+    ) -> Mapping[str, Mapping[Mechanism, int]]:
+        """Return the PBKDF2 iterations of SCRAM users (None: all) by name and mechanism.
+
+        Raises ResourceNotFound.
+        """
+        if names is not None:
+            names = names_of(names, "names of users (str)")
+        return described_users(await self._router.to_controller(describe_users_request(names)))
+
+    # Quotas
+
+    async def describe_client_quotas(self, wanted: QuotaFilter | None = None) -> Mapping[QuotaEntity, Values]:
+        """Return the quotas of the entities that match a filter (None: all), by entity and quota name."""
+        message = describe_quotas_request(wanted or QuotaFilter())
+        return described_quotas(await self._router.to_controller(message))
+
+    async def alter_client_quotas(self, changes: QuotaChanges, *, validate_only: bool = False) -> None:
+        """Set quotas by entity and quota name; None removes one (KIP-546).
+
+        Raises InvalidRequest of the first entity that is refused; the others are altered.
+        """
+        message = alter_quotas_request(changes, validate_only=validate_only)
+        check_quotas_altered(await self._router.to_controller(message))

@@ -1,16 +1,17 @@
-"""The blocking admin client: AsyncAdmin on a thread of its own. What calls mean is told there."""
+"""The blocking admin client: AsyncAdmin on an event loop of its own, in a thread of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
-from oncelog.client.admin.acl_calls import Permissions
 from oncelog.client.admin.aio import AsyncAdmin
-from oncelog.client.admin.coordinator_calls import Coordination
-from oncelog.client.admin.core import Changes
-from oncelog.client.admin.quota_calls import Quotas
+from oncelog.client.admin.core import ConfigChanges
+from oncelog.client.admin.groups import GroupDescription, GroupListing
+from oncelog.client.admin.quotas import QuotaChanges
+from oncelog.client.admin.scram_users import DEFAULT_ITERATIONS
+from oncelog.client.admin.transactions import HANGING_AGE_MS, TransactionDescription, TransactionListing
 from oncelog.client.admin.types import (
     ActiveProducer,
     ClusterDescription,
@@ -30,9 +31,13 @@ from oncelog.client.admin.types import (
     TopicOutcome,
 )
 from oncelog.client.consumer.list_offsets import OffsetSpec
+from oncelog.rules.limits.quotas import QuotaEntity, QuotaFilter, Values
+from oncelog.rules.security.authorization import Acl, AclFilter
+from oncelog.rules.security.scram import Mechanism
+from oncelog.rules.transactions.hanging import HeldBack, KnownTransaction, OpenTransaction
 from oncelog.runtime import system
 from oncelog.settings import Settings
-from oncelog.types import Isolation, TopicPartition
+from oncelog.types import Isolation, OffsetAndMetadata, TopicPartition
 
 __all__ = [
     "ActiveProducer",
@@ -55,19 +60,25 @@ __all__ = [
     "TopicOutcome",
 ]
 
-T = TypeVar("T")
 _CLOSE_SECONDS = 10.0
+_ALL_MECHANISMS = tuple(Mechanism)
 
 
-class Admin(Coordination, Permissions, Quotas):
-    """Topics, settings, offsets and producers of a cluster; every call blocks until it is done.
+class Admin:
+    """A blocking admin client: topics, settings, offsets, groups, transactions, ACLs and quotas.
 
         with Admin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:
             admin.create_topics([NewTopic("flights", num_partitions=3)])
 
-    Calls that take several items take a single one as well. They try all items, then raise the first item's
-    error, with the others as notes on it. With `raise_errors=False` they raise none and each result carries
-    its own. Safe to share between threads.
+    Every call blocks until it is done. A call that takes several items also takes a single one. It tries all
+    of them and then raises the first item's error, with the others as notes on it. With `raise_errors=False`
+    it raises none, and each result has its own `error`. A call that is repeated after a lost response may
+    meet its own success: a topic that it created answers TOPIC_ALREADY_EXISTS.
+
+    Every call raises MisuseError for arguments of a wrong type and after `close`, and DisconnectedError,
+    TimedOut or AuthenticationError if the cluster cannot be reached within request.timeout.ms. Threads may
+    share an Admin. The constructor raises ConfigError; its settings are Kafka's keys in a mapping, or
+    keywords with underscores for the dots.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
@@ -76,10 +87,8 @@ class Admin(Coordination, Permissions, Quotas):
 
     @property
     def settings(self) -> Settings:
+        """The settings in effect, defaults included."""
         return self._async.settings
-
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._thread.run(coroutine)
 
     def close(self) -> None:
         """Close the connections; safe to call twice."""
@@ -97,6 +106,8 @@ class Admin(Coordination, Permissions, Quotas):
     ) -> None:
         self.close()
 
+    # Topics
+
     def create_topics(
         self,
         topics: Collection[NewTopic] | NewTopic,
@@ -104,68 +115,97 @@ class Admin(Coordination, Permissions, Quotas):
         validate_only: bool = False,
         raise_errors: bool = True,
     ) -> dict[str, CreatedTopic]:
-        """Create topics, or only check that they could be."""
-        return self._run(
+        """Create topics; with `validate_only` only check that they could be created.
+
+        Raises TopicAlreadyExists, InvalidPartitions, InvalidReplicationFactor, InvalidConfig and other
+        BrokerErrors.
+        """
+        return self._thread.run(
             self._async.create_topics(topics, validate_only=validate_only, raise_errors=raise_errors)
         )
 
     def delete_topics(
         self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicOutcome]:
-        """Delete topics with everything in them."""
-        return self._run(self._async.delete_topics(names, raise_errors=raise_errors))
+        """Delete topics with all their records. Raises UnknownTopicOrPartition."""
+        return self._thread.run(self._async.delete_topics(names, raise_errors=raise_errors))
 
     def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[str, TopicOutcome]:
-        """Grow topics to these numbers of partitions, the present ones included."""
-        return self._run(
+        """Extend topics to these total numbers of partitions.
+
+        Raises InvalidPartitions if a topic has as many already, UnknownTopicOrPartition.
+        """
+        return self._thread.run(
             self._async.create_partitions(counts, validate_only=validate_only, raise_errors=raise_errors)
         )
 
     def list_topics(self, *, include_internal: bool = False) -> list[TopicListing]:
-        """The topics of the cluster by name."""
-        return self._run(self._async.list_topics(include_internal=include_internal))
+        """Return the topics of the cluster, ordered by name."""
+        return self._thread.run(self._async.list_topics(include_internal=include_internal))
 
     def describe_topics(
         self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicDescription]:
-        """Partitions, leaders and replicas; asking never creates a topic."""
-        return self._run(self._async.describe_topics(names, raise_errors=raise_errors))
+        """Return partitions, leaders and replicas by topic. Never creates a topic.
+
+        Raises UnknownTopicOrPartition.
+        """
+        return self._thread.run(self._async.describe_topics(names, raise_errors=raise_errors))
 
     def delete_records(
         self, before_offsets: Mapping[TopicPartition, int | None], *, raise_errors: bool = True
     ) -> dict[TopicPartition, DeletedRecords]:
-        """Delete the records before an offset, per partition; None: everything up to the high watermark."""
-        return self._run(self._async.delete_records(before_offsets, raise_errors=raise_errors))
+        """Delete the records below an offset of each partition; None deletes up to the high watermark.
+
+        Raises OffsetOutOfRange for an offset above the high watermark, UnknownTopicOrPartition.
+        """
+        return self._thread.run(self._async.delete_records(before_offsets, raise_errors=raise_errors))
+
+    # Settings of topics and brokers
 
     def describe_configs(
         self, resources: Collection[ConfigResource] | ConfigResource, *, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigDescription]:
-        """All settings of topics or brokers, with where each value comes from."""
-        return self._run(self._async.describe_configs(resources, raise_errors=raise_errors))
+        """Return all settings of topics or brokers, each with the source of its value.
+
+        Raises UnknownTopicOrPartition, BrokerNotAvailable.
+        """
+        return self._thread.run(self._async.describe_configs(resources, raise_errors=raise_errors))
 
     def alter_configs(
-        self, changes: Changes, *, validate_only: bool = False, raise_errors: bool = True
+        self, changes: ConfigChanges, *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigOutcome]:
-        """Change single settings and leave the others; None takes one back to its default."""
-        return self._run(
+        """Change these settings and keep the others; None resets a setting to its default.
+
+        Raises InvalidConfig, UnknownTopicOrPartition, BrokerNotAvailable.
+        """
+        return self._thread.run(
             self._async.alter_configs(changes, validate_only=validate_only, raise_errors=raise_errors)
         )
 
+    # Cluster, log directories and partitions
+
     def describe_cluster(self) -> ClusterDescription:
-        """Id, controller and brokers."""
-        return self._run(self._async.describe_cluster())
+        """Return the cluster's id, its controller and its brokers."""
+        return self._thread.run(self._async.describe_cluster())
 
     def describe_log_dirs(self, node_ids: Sequence[int] | int | None = None) -> list[LogDirDescription]:
-        """Where brokers (None: all) keep which partitions, and how large they are."""
-        return self._run(self._async.describe_log_dirs(node_ids))
+        """Return the log directories of these brokers (None: all), with their partitions and sizes in bytes.
+
+        Raises BrokerNotAvailable.
+        """
+        return self._thread.run(self._async.describe_log_dirs(node_ids))
 
     def describe_producers(
         self, partitions: Collection[TopicPartition] | TopicPartition, *, raise_errors: bool = True
     ) -> dict[TopicPartition, PartitionProducers]:
-        """The producer ids each partition's leader remembers (Kafka 2.8 or newer)."""
-        return self._run(self._async.describe_producers(partitions, raise_errors=raise_errors))
+        """Return the producer ids that each partition's leader remembers. Needs Kafka 2.8 (KIP-664).
+
+        Raises UnknownTopicOrPartition, UnsupportedVersion.
+        """
+        return self._thread.run(self._async.describe_producers(partitions, raise_errors=raise_errors))
 
     def list_offsets(
         self,
@@ -174,8 +214,151 @@ class Admin(Coordination, Permissions, Quotas):
         *,
         raise_errors: bool = True,
     ) -> dict[TopicPartition, ListedOffset]:
-        """Offsets by "earliest", "latest", "max-timestamp" (Kafka 3.0 or newer) or milliseconds.
+        """Return the offsets of "earliest", "latest", "max-timestamp" or a time in milliseconds.
 
-        "latest" is the high watermark, with READ_COMMITTED the last stable offset.
+        "latest" is the high watermark, with READ_COMMITTED the last stable offset. "max-timestamp" needs
+        Kafka 3.0. Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
-        return self._run(self._async.list_offsets(specs, isolation, raise_errors=raise_errors))
+        return self._thread.run(self._async.list_offsets(specs, isolation, raise_errors=raise_errors))
+
+    # Transactions
+
+    def list_transactions(
+        self, states: Collection[str] | str = (), producer_ids: Collection[int] | int = ()
+    ) -> list[TransactionListing]:
+        """Return the transactional ids of all brokers, ordered by name.
+
+        `states` (Kafka's names, such as "Ongoing") and `producer_ids` filter; an empty one matches
+        everything.
+        """
+        return self._thread.run(self._async.list_transactions(states, producer_ids))
+
+    def describe_transactions(
+        self, transactional_ids: Collection[str] | str
+    ) -> dict[str, TransactionDescription]:
+        """Return the coordinators' entries by transactional id. Raises TransactionalIdNotFound."""
+        return self._thread.run(self._async.describe_transactions(transactional_ids))
+
+    def open_transactions(self, topics: Collection[str] | str | None = None) -> list[OpenTransaction]:
+        """Return each transaction that is open on a partition of these topics (None: of all topics)."""
+        return self._thread.run(self._async.open_transactions(topics))
+
+    def find_hanging(
+        self, topics: Collection[str] | str | None = None, *, older_than_ms: int = HANGING_AGE_MS
+    ) -> list[HeldBack]:
+        """Return each open transaction with a verdict: hanging (nobody will end it), not, or perhaps
+        (KIP-664).
+
+        A transaction that looks hanging is "perhaps" until its last record is older than `older_than_ms`.
+        """
+        return self._thread.run(self._async.find_hanging(topics, older_than_ms=older_than_ms))
+
+    def known_transactions(self, producer_ids: Collection[int] | int) -> dict[int, KnownTransaction]:
+        """Return the coordinators' entries by producer id; ids that no coordinator knows are left out."""
+        return self._thread.run(self._async.known_transactions(producer_ids))
+
+    def abort_transaction(self, opened: OpenTransaction) -> None:
+        """Write an ABORT marker for a hanging transaction, so that its last stable offset moves on.
+
+        Take `opened` from `find_hanging`. Raises InvalidProducerEpoch or TransactionCoordinatorFenced if a
+        newer epoch of the producer or coordinator has written there since.
+        """
+        self._thread.run(self._async.abort_transaction(opened))
+
+    # Groups
+
+    def list_groups(self, states: Collection[str] | str = ()) -> list[GroupListing]:
+        """Return the groups of all brokers, ordered by id. `states` (Kafka's names) filters; empty: all."""
+        return self._thread.run(self._async.list_groups(states))
+
+    def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:
+        """Return groups with their members and assignments.
+
+        Raises GroupIdNotFound from Kafka 4 on; older brokers describe an unknown group as one in state Dead.
+        """
+        return self._thread.run(self._async.describe_groups(group_ids))
+
+    def delete_group(self, group_id: str) -> None:
+        """Delete a group and its committed offsets. Raises NonEmptyGroup, GroupIdNotFound."""
+        self._thread.run(self._async.delete_group(group_id))
+
+    def group_offsets(
+        self, group_id: str, stable: Collection[TopicPartition] | TopicPartition | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return all offsets that a group has committed; none for a group that does not exist.
+
+        With `stable`, returns only these partitions, once no open transaction can still commit to them
+        (KIP-447).
+        """
+        return self._thread.run(self._async.group_offsets(group_id, stable))
+
+    def alter_group_offsets(
+        self,
+        group_id: str,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        *,
+        retention_ms: int | None = None,
+    ) -> None:
+        """Commit offsets for a group without members.
+
+        `retention_ms` keeps these offsets for that time, instead of the broker's offsets.retention.minutes.
+        Raises UnknownMemberId while the group has members, UnknownTopicOrPartition.
+        """
+        self._thread.run(self._async.alter_group_offsets(group_id, offsets, retention_ms=retention_ms))
+
+    # ACLs
+
+    def create_acls(self, acls: Collection[Acl] | Acl) -> None:
+        """Add ACLs. One that exists already is no error. Raises SecurityDisabled, InvalidRequest."""
+        self._thread.run(self._async.create_acls(acls))
+
+    def describe_acls(self, wanted: AclFilter | None = None) -> list[Acl]:
+        """Return the ACLs that match a filter (None: all), in order. Raises SecurityDisabled."""
+        return self._thread.run(self._async.describe_acls(wanted))
+
+    def delete_acls(self, filters: Collection[AclFilter | Acl] | AclFilter | Acl) -> list[Acl]:
+        """Delete the ACLs that match the filters, and return them. An Acl matches only itself.
+
+        Raises SecurityDisabled.
+        """
+        return self._thread.run(self._async.delete_acls(filters))
+
+    # SCRAM users
+
+    def set_user(
+        self,
+        name: str,
+        password: str,
+        *,
+        mechanisms: Collection[Mechanism] | Mechanism = _ALL_MECHANISMS,
+        iterations: int = DEFAULT_ITERATIONS,
+    ) -> None:
+        """Add a SCRAM user, or change the password. Only its salted hash is sent (KIP-554).
+
+        Raises UnacceptableCredential for a number of `iterations` that the broker does not accept.
+        """
+        self._thread.run(self._async.set_user(name, password, mechanisms=mechanisms, iterations=iterations))
+
+    def delete_user(self, name: str, *, mechanisms: Collection[Mechanism] | Mechanism | None = None) -> None:
+        """Delete a SCRAM user's credentials (None: of all mechanisms). Raises ResourceNotFound."""
+        self._thread.run(self._async.delete_user(name, mechanisms=mechanisms))
+
+    def list_users(self, names: Collection[str] | str | None = None) -> Mapping[str, Mapping[Mechanism, int]]:
+        """Return the PBKDF2 iterations of SCRAM users (None: all) by name and mechanism.
+
+        Raises ResourceNotFound.
+        """
+        return self._thread.run(self._async.list_users(names))
+
+    # Quotas
+
+    def describe_client_quotas(self, wanted: QuotaFilter | None = None) -> Mapping[QuotaEntity, Values]:
+        """Return the quotas of the entities that match a filter (None: all), by entity and quota name."""
+        return self._thread.run(self._async.describe_client_quotas(wanted))
+
+    def alter_client_quotas(self, changes: QuotaChanges, *, validate_only: bool = False) -> None:
+        """Set quotas by entity and quota name; None removes one (KIP-546).
+
+        Raises InvalidRequest of the first entity that is refused; the others are altered.
+        """
+        self._thread.run(self._async.alter_client_quotas(changes, validate_only=validate_only))

@@ -1,4 +1,6 @@
-"""Admin calls without I/O: their requests, and what the answers say per item."""
+"""Requests about topics, settings, records and log directories, and the results per item of their
+responses.
+"""
 
 from __future__ import annotations
 
@@ -48,23 +50,23 @@ from oncelog.wire.messages import (
 )
 
 _SET, _DELETE = 0, 1
-_KIND_NUMBER = {"topic": 2, "broker": 4}
+_RESOURCE_TYPES = {"topic": 2, "broker": 4}
 _SOURCES: dict[int, ConfigSource] = {1: "topic", 2: "broker", 3: "cluster", 4: "file", 5: "default"}
 
 
-class Outcome(Protocol):
-    """Any result with a per-item error."""
+class ItemResult(Protocol):
+    """A result of one item, with the item's error."""
 
     @property
     def error(self) -> OncelogError | None: ...
 
 
-R = TypeVar("R", bound=Outcome)
+R = TypeVar("R", bound=ItemResult)
 
 
-def raise_first(outcomes: Iterable[Outcome]) -> None:
-    """Raise the first error; the others are added to it as notes."""
-    errors = [outcome.error for outcome in outcomes if outcome.error]
+def raise_first(results: Iterable[ItemResult]) -> None:
+    """Raise the first error, with the others as notes on it."""
+    errors = [result.error for result in results if result.error]
     if not errors:
         return
     for other in errors[1:]:
@@ -73,18 +75,20 @@ def raise_first(outcomes: Iterable[Outcome]) -> None:
 
 
 def topic_id_text(topic_id: bytes | None) -> str | None:
-    """A topic id as Kafka prints it (base64 for URLs, unpadded); None for none."""
+    """Return a topic id as Kafka prints it (URL-safe base64 without padding), or None for no id."""
     if topic_id is None or topic_id == NO_ID:
         return None
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
 
 
 def error_of(code: int, message: str | None, what: str) -> BrokerError | None:
-    """The error of one item, with the broker's words if it has any; None for code 0."""
+    """Return the error of one item, with the broker's message if there is one; None for no error."""
     return error_for_code(code, f"{what}: {message}" if message else what) if code else None
 
 
-def create_topics(topics: Collection[NewTopic], timeout_ms: int, validate_only: bool) -> CreateTopicsRequest:
+def create_topics_request(
+    topics: Collection[NewTopic], timeout_ms: int, validate_only: bool
+) -> CreateTopicsRequest:
     rows = [
         CreateTopicsRequest.CreatableTopic(
             name=topic.name,
@@ -101,7 +105,7 @@ def create_topics(topics: Collection[NewTopic], timeout_ms: int, validate_only: 
 
 
 def config_text(value: object) -> str | None:
-    """A setting's value as the protocol carries it: true/false in lower case, lists with commas."""
+    """Return a setting's value as text: booleans in lower case, lists separated by commas."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
@@ -122,7 +126,7 @@ def created_topics(response: CreateTopicsResponse) -> dict[str, CreatedTopic]:
     }
 
 
-def delete_topics(names: Collection[str], timeout_ms: int) -> DeleteTopicsRequest:
+def delete_topics_request(names: Collection[str], timeout_ms: int) -> DeleteTopicsRequest:
     return DeleteTopicsRequest(
         topics=[DeleteTopicsRequest.DeleteTopicState(name=name) for name in names],
         topic_names=list(names),
@@ -140,7 +144,7 @@ def deleted_topics(response: DeleteTopicsResponse) -> dict[str, TopicOutcome]:
     }
 
 
-def create_partitions(
+def create_partitions_request(
     counts: Mapping[str, int], timeout_ms: int, validate_only: bool
 ) -> CreatePartitionsRequest:
     rows = [
@@ -150,7 +154,7 @@ def create_partitions(
     return CreatePartitionsRequest(topics=rows, timeout_ms=timeout_ms, validate_only=validate_only)
 
 
-def grown_topics(response: CreatePartitionsResponse) -> dict[str, TopicOutcome]:
+def extended_topics(response: CreatePartitionsResponse) -> dict[str, TopicOutcome]:
     return {
         row.name: TopicOutcome(
             row.name, error_of(row.error_code, row.error_message, f"adding partitions to {row.name!r}")
@@ -193,10 +197,10 @@ def _described_topic(row: MetadataResponse.MetadataResponseTopic) -> TopicDescri
     )
 
 
-def describe_configs(resources: Collection[ConfigResource]) -> DescribeConfigsRequest:
+def describe_configs_request(resources: Collection[ConfigResource]) -> DescribeConfigsRequest:
     rows = [
         DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=_KIND_NUMBER[resource.kind], resource_name=resource.name, configuration_keys=None
+            resource_type=_RESOURCE_TYPES[resource.kind], resource_name=resource.name, configuration_keys=None
         )
         for resource in resources
     ]
@@ -205,12 +209,12 @@ def describe_configs(resources: Collection[ConfigResource]) -> DescribeConfigsRe
 
 def _resource_of(row: Any) -> ConfigResource:
     return ConfigResource(
-        "topic" if row.resource_type == _KIND_NUMBER["topic"] else "broker", row.resource_name
+        "topic" if row.resource_type == _RESOURCE_TYPES["topic"] else "broker", row.resource_name
     )
 
 
 def described_configs(response: DescribeConfigsResponse) -> dict[ConfigResource, ConfigDescription]:
-    found = {}
+    results = {}
     for row in response.results:
         resource = _resource_of(row)
         entries = {
@@ -224,19 +228,19 @@ def described_configs(response: DescribeConfigsResponse) -> dict[ConfigResource,
             for entry in row.configs
         }
         error = error_of(row.error_code, row.error_message, f"settings of {resource.kind} {resource.name!r}")
-        found[resource] = ConfigDescription(resource, entries, error)
-    return found
+        results[resource] = ConfigDescription(resource, entries, error)
+    return results
 
 
-Changes = Mapping[ConfigResource, Mapping[str, object]]
-"""New values per resource; None takes a setting back to its default."""
+ConfigChanges = Mapping[ConfigResource, Mapping[str, object]]
+"""New values by resource and setting; None resets a setting to its default."""
 
 
-def alter_configs(changes: Changes, validate_only: bool) -> IncrementalAlterConfigsRequest:
+def alter_configs_request(changes: ConfigChanges, validate_only: bool) -> IncrementalAlterConfigsRequest:
     message = IncrementalAlterConfigsRequest
     rows = [
         message.AlterConfigsResource(
-            resource_type=_KIND_NUMBER[resource.kind],
+            resource_type=_RESOURCE_TYPES[resource.kind],
             resource_name=resource.name,
             configs=[
                 message.AlterableConfig(
@@ -250,10 +254,13 @@ def alter_configs(changes: Changes, validate_only: bool) -> IncrementalAlterConf
     return message(resources=rows, validate_only=validate_only)
 
 
-def replace_configs(
-    changes: Changes, current: Mapping[ConfigResource, ConfigDescription], validate_only: bool
+def replace_configs_request(
+    changes: ConfigChanges, current: Mapping[ConfigResource, ConfigDescription], validate_only: bool
 ) -> AlterConfigsRequest:
-    """The same for brokers before Kafka 2.3, where the whole set of a resource is written at once."""
+    """Return a request for brokers before Kafka 2.3, which replaces all settings of a resource.
+
+    Settings that are in effect now and not among the changes are sent again.
+    """
     message = AlterConfigsRequest
     rows = []
     for resource, values in changes.items():
@@ -266,7 +273,7 @@ def replace_configs(
         ]
         rows.append(
             message.AlterConfigsResource(
-                resource_type=_KIND_NUMBER[resource.kind], resource_name=resource.name, configs=configs
+                resource_type=_RESOURCE_TYPES[resource.kind], resource_name=resource.name, configs=configs
             )
         )
     return message(resources=rows, validate_only=validate_only)
@@ -275,12 +282,12 @@ def replace_configs(
 def altered_configs(
     response: IncrementalAlterConfigsResponse | AlterConfigsResponse,
 ) -> dict[ConfigResource, ConfigOutcome]:
-    found = {}
+    results = {}
     for row in response.responses:
         resource = _resource_of(row)
         what = f"altering {resource.kind} {resource.name!r}"
-        found[resource] = ConfigOutcome(resource, error_of(row.error_code, row.error_message, what))
-    return found
+        results[resource] = ConfigOutcome(resource, error_of(row.error_code, row.error_message, what))
+    return results
 
 
 def _by_topic(
@@ -292,7 +299,7 @@ def _by_topic(
     return topics
 
 
-def delete_records(
+def delete_records_request(
     before_offsets: Mapping[TopicPartition, int | None], timeout_ms: int
 ) -> DeleteRecordsRequest:
     message = DeleteRecordsRequest
@@ -311,16 +318,16 @@ def delete_records(
 
 
 def deleted_records(response: DeleteRecordsResponse) -> dict[TopicPartition, DeletedRecords]:
-    found = {}
+    results = {}
     for topic in response.topics:
         for row in topic.partitions:
             tp = TopicPartition(topic.name, row.partition_index)
             error = error_of(row.error_code, None, f"deleting records of {tp}")
-            found[tp] = DeletedRecords(tp, None if error else row.low_watermark, error)
-    return found
+            results[tp] = DeletedRecords(tp, None if error else row.low_watermark, error)
+    return results
 
 
-def describe_producers(partitions: Iterable[TopicPartition]) -> DescribeProducersRequest:
+def describe_producers_request(partitions: Iterable[TopicPartition]) -> DescribeProducersRequest:
     topics = _by_topic(partitions, lambda tp: tp.partition)
     return DescribeProducersRequest(
         topics=[
@@ -331,14 +338,14 @@ def describe_producers(partitions: Iterable[TopicPartition]) -> DescribeProducer
 
 
 def described_producers(response: DescribeProducersResponse) -> dict[TopicPartition, PartitionProducers]:
-    found = {}
+    results = {}
     for topic in response.topics:
         for row in topic.partitions:
             tp = TopicPartition(topic.name, row.partition_index)
             producers = sorted(map(_active_producer, row.active_producers), key=lambda p: p.producer_id)
             error = error_of(row.error_code, row.error_message, f"producers of {tp}")
-            found[tp] = PartitionProducers(tp, tuple(producers), error)
-    return found
+            results[tp] = PartitionProducers(tp, tuple(producers), error)
+    return results
 
 
 def _active_producer(row: DescribeProducersResponse.ProducerState) -> ActiveProducer:

@@ -1,4 +1,4 @@
-"""What admin calls take and give. Every result has `error`: None, or why this item failed."""
+"""Arguments and results of admin calls. A result's `error` is None, or the reason why its item failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncelog.types import BrokerAddress, PartitionInfo, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create; None leaves the choice to the broker (Kafka 2.4 or newer)."""
+    """A topic to create. None leaves a number to the broker's defaults, which needs Kafka 2.4 (KIP-464)."""
 
     name: str
     num_partitions: int | None = None
@@ -23,7 +23,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """`topic_id`, `num_partitions`, `replication_factor` are None where the broker does not tell."""
+    """A topic that was created. Fields are None if the broker's response does not have them."""
 
     name: str
     topic_id: str | None = None
@@ -34,7 +34,7 @@ class CreatedTopic:
 
 @dataclass(frozen=True, slots=True)
 class TopicOutcome:
-    """A topic deleted or grown."""
+    """The result of deleting a topic or of adding partitions to it."""
 
     name: str
     error: OncelogError | None = None
@@ -42,7 +42,7 @@ class TopicOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TopicListing:
-    """A topic of the cluster; `topic_id` as Kafka prints it, None from brokers without ids."""
+    """A topic of the cluster. `topic_id` is text as Kafka prints it, None from brokers before Kafka 2.8."""
 
     name: str
     topic_id: str | None
@@ -52,7 +52,7 @@ class TopicListing:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic with its partitions in order; without any when `error` is set."""
+    """A topic with its partitions in order. It has none if `error` is set."""
 
     name: str
     topic_id: str | None = None
@@ -62,19 +62,22 @@ class TopicDescription:
 
 
 class ConfigResource(NamedTuple):
-    """Whose settings: a topic by name, or a broker by its node id as text."""
+    """The owner of settings: a topic by its name, or a broker by its node id as text."""
 
     kind: Literal["topic", "broker"]
     name: str
 
 
 ConfigSource = Literal["topic", "broker", "cluster", "file", "default", "unknown"]
-"""Where a value stands: set on the topic, on the broker or cluster at run time, in its file, or nowhere."""
+"""The source of a value.
+
+It was set on the topic, on the broker or cluster at run time, in the broker's file, or it is the default.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One setting of a resource; `value` None when it is unset or sensitive."""
+    """One setting of a resource. `value` is None if the setting is unset or sensitive."""
 
     name: str
     value: str | None
@@ -89,7 +92,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConfigDescription:
-    """All settings of a resource, by name."""
+    """All settings of a resource by name."""
 
     resource: ConfigResource
     entries: Mapping[str, ConfigEntry] = field(default_factory=dict)
@@ -98,7 +101,7 @@ class ConfigDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConfigOutcome:
-    """Settings of a resource altered."""
+    """The result of altering the settings of a resource."""
 
     resource: ConfigResource
     error: OncelogError | None = None
@@ -106,7 +109,10 @@ class ConfigOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The brokers, ordered by node id; `controller_id` None while there is no controller."""
+    """A cluster with its brokers in order of node id.
+
+    `controller_id` is None while there is no controller.
+    """
 
     cluster_id: str | None
     controller_id: int | None
@@ -115,7 +121,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLog:
-    """A partition's log in a directory. `offset_lag` counts records behind the high watermark."""
+    """A partition's log in a directory. `offset_lag` is the number of records behind the high watermark."""
 
     tp: TopicPartition
     size_bytes: int
@@ -125,7 +131,7 @@ class ReplicaLog:
 
 @dataclass(frozen=True, slots=True)
 class LogDirDescription:
-    """A log directory of a broker; sizes of its volume are None where the broker does not tell."""
+    """A log directory of a broker. The sizes of its volume are None from brokers before Kafka 3.3."""
 
     node_id: int
     path: str
@@ -137,7 +143,7 @@ class LogDirDescription:
 
 @dataclass(frozen=True, slots=True)
 class DeletedRecords:
-    """`low_watermark` is the first offset that is left."""
+    """The result of deleting records. `low_watermark` is the first offset that is left."""
 
     tp: TopicPartition
     low_watermark: int | None = None
@@ -146,9 +152,10 @@ class DeletedRecords:
 
 @dataclass(frozen=True, slots=True)
 class ActiveProducer:
-    """A producer id a partition remembers.
+    """The state that a partition remembers of a producer id.
 
-    None: no sequence yet, no coordinator (not transactional), no transaction open.
+    `last_sequence` is None before the first batch, `coordinator_epoch` before the first transaction marker,
+    and `current_txn_start_offset` while no transaction is open. Times are milliseconds since the epoch.
     """
 
     producer_id: int
@@ -161,14 +168,14 @@ class ActiveProducer:
 
 @dataclass(frozen=True, slots=True)
 class PartitionProducers:
-    """The producers of one partition, ordered by id."""
+    """The producer ids that one partition remembers, in order."""
 
     tp: TopicPartition
     producers: tuple[ActiveProducer, ...] = ()
     error: OncelogError | None = None
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """Return the transactions that are open here."""
+        """Return the transactions that are open on this partition."""
         return [
             OpenTransaction(
                 self.tp,
@@ -185,7 +192,7 @@ class PartitionProducers:
 
 @dataclass(frozen=True, slots=True)
 class ListedOffset:
-    """An offset looked up; `offset` and `timestamp_ms` None when no record is at or after the time."""
+    """An offset that was looked up. `offset` and `timestamp_ms` are None if no record is so late."""
 
     tp: TopicPartition
     offset: int | None = None

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from oncelog.client.admin.blocking import Admin
-from oncelog.client.admin.coordinator_calls import HANGING_AGE_MS
+from oncelog.client.admin.transactions import HANGING_AGE_MS
 from oncelog.client.admin.types import PartitionProducers
 from oncelog.errors import OncelogError
 from oncelog.rules.transactions.hanging import HeldBack, OpenTransaction, judge

@@ -43,7 +43,7 @@ def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, lane: int) -> PlanNot
             return plan
         if lane and look < _LOOKS and not is_left_open:
             # Tasks that make the note at once would fence each other: partition 0 comes first.
-            admin._run(asyncio.sleep(_PAUSE_S))
+            admin._thread.run(asyncio.sleep(_PAUSE_S))
             continue
         try:
             return _note_plan(sink, admin, batch_id, lane)

@@ -1,4 +1,4 @@
-"""Client quotas without I/O: requests, and what the answers say."""
+"""Requests about client quotas, and what their responses say. Source: KIP-546."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from oncelog.wire.messages import (
     DescribeClientQuotasResponse,
 )
 
-Changes = Mapping[QuotaEntity, Mapping[str, float | None]]
-"""Quotas by entity; None removes."""
+QuotaChanges = Mapping[QuotaEntity, Mapping[str, float | None]]
+"""New values by entity and quota name; None removes the quota."""
 
 
-def describe(wanted: QuotaFilter) -> DescribeClientQuotasRequest:
+def describe_quotas_request(quota_filter: QuotaFilter) -> DescribeClientQuotasRequest:
     return DescribeClientQuotasRequest(
         components=[
             DescribeClientQuotasRequest.ComponentData(
@@ -25,14 +25,14 @@ def describe(wanted: QuotaFilter) -> DescribeClientQuotasRequest:
                 match_type=2 if name is None else 1 if name == DEFAULT else 0,
                 match=name or None,
             )
-            for kind, name in wanted.parts.items()
+            for kind, name in quota_filter.parts.items()
         ],
-        strict=wanted.is_strict,
+        strict=quota_filter.is_strict,
     )
 
 
-def described(response: DescribeClientQuotasResponse) -> Mapping[QuotaEntity, Values]:
-    """Raises BrokerError."""
+def described_quotas(response: DescribeClientQuotasResponse) -> Mapping[QuotaEntity, Values]:
+    """Return the quotas by entity. Raises BrokerError."""
     raise_for_code(response.error_code, response.error_message or "describing client quotas")
     return {
         entity_of((part.entity_type, part.entity_name) for part in entry.entity): {
@@ -42,7 +42,7 @@ def described(response: DescribeClientQuotasResponse) -> Mapping[QuotaEntity, Va
     }
 
 
-def alter(changes: Changes, *, validate_only: bool) -> AlterClientQuotasRequest:
+def alter_quotas_request(changes: QuotaChanges, *, validate_only: bool) -> AlterClientQuotasRequest:
     return AlterClientQuotasRequest(
         entries=[
             AlterClientQuotasRequest.EntryData(
@@ -61,8 +61,8 @@ def alter(changes: Changes, *, validate_only: bool) -> AlterClientQuotasRequest:
     )
 
 
-def check_altered(response: AlterClientQuotasResponse) -> None:
-    """Raises the first error."""
+def check_quotas_altered(response: AlterClientQuotasResponse) -> None:
+    """Raise the first entity's error."""
     for entry in response.entries:
         parts = ", ".join(f"{part.entity_type} {part.entity_name or '<default>'}" for part in entry.entity)
         raise_for_code(entry.error_code, f"{parts}: {entry.error_message or 'refused'}")

@@ -1,0 +1,128 @@
+"""Requests about groups, and what their responses say.
+
+Source: behaviour T14 (docs/behaviours.md); KIP-518, KIP-848.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oncelog.client.group.core import PROTOCOL_TYPE
+from oncelog.client.group.subscription import decode_share
+from oncelog.errors import PeerError, named_text, raise_for_code
+from oncelog.types import TopicPartition
+from oncelog.wire.messages import (
+    ConsumerGroupDescribeResponse,
+    DeleteGroupsResponse,
+    DescribeGroupsResponse,
+    ListGroupsResponse,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """A group, its state in Kafka's words, and the broker that coordinates it.
+
+    `protocol_type` is "consumer" for groups of consumers, "" for a group that no member ever joined.
+    """
+
+    group_id: str
+    protocol_type: str
+    state: str
+    coordinator_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A member of a group.
+
+    `partitions` is its assignment, empty if the assignment has a format that only its own client knows.
+    """
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    host: str
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group with its members. `assignor` is "" while the group has none."""
+
+    group_id: str
+    state: str
+    protocol_type: str
+    assignor: str
+    members: tuple[GroupMember, ...]
+
+
+def listed_groups(node_id: int, response: ListGroupsResponse) -> list[GroupListing]:
+    """Return the groups that broker `node_id` coordinates. Raises BrokerError."""
+    raise_for_code(response.error_code, f"listing groups of broker {node_id}")
+    return [
+        GroupListing(group.group_id, group.protocol_type, group.group_state, node_id)
+        for group in response.groups
+    ]
+
+
+def described_classic_group(group_id: str, response: DescribeGroupsResponse) -> GroupDescription:
+    """Return the one group of the classic protocol that was requested. Raises BrokerError."""
+    group = response.groups[0]
+    raise_for_code(group.error_code, named_text(group.error_code, f"group {group_id!r}"))
+    has_consumers = group.protocol_type == PROTOCOL_TYPE
+    return GroupDescription(
+        group.group_id,
+        group.group_state,
+        group.protocol_type,
+        group.protocol_data,
+        tuple(
+            GroupMember(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host.removeprefix("/"),
+                _assigned_partitions(member.member_assignment) if has_consumers else (),
+            )
+            for member in group.members
+        ),
+    )
+
+
+def described_consumer_group(group_id: str, response: ConsumerGroupDescribeResponse) -> GroupDescription:
+    """Return the one group of the consumer protocol (KIP-848) that was requested. Raises BrokerError."""
+    group = response.groups[0]
+    raise_for_code(group.error_code, f"group {group_id!r}")
+    return GroupDescription(
+        group.group_id,
+        group.group_state,
+        PROTOCOL_TYPE,
+        group.assignor_name,
+        tuple(
+            GroupMember(
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host.removeprefix("/"),
+                tuple(
+                    TopicPartition(topic.topic_name, partition)
+                    for topic in (member.assignment.topic_partitions if member.assignment else ())
+                    for partition in topic.partitions
+                ),
+            )
+            for member in group.members
+        ),
+    )
+
+
+def check_group_deleted(group_id: str, response: DeleteGroupsResponse) -> None:
+    """Raise the group's error."""
+    code = response.results[0].error_code
+    raise_for_code(code, named_text(code, f"group {group_id!r}"))
+
+
+def _assigned_partitions(assignment: bytes) -> tuple[TopicPartition, ...]:
+    try:
+        return tuple(decode_share(assignment))
+    except PeerError:  # a client may write assignments in a format of its own
+        return ()

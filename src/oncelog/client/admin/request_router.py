@@ -1,0 +1,223 @@
+"""The brokers that each admin request goes to, and the repetition of what failed for a moment.
+
+Topics are changed by the controller, records and offsets by a partition's leader, settings by the broker that
+owns them, groups and transactions by their coordinators. Source: Kafka's KafkaAdminClient.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from oncelog.client.admin.core import ItemResult, raise_first
+from oncelog.client.admin.types import ConfigResource
+from oncelog.client.connection.cluster import ClusterConnection
+from oncelog.client.connection.coordinator import find_coordinator
+from oncelog.errors import (
+    BrokerError,
+    BrokerNotAvailable,
+    DisconnectedError,
+    MisuseError,
+    NotController,
+    OncelogError,
+    RequestTimedOut,
+    TimedOut,
+    UnknownTopicOrPartition,
+)
+from oncelog.runtime.loop_thread import check_running_loop
+from oncelog.settings import Settings
+from oncelog.types import TopicPartition
+
+K = TypeVar("K")
+T = TypeVar("T")
+R = TypeVar("R", bound=ItemResult)
+
+
+class RequestRouter:
+    """An admin client's connections, opened by its first request.
+
+    Bound to the event loop that uses it first.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.timeout_ms: int = settings["request.timeout.ms"]
+        self._cluster: ClusterConnection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    async def connect(self) -> ClusterConnection:
+        """Return the cluster's connections, opening them if needed. Raises MisuseError after `close`."""
+        if self._is_closed:
+            raise MisuseError("this admin client is closed; make a new one")
+        self._loop = check_running_loop(self._loop, "admin client")
+        if self._cluster is None:
+            self._cluster = ClusterConnection(self._settings, topics_in_use=tuple)
+        await self._cluster.start()
+        return self._cluster
+
+    async def close(self) -> None:
+        """Close the connections; safe to call twice."""
+        check_running_loop(self._loop, "admin client")
+        self._is_closed = True
+        if self._cluster:
+            await self._cluster.close()
+
+    async def for_each(
+        self,
+        items: Collection[K],
+        request_items: Callable[[list[K]], Awaitable[Mapping[K, R]]],
+        failed: Callable[[K, OncelogError], R],
+        raise_errors: bool,
+    ) -> dict[K, R]:
+        """Return each item's result. Retry what may pass, until request.timeout.ms is over.
+
+        `failed` makes the result of an item that got no response. With `raise_errors`, raises the first
+        error.
+        """
+        cluster = await self.connect()
+        deadline_ms = cluster.now_ms() + self.timeout_ms
+        results: dict[K, R] = {}
+        remaining, attempt = list(items), 0
+        while remaining:
+            try:
+                answered = await request_items(remaining)
+            except (DisconnectedError, TimedOut, BrokerError) as error:
+                answered = {item: failed(item, error) for item in remaining}
+            unnamed = UnknownTopicOrPartition("the broker's answer does not name it")
+            results |= {item: answered.get(item) or failed(item, unnamed) for item in remaining}
+            pause_ms = cluster.retry_pause_ms(attempt)
+            if cluster.now_ms() + pause_ms > deadline_ms:
+                break
+            remaining = [item for item in remaining if _is_worth_a_retry(results[item].error)]
+            attempt += 1
+            if remaining:
+                await asyncio.sleep(pause_ms / 1000)
+                await self._refresh_brokers(cluster)
+        if raise_errors:
+            raise_first(results.values())
+        return results
+
+    async def _refresh_brokers(self, cluster: ClusterConnection) -> None:
+        try:
+            await cluster.refresh_metadata(())
+        except OncelogError:
+            return  # the call itself meets the error again and reports it
+
+    async def to_controller(self, message: Any, min_version: int | None = None) -> Any:
+        """Return the controller's response. With KRaft any broker forwards the request to it."""
+        cluster = await self.connect()
+        return await cluster.request(cluster.metadata.controller_id, message, min_version=min_version)
+
+    async def to_leaders(
+        self, partitions: list[TopicPartition], build: Callable[[list[TopicPartition]], Any]
+    ) -> tuple[list[Any], dict[TopicPartition, OncelogError]]:
+        """Send one request to each leader.
+
+        Return the responses, and the error of each partition without one.
+        """
+        cluster = await self.connect()
+        by_node: dict[int, list[TopicPartition]] = {}
+        errors: dict[TopicPartition, OncelogError] = {}
+        for tp in partitions:
+            try:
+                node_id = await cluster.leader(tp, allow_auto_topic_creation=False)
+                by_node.setdefault(node_id, []).append(tp)
+            except OncelogError as error:
+                errors[tp] = error
+        responses = await asyncio.gather(
+            *(cluster.request(node_id, build(led)) for node_id, led in by_node.items()),
+            return_exceptions=True,
+        )
+        for led, response in zip(by_node.values(), responses, strict=True):
+            if isinstance(response, OncelogError):
+                errors |= dict.fromkeys(led, response)
+            elif isinstance(response, BaseException):
+                raise response
+        cluster.metadata.mark_stale(partitions)  # the next attempt looks the leaders up first
+        return [response for response in responses if not isinstance(response, BaseException)], errors
+
+    async def to_config_owner(self, resource: ConfigResource, message: Any) -> Any:
+        """Return the response of the broker that owns a resource's settings. Any broker serves those of
+        topics.
+
+        Raises BrokerNotAvailable if the cluster has no such broker.
+        """
+        cluster = await self.connect()
+        node_id = _node_of(resource)
+        if node_id is not None:
+            await self.check_brokers_exist([node_id])
+        return await cluster.request(node_id, message)
+
+    async def for_each_config_owner(
+        self,
+        resources: list[ConfigResource],
+        request_owner: Callable[[list[ConfigResource]], Awaitable[Mapping[ConfigResource, R]]],
+        failed: Callable[[ConfigResource, OncelogError], R],
+    ) -> dict[ConfigResource, R]:
+        """Call `request_owner` for the resources of each owner. One that is away spoils no other's results.
+
+        Guard: test_settings_of_a_broker_that_is_away_take_no_result_from_the_others.
+        """
+        results: dict[ConfigResource, R] = {}
+        for owned in _by_owner(resources):
+            try:
+                results |= await request_owner(owned)
+            except (DisconnectedError, TimedOut, BrokerError) as error:
+                results |= {resource: failed(resource, error) for resource in owned}
+        return results
+
+    async def check_brokers_exist(self, node_ids: Collection[int]) -> None:
+        """Raise BrokerNotAvailable if one of these brokers is not in the newest metadata."""
+        cluster = await self.connect()
+        await cluster.retrying(lambda: cluster.fetch_metadata(()))
+        existing = sorted(cluster.metadata.brokers)
+        if missing := [node_id for node_id in node_ids if node_id not in existing]:
+            raise BrokerNotAvailable(f"there is no broker {missing[0]}; the cluster has {existing}")
+
+    async def to_every_broker(self, request: Any) -> dict[int, Any]:
+        """Return the response of each broker by node id."""
+        cluster = await self.connect()
+        return {
+            node_id: await cluster.request(node_id, request) for node_id in list(cluster.metadata.brokers)
+        }
+
+    async def at_coordinator(
+        self, kind: int, name: str, attempt: Callable[[ClusterConnection, int], Awaitable[T]]
+    ) -> T:
+        """Call `attempt(cluster, node id)` with the coordinator of a group or transactional id.
+
+        Looks the coordinator up again and repeats while the error is retriable.
+        """
+        cluster = await self.connect()
+
+        async def find_and_attempt() -> T:
+            return await attempt(cluster, await find_coordinator(cluster, kind, name))
+
+        return await cluster.retrying(find_and_attempt)
+
+
+def _is_worth_a_retry(error: OncelogError | None) -> bool:
+    # UnknownTopicOrPartition was retried below this already. After RequestTimedOut the broker still works on
+    # the request, and a second one would collide with it.
+    if isinstance(error, (UnknownTopicOrPartition, RequestTimedOut)):
+        return False
+    if isinstance(error, BrokerError):
+        return error.retriable or isinstance(error, NotController)
+    return isinstance(error, (DisconnectedError, TimedOut))
+
+
+def _node_of(resource: ConfigResource) -> int | None:
+    if resource.kind == "topic":
+        return None
+    if not resource.name.isdecimal():
+        raise MisuseError(f"broker {resource.name!r}: a broker resource is named by its node id")
+    return int(resource.name)
+
+
+def _by_owner(resources: list[ConfigResource]) -> list[list[ConfigResource]]:
+    groups: dict[int | None, list[ConfigResource]] = {}
+    for resource in resources:
+        groups.setdefault(_node_of(resource), []).append(resource)
+    return list(groups.values())
