@@ -10,8 +10,7 @@ from oncelog.broker.purgatory import Deferred
 from oncelog.config import BROKER
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.manager import LogManager
-from oncelog.rules.groups.classic import ClassicGroup
-from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.message import Message
@@ -115,7 +114,7 @@ def _classic(group: ClassicGroup) -> tuple[Any, ...]:
     ]
     since_ms = None if members else group.state_since_ms
     protocol = (group.protocol_type, group.protocol_name)
-    return group.generation_id, protocol, group.leader_id, group.static_members, since_ms, members
+    return group.generation_id, protocol, group.members.leader_id, group.members.static_ids, since_ms, members
 
 
 def heartbeat(group: str, member: str, epoch: int = 0, **fields: Any) -> ConsumerGroupHeartbeatRequest:

@@ -99,7 +99,7 @@ def _leaving_one_by_one(original: Any, group: Any, identities: Any, now_ms: int)
 
 def _complete_without_others(group: Any, now_ms: int) -> None:
     is_open = group.state is GroupState.PREPARING_REBALANCE
-    if is_open and any(member.join is not None for member in group.members.values()):
+    if is_open and any(member.join_callback is not None for member in group.members.values()):
         group._complete(now_ms)
 
 
@@ -163,7 +163,7 @@ COORDINATION: list[Mutant] = [
         (
             _wrapped(
                 ClassicGroup,
-                "refusal_of_commit",
+                "commit_error",
                 lambda original, *args, **_: original(*args, is_transactional=True),
             ),
         ),

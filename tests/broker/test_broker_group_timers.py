@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from helpers_group_node import GroupNode, commit, create, heartbeat, join, sync
 
-from oncelog.rules.groups.classic import ClassicGroup
-from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.consumer import ConsumerGroup
 from oncelog.wire.messages import HeartbeatRequest, LeaveGroupRequest
 
@@ -85,10 +84,10 @@ def test_a_rebalance_without_time_for_which_nobody_came_ends_each_look_at_it(
     node.ask(LeaveGroupRequest(group_id="g", members=[gone]), 4)
     group = node.node.groups._groups["g"]
     assert group.state is GroupState.PREPARING_REBALANCE
-    assert list(group.static_members) == ["a"]
+    assert list(group.members.static_ids) == ["a"]
     node.pass_time(50_000)
     assert len(ticks) < 100
-    assert list(group.static_members) == ["a"]
+    assert list(group.members.static_ids) == ["a"]
     node.pass_time(20_000)
     assert group.state is GroupState.EMPTY
 

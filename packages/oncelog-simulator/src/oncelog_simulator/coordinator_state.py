@@ -26,8 +26,7 @@ from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.coordinators.producer_ids import stored_next_id
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.broker.node import Node
-from oncelog.rules.groups.classic import ClassicGroup
-from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.committed_offsets import CommittedOffset
 from oncelog.rules.groups.consumer import ConsumerGroup
 from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
@@ -170,7 +169,7 @@ def _classic(group: ClassicGroup) -> tuple[Any, ...]:
         )
         for member in group.members.values()
     }
-    leader = group.leader_id if members else None
+    leader = group.members.leader_id if members else None
     since_ms = None if members else group.state_since_ms
     protocol = group.protocol_type or None, group.protocol_name
     return group.generation_id, protocol, leader, since_ms, members

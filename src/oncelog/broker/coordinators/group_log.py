@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from oncelog.errors import InvalidRequest, MessageTooLarge, MisuseError
-from oncelog.rules.groups.classic import ClassicGroup
-from oncelog.rules.groups.classic_member import GroupState, JoinRequest, Member
+from oncelog.rules.groups.classic import ClassicGroup, GroupState, JoinRequest, Member
 from oncelog.wire.stored import GroupMetadataKey, GroupMetadataValue
 
 _KEY_VERSION, _VALUE_VERSION = 2, 3
@@ -27,7 +26,7 @@ def encode_group(group: ClassicGroup) -> tuple[bytes, bytes]:
         protocol_type=group.protocol_type or "",
         generation=group.generation_id,
         protocol=group.protocol_name,
-        leader=group.leader_id if group.members else None,
+        leader=group.members.leader_id if group.members else None,
         current_state_timestamp=group.state_since_ms,
         members=[_encode_member(member, group.protocol_name) for member in group.members.values()],
     )
@@ -46,15 +45,17 @@ def check_member(group_id: str, member_id: str, request: JoinRequest, max_bytes:
     name = max((name for name, _ in protocols), key=len)
     longest = max((data for _, data in protocols), key=len)
     group = ClassicGroup(group_id, 0)
-    group.protocol_type, group.protocol_name, group.leader_id = request.protocol_type, name, member_id
-    group.members[member_id] = Member(
-        member_id,
-        request.group_instance_id,
-        request.client_id,
-        request.client_host,
-        request.session_timeout_ms,
-        request.rebalance_timeout_ms,
-        ((name, longest),),
+    group.protocol_type, group.protocol_name, group.members.leader_id = request.protocol_type, name, member_id
+    group.members.add(
+        Member(
+            member_id,
+            request.group_instance_id,
+            request.client_id,
+            request.client_host,
+            request.session_timeout_ms,
+            request.rebalance_timeout_ms,
+            ((name, longest),),
+        )
     )
     key, value = encode_group(group)
     if len(key) + len(value) > max_bytes:
@@ -79,12 +80,10 @@ def decode_group(group: ClassicGroup, data: bytes, now_ms: int) -> None:
     value = GroupMetadataValue.from_bytes(data)
     group.state = GroupState.STABLE if value.members else GroupState.EMPTY
     group.state_since_ms = value.current_state_timestamp if value.current_state_timestamp >= 0 else now_ms
-    group.generation_id, group.leader_id = value.generation, value.leader
+    group.generation_id, group.members.leader_id = value.generation, value.leader
     group.protocol_type, group.protocol_name = value.protocol_type or None, value.protocol
     for stored in value.members:
-        member = _decode_member(stored, value.protocol)
-        group.admit(member)
-        group.touch(member, now_ms)
+        group.restore_member(_decode_member(stored, value.protocol), now_ms)
 
 
 def _decode_member(stored: GroupMetadataValue.MemberMetadata, protocol: str | None) -> Member:

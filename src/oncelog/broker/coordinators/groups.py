@@ -28,8 +28,7 @@ from oncelog.errors import (
     UnknownMemberId,
 )
 from oncelog.log.background import Chore
-from oncelog.rules.groups.classic import ClassicGroup
-from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.consumer import Beat, BeatAnswer
 from oncelog.rules.groups.deadlines import Deadlines
 from oncelog.types import TopicPartition
@@ -167,16 +166,16 @@ class GroupCoordinator:
 
     def _save(self, group: ClassicGroup, now_ms: int) -> None:
         # Taken back now: a rebalance that begins before this is durable must not find it set.
-        group.is_unsaved, mark = False, group.mark
+        group.is_unsaved, version = False, group.version
         index = self.topic.partition_of(group.group_id)
         try:
             written = [self.topic.append(index, [encode_group(group)], now_ms)]
         except BrokerError as error:
-            group.saved(error, mark, now_ms)
+            group.complete_save(error, version, now_ms)
             return
 
         def on_durable(error: BrokerError | None) -> None:
-            group.saved(error, mark, now_ms)
+            group.complete_save(error, version, now_ms)
             if error is not None:
                 self._schedule(group, now_ms)
             elif group.is_unsaved:
@@ -286,7 +285,7 @@ class GroupCoordinator:
                 raise UnknownMemberId(f"group {group_id!r} has no members")
             is_told = not is_transactional and version >= FIRST_NOT_FOUND_COMMIT_VERSION
             raise GroupIdNotFound(text) if is_told else IllegalGeneration(text)
-        error = group.refusal_of_commit(
+        error = group.commit_error(
             member_id, group_instance_id, generation_id, is_transactional=is_transactional
         )
         if error is not None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.security.authorizer import allowed_bits
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
 from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, NotCoordinator
-from oncelog.rules.groups.classic import ClassicGroup
-from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DescribeGroupsRequest, DescribeGroupsResponse
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.coordinators.group_log import check_member
 from oncelog.broker.purgatory import Deferred
 from oncelog.errors import BrokerError, InvalidGroupId, InvalidSessionTimeout
-from oncelog.rules.groups.classic_member import JoinAnswer, JoinRequest
+from oncelog.rules.groups.classic import JoinRequest, JoinResult
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import JoinGroupRequest, JoinGroupResponse
 
@@ -40,7 +40,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         is_new = not message.member_id or node.groups.has_only_offsets(group_id)
         group = node.groups.open(group_id, now_ms) if is_new else node.groups.joined(group_id)
     except BrokerError as error:
-        return _response(JoinAnswer(error.code, message.member_id), version)
+        return _response(JoinResult(error.code, message.member_id), version)
     # A member that ends during a rebalance sends LeaveGroup behind this. See
     # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
     deferred = Deferred(holds_later_requests=True, keeps_later_requests=True)
@@ -66,12 +66,12 @@ def _request(message: JoinGroupRequest, request: Request) -> JoinRequest:
         message.rebalance_timeout_ms if version >= 1 else message.session_timeout_ms,
         message.protocol_type,
         tuple((protocol.name, protocol.metadata) for protocol in message.protocols),
-        requires_known_id=version >= FIRST_KNOWN_ID_VERSION,
-        knows_skip=version >= FIRST_SKIP_VERSION,
+        requires_known_member_id=version >= FIRST_KNOWN_ID_VERSION,
+        supports_skip_assignment=version >= FIRST_SKIP_VERSION,
     )
 
 
-def _response(answer: JoinAnswer, version: int) -> JoinGroupResponse:
+def _response(answer: JoinResult, version: int) -> JoinGroupResponse:
     name = answer.protocol_name
     return JoinGroupResponse(
         error_code=answer.error_code,

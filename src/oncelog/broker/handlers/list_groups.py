@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from oncelog.broker.coordinators.groups import CONSUMER_PROTOCOL_TYPE
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
 from oncelog.errors import NotCoordinator
-from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.groups.classic import GroupState
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import ListGroupsRequest, ListGroupsResponse
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from oncelog.broker.purgatory import Deferred
 from oncelog.errors import BrokerError, InconsistentGroupProtocol
-from oncelog.rules.groups.classic_member import SyncAnswer
+from oncelog.rules.groups.classic import SyncResult
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import SyncGroupRequest, SyncGroupResponse
 
@@ -27,7 +27,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             raise InconsistentGroupProtocol("protocol type and name must be given")
         group = node.groups.joined(message.group_id)
     except BrokerError as error:
-        return _response(SyncAnswer(error.code))
+        return _response(SyncResult(error.code))
     # A member that ends during a rebalance sends LeaveGroup behind this. See
     # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
     deferred = Deferred(holds_later_requests=True, keeps_later_requests=True)
@@ -44,7 +44,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     return deferred
 
 
-def _response(answer: SyncAnswer) -> SyncGroupResponse:
+def _response(answer: SyncResult) -> SyncGroupResponse:
     return SyncGroupResponse(
         error_code=answer.error_code,
         protocol_type=answer.protocol_type,

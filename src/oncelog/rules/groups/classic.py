@@ -1,19 +1,23 @@
-"""A classic consumer group: who belongs to it, in which generation, and when they must join anew.
+"""A group of the classic protocol: its members, generations, rebalances and assignments.
 
-    Empty                 no members
-    PreparingRebalance    members are to join; ends when all have, or after the longest rebalance timeout
-    CompletingRebalance   all know the generation; the leader is to tell who reads what
-    Stable                all have been told
+    Empty                 the group has no members
+    PreparingRebalance    waits until all members have joined, or until the longest rebalance timeout
+    CompletingRebalance   every member knows the generation; the leader has not sent the assignment yet
+    Stable                the assignment is stored and the members have it
 
-A join that changes anything, a member that leaves or falls silent: PreparingRebalance again, from any state
-but itself. Who waits is answered through the callable it came with. `is_unsaved`: the shell is to take the
-flag back, to store the group and then to call `saved`, before anyone is told an assignment.
-Source: Kafka's ClassicGroup, GroupMetadataManager.
+The group returns to PreparingRebalance when a join changes it, when a member leaves, or when a session
+expires. JoinGroup and SyncGroup requests that wait for other members are answered through the callback they
+came with. The coordinator must clear `is_unsaved`, store the group, and then call `complete_save`: no member
+gets its assignment before that.
+Source: kafka ClassicGroup, ClassicGroupMember, GroupMetadataManager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, ValuesView
+from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 from oncelog.errors import (
@@ -28,27 +32,247 @@ from oncelog.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-from oncelog.rules.groups.classic_member import (
-    GroupState,
-    JoinAnswer,
-    JoinedMember,
-    JoinRequest,
-    Member,
-    SyncAnswer,
-    WhenJoined,
-    WhenSynced,
-    metadata_bytes,
-    select_protocol,
-)
-from oncelog.rules.groups.classic_members import Roster
 from oncelog.rules.groups.deadlines import Deadlines
 
+NEW_MEMBER_TIMEOUT_MS = 300_000
+"""Longest wait of a new member for its first generation. Source: kafka ClassicGroup."""
+PROTOCOL_BYTES = 64
+"""Memory counted for a protocol besides its name and metadata: 20,000 empty protocols must not be free."""
 _MIN_EXTENSION_MS = 1000
-"""How long a rebalance for which nobody came goes on at least, before it is looked at again."""
+"""Shortest extension of a rebalance that no member has joined."""
+
+Protocol = tuple[str, bytes]
+"""An assignor's name, and the member's metadata for it, such as its subscription."""
 
 
-class Mark(NamedTuple):
-    """What there is to store of a group: of which generation, and with which changes since it began."""
+class GroupState(Enum):
+    """The states of a classic group, with the names that DescribeGroups returns."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class JoinRequest(NamedTuple):
+    """A JoinGroup request. `member_id` is empty if the client has none yet.
+
+    `requires_known_member_id`: the client gets a member id first and joins again with it (from version 4 on).
+    `supports_skip_assignment`: the leader can be told not to assign (from version 9 on).
+    """
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: tuple[Protocol, ...]
+    requires_known_member_id: bool
+    supports_skip_assignment: bool
+
+
+class JoinedMember(NamedTuple):
+    """A member in the list that the leader gets."""
+
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+class JoinResult(NamedTuple):
+    """The response to JoinGroup. Only the leader gets `members`; it assigns unless `skip_assignment`."""
+
+    error_code: int
+    member_id: str
+    generation_id: int = -1
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str = ""
+    members: tuple[JoinedMember, ...] = ()
+    skip_assignment: bool = False
+
+
+class SyncResult(NamedTuple):
+    """The response to SyncGroup. `assignment` is opaque to the broker."""
+
+    error_code: int
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignment: bytes = b""
+
+
+JoinCallback = Callable[[JoinResult], None]
+SyncCallback = Callable[[SyncResult], None]
+
+
+@dataclass(slots=True)
+class Member:
+    """A member of a classic group.
+
+    `join_callback` and `sync_callback` answer JoinGroup and SyncGroup requests that wait for other members.
+    The member is removed at `deadline_ms` unless such a request waits. `is_new` is true until its first
+    generation.
+    """
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[Protocol, ...]
+    assignment: bytes = b""
+    deadline_ms: int = 0
+    is_new: bool = True
+    has_synced: bool = False
+    join_callback: JoinCallback | None = None
+    sync_callback: SyncCallback | None = None
+
+    def metadata(self, protocol_name: str | None) -> bytes:
+        """Return the member's metadata for a protocol, or nothing if it does not support that protocol."""
+        return next((data for name, data in self.protocols if name == protocol_name), b"")
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Memory that the member's protocols take."""
+        return metadata_bytes(self.protocols)
+
+    def complete_join(self, result: JoinResult) -> None:
+        """Answer the JoinGroup request that waits, if there is one."""
+        callback, self.join_callback = self.join_callback, None
+        if callback is not None:
+            callback(result)
+
+    def fail_pending_requests(self, error: type[BrokerError], member_id: str) -> None:
+        """Answer the requests that wait with an error. JoinGroup returns `member_id` with it, as in Kafka."""
+        self.complete_join(JoinResult(error.code, member_id))
+        callback, self.sync_callback = self.sync_callback, None
+        if callback is not None:
+            callback(SyncResult(error.code))
+
+
+def metadata_bytes(protocols: Collection[Protocol]) -> int:
+    """Return the memory that protocols take: names, metadata and a fixed cost for each."""
+    return sum(len(name) + len(data) + PROTOCOL_BYTES for name, data in protocols)
+
+
+def select_protocol(members: Collection[Member], common: Container[str]) -> str:
+    """Return the protocol that most members prefer among those that all of them support."""
+    votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members)
+    return votes.most_common(1)[0][0]
+
+
+class MemberList(Mapping[str, Member]):
+    """The members of a classic group by member id, in the order in which they joined.
+
+    The sums over all members are kept up to date with every change. A request of one member must not look at
+    all of them: see test_joins_of_many_members_do_not_look_at_each_other.
+    """
+
+    def __init__(self) -> None:
+        self.leader_id: str | None = None
+        self.static_ids: dict[str, str] = {}
+        """Instance id -> member id, of static members."""
+        self.metadata_bytes = 0
+        self._by_id: dict[str, Member] = {}
+        self._supporter_counts: Counter[str] = Counter()
+        """Protocol name -> number of members that support it."""
+        self._due_ms: int | None = None
+        """At or before the first deadline of a member without a request that waits."""
+
+    def __getitem__(self, member_id: str) -> Member:
+        return self._by_id[member_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def values(self) -> ValuesView[Member]:
+        """Return the members. Faster than the inherited method, which looks each one up."""
+        return self._by_id.values()
+
+    @property
+    def leader(self) -> Member | None:
+        """The member that assigns partitions."""
+        return self._by_id.get(self.leader_id or "")
+
+    def add(self, member: Member) -> None:
+        """Add a member whose id is not in the list."""
+        self._by_id[member.member_id] = member
+        if member.group_instance_id is not None:
+            self.static_ids[member.group_instance_id] = member.member_id
+        self._count(member, 1)
+
+    def remove(self, member: Member) -> None:
+        """Remove a member. If it leads, the member that joined first among the others leads from now on."""
+        del self._by_id[member.member_id]
+        self._count(member, -1)
+        if member.group_instance_id is not None:
+            self.static_ids.pop(member.group_instance_id, None)
+        if self.leader_id == member.member_id:
+            self.leader_id = next(iter(self._by_id), None)
+
+    def replace(self, old: Member, new: Member) -> None:
+        """Put `new` in the place of `old`, a static member with the same instance id."""
+        assert new.group_instance_id is not None
+        self._count(old, -1)
+        self._by_id = {
+            (new.member_id if member is old else member_id): (new if member is old else member)
+            for member_id, member in self._by_id.items()
+        }
+        self.static_ids[new.group_instance_id] = new.member_id
+        if self.leader_id == old.member_id:
+            self.leader_id = new.member_id
+
+    def set_protocols(self, member: Member, protocols: tuple[Protocol, ...]) -> None:
+        """Replace the protocols of a member."""
+        self._count(member, -1)
+        member.protocols = protocols
+        self._count(member, 1)
+
+    def _count(self, member: Member, sign: int) -> None:
+        self.metadata_bytes += sign * member.metadata_bytes
+        for name in {name for name, _ in member.protocols}:
+            self._supporter_counts[name] += sign
+            if not self._supporter_counts[name]:
+                del self._supporter_counts[name]
+
+    def common_protocols(self) -> set[str]:
+        """Return the protocols that every member supports."""
+        return {name for name, count in self._supporter_counts.items() if count == len(self._by_id)}
+
+    def supports_any(self, protocols: Iterable[Protocol]) -> bool:
+        """Return True if every member supports one of these protocols."""
+        return any(self._supporter_counts[name] == len(self._by_id) for name, _ in protocols)
+
+    def max_rebalance_timeout_ms(self) -> int:
+        """Return the longest rebalance timeout of all members."""
+        return max((member.rebalance_timeout_ms for member in self._by_id.values()), default=0)
+
+    def set_deadline(self, member: Member, deadline_ms: int) -> None:
+        """Set the time at which the member is removed."""
+        member.deadline_ms = deadline_ms
+        if self._due_ms is None or deadline_ms < self._due_ms:
+            self._due_ms = deadline_ms
+
+    @property
+    def first_deadline_ms(self) -> int | None:
+        """A time at or before the first deadline of a member without a request that waits; None if empty."""
+        return self._due_ms if self._by_id else None
+
+    def update_first_deadline(self, now_ms: int) -> None:
+        """Make `first_deadline_ms` exact: the first deadline after now, of all members."""
+        coming = (member.deadline_ms for member in self._by_id.values() if member.deadline_ms > now_ms)
+        self._due_ms = min(coming, default=None)
+
+
+class GroupVersion(NamedTuple):
+    """The state of a group that a record holds: its generation, and the changes since that began."""
 
     generation_id: int
     has_assignments: bool
@@ -56,21 +280,21 @@ class Mark(NamedTuple):
 
 
 class _Replacement(NamedTuple):
-    """A static member's new id in a stable group, whose JoinGroup waits until it is stored.
+    """A static member's new id in a stable group. Its JoinGroup request waits until that id is stored.
 
-    `number`: the count of replacements with it. `old_leader_id`: who led before it.
+    `number` counts the group's replacements. `old_leader_id` is the leader before this one.
     """
 
     number: int
-    knows_skip: bool
+    supports_skip_assignment: bool
     old_leader_id: str | None
 
 
 _CAN_REBALANCE = (GroupState.STABLE, GroupState.COMPLETING_REBALANCE, GroupState.EMPTY)
 
 
-class ClassicGroup(Roster):
-    """One group. Times are milliseconds since the epoch."""
+class ClassicGroup:
+    """One group of the classic protocol. Times are milliseconds since the epoch."""
 
     def __init__(
         self,
@@ -81,45 +305,51 @@ class ClassicGroup(Roster):
         max_size: int = 2**31,
         max_metadata_bytes: int = 2**31,
     ) -> None:
-        super().__init__()
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.state_since_ms = now_ms
         self.generation_id = 0
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.members = MemberList()
         self.is_unsaved = False
-        self._pending = Deadlines()
+        self._pending_member_ids = Deadlines()
         """Member ids that were given out, until their clients join with them."""
         self._initial_delay_ms, self._max_size = initial_delay_ms, max_size
         self._max_metadata_bytes = max_metadata_bytes
-        self._is_initial = False
+        self._is_initial_rebalance = False
         self._deadline_ms: int | None = None
+        """End of the rebalance, or the time at which members that have not sent SyncGroup are removed."""
         self._replacement_count = 0
         self._replacements: dict[str, _Replacement] = {}
         """New member id -> the replacement that is not stored yet."""
 
     @property
     def is_unused(self) -> bool:
-        """True when nobody ever joined or is about to: nothing of it is stored."""
-        return not (self.generation_id or self.members or self._pending)
+        """True if no client has joined or has been given a member id. Such a group is not stored."""
+        return not (self.generation_id or self.members or self._pending_member_ids)
 
-    # Joining
+    # JoinGroup
 
-    def join(self, request: JoinRequest, fresh_id: str, now_ms: int, answer: WhenJoined) -> None:
-        """A member joins, again or as `fresh_id`; answered when all have, at once if nothing changes."""
-        error = self._refusal_of_join(request)
+    def join(self, request: JoinRequest, new_member_id: str, now_ms: int, callback: JoinCallback) -> None:
+        """Add a member, as `new_member_id` if it has no id, or let it join again.
+
+        The callback gets the result when all members have joined, or at once if the join changes nothing.
+        """
+        error = self._join_error(request)
         if error is not None:
-            answer(JoinAnswer(error.code, "" if error is GroupMaxSizeReached else request.member_id))
+            callback(JoinResult(error.code, "" if error is GroupMaxSizeReached else request.member_id))
         elif request.member_id:
-            self._join_known(request, now_ms, answer)
-        elif request.group_instance_id in self.static_members:
-            self._replace_static(request, fresh_id, now_ms, answer)
-        elif request.group_instance_id is None and request.requires_known_id:
-            self._pending.set(fresh_id, now_ms + request.session_timeout_ms)
-            answer(JoinAnswer(MemberIdRequired.code, fresh_id))
+            self._join_with_id(request, now_ms, callback)
+        elif request.group_instance_id in self.members.static_ids:
+            self._replace_static(request, new_member_id, now_ms, callback)
+        elif request.group_instance_id is None and request.requires_known_member_id:
+            self._pending_member_ids.set(new_member_id, now_ms + request.session_timeout_ms)
+            callback(JoinResult(MemberIdRequired.code, new_member_id))
         else:
-            self._add(request, fresh_id, now_ms, answer)
+            self._add(request, new_member_id, now_ms, callback)
 
-    def _refusal_of_join(self, request: JoinRequest) -> type[BrokerError] | None:
+    def _join_error(self, request: JoinRequest) -> type[BrokerError] | None:
         if self.state is GroupState.DEAD:
             return CoordinatorNotAvailable
         if self._is_full_for(request) or self._is_too_large_with(request):
@@ -128,172 +358,201 @@ class ClassicGroup(Roster):
             return InconsistentGroupProtocol
         if not request.member_id:
             return None
-        if request.member_id in self._pending:
-            # Only dynamic members are given ids. A static one would join twice under its instance.
+        if request.member_id in self._pending_member_ids:
+            # Only dynamic members are given ids. A static one would join twice under its instance id.
+            # See test_an_id_given_to_a_dynamic_member_takes_no_instance.
             return UnknownMemberId if request.group_instance_id is not None else None
-        return self._refusal_of(request.member_id, request.group_instance_id)
+        return self._member_error(request.member_id, request.group_instance_id)
 
     def _is_full_for(self, request: JoinRequest) -> bool:
         if self.state is GroupState.EMPTY or len(self.members) < self._max_size:
             return False
+        existing = self.members.get(request.member_id)
         if self.state is GroupState.PREPARING_REBALANCE:
-            waiting = [each for each in self.members.values() if each.join is not None]
-            known = self.members.get(request.member_id)
-            return (known is None or known.join is None) and len(waiting) >= self._max_size
-        is_known = request.member_id in self.members or request.group_instance_id in self.static_members
-        return not is_known
+            joined_count = sum(member.join_callback is not None for member in self.members.values())
+            has_joined = existing is not None and existing.join_callback is not None
+            return not has_joined and joined_count >= self._max_size
+        return existing is None and request.group_instance_id not in self.members.static_ids
 
     def _is_too_large_with(self, request: JoinRequest) -> bool:
-        old_id = request.member_id or self.static_members.get(request.group_instance_id or "", "")
+        old_id = request.member_id or self.members.static_ids.get(request.group_instance_id or "", "")
         old = self.members.get(old_id)
-        others = self.metadata_bytes - (0 if old is None else old.metadata_bytes)
-        return others + metadata_bytes(request.protocols) > self._max_metadata_bytes
+        others_bytes = self.members.metadata_bytes - (0 if old is None else old.metadata_bytes)
+        return others_bytes + metadata_bytes(request.protocols) > self._max_metadata_bytes
 
-    def _join_known(self, request: JoinRequest, now_ms: int, answer: WhenJoined) -> None:
-        if request.member_id in self._pending:
-            self._pending.remove(request.member_id)
-            self._add(request, request.member_id, now_ms, answer)
+    def supports(self, request: JoinRequest) -> bool:
+        """Return True if the request and all members share a protocol. An empty group accepts any."""
+        if not self.members:
+            return bool(request.protocol_type and request.protocols)
+        return request.protocol_type == self.protocol_type and self.members.supports_any(request.protocols)
+
+    def _join_with_id(self, request: JoinRequest, now_ms: int, callback: JoinCallback) -> None:
+        if request.member_id in self._pending_member_ids:
+            self._pending_member_ids.remove(request.member_id)
+            self._add(request, request.member_id, now_ms, callback)
             return
         member = self.members[request.member_id]
-        is_leader = member.member_id == self.leader_id
+        is_leader = member.member_id == self.members.leader_id
         is_same = member.protocols == request.protocols
         is_completing = self.state is GroupState.COMPLETING_REBALANCE
         if is_same and (is_completing or (self.state is GroupState.STABLE and not is_leader)):
-            self.touch(member, now_ms)
-            answer(self._joined(member, self.told(is_leader and is_completing)))
+            self._renew_session(member, now_ms)
+            callback(self._join_result(member, self._members_for_leader() if is_leader else ()))
             return
-        self.update(member, request, now_ms, answer)
+        self._update(member, request, now_ms, callback)
         self._rebalance(now_ms)
 
-    def _add(self, request: JoinRequest, member_id: str, now_ms: int, answer: WhenJoined) -> None:
+    def _add(self, request: JoinRequest, member_id: str, now_ms: int, callback: JoinCallback) -> None:
         member = Member(member_id, request.group_instance_id, "", "", 0, 0, ())
         if not self.members:
             self.protocol_type = request.protocol_type
-        self.admit(member)
-        self.leader_id = self.leader_id or member_id
-        self.update(member, request, now_ms, answer)
-        if self._is_initial and self._deadline_ms is not None:
-            longest_ms = self.state_since_ms + self.longest_rebalance_ms()
-            self._deadline_ms = min(now_ms + self._initial_delay_ms, longest_ms)
+        self.members.add(member)
+        self.members.leader_id = self.members.leader_id or member_id
+        self._update(member, request, now_ms, callback)
+        if self._is_initial_rebalance and self._deadline_ms is not None:
+            latest_ms = self.state_since_ms + self.members.max_rebalance_timeout_ms()
+            self._deadline_ms = min(now_ms + self._initial_delay_ms, latest_ms)
         self._rebalance(now_ms)
 
-    def _replace_static(self, request: JoinRequest, fresh_id: str, now_ms: int, answer: WhenJoined) -> None:
-        """A static member came back under a new member id; nobody joins anew if nothing else changed."""
-        assert request.group_instance_id is not None
-        old_id, old_leader = self.static_members[request.group_instance_id], self.leader_id
-        old = self.members[old_id]
-        self.dismiss(old, FencedInstanceId, old_id)
-        self._count(old, -1)
-        member = Member(fresh_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False)
-        member.has_synced = True  # in a stable group nothing more is expected of it, as in Kafka
-        self.members = {
-            (fresh_id if each is old else member_id): (member if each is old else each)
-            for member_id, each in self.members.items()
-        }
-        self.static_members[request.group_instance_id] = fresh_id
-        if old_leader == old_id:
-            self.leader_id = fresh_id
-        self.update(member, request, now_ms, answer)
+    def _update(self, member: Member, request: JoinRequest, now_ms: int, callback: JoinCallback) -> None:
+        """Take the member's fields from its request, and let the request wait."""
+        member.client_id, member.client_host = request.client_id, request.client_host
+        member.session_timeout_ms = request.session_timeout_ms
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        self.members.set_protocols(member, request.protocols)
+        member.join_callback = callback
+        timeout_ms = NEW_MEMBER_TIMEOUT_MS if member.is_new else request.session_timeout_ms
+        self.members.set_deadline(member, now_ms + timeout_ms)
+
+    def _replace_static(
+        self, request: JoinRequest, new_member_id: str, now_ms: int, callback: JoinCallback
+    ) -> None:
+        """Give a static member that has restarted a new member id. The group rebalances only if it must."""
+        old_leader_id = self.members.leader_id
+        old = self.members[self.members.static_ids[request.group_instance_id or ""]]
+        old.fail_pending_requests(FencedInstanceId, old.member_id)
+        member = Member(
+            new_member_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False
+        )
+        member.has_synced = True  # it need not send SyncGroup in a stable group, as in Kafka
+        self.members.replace(old, member)
+        self._update(member, request, now_ms, callback)
+        protocols = self.members.common_protocols()
         if (
             self.state is not GroupState.STABLE
-            or select_protocol(self.members.values(), self.common_protocols()) != self.protocol_name
+            or select_protocol(self.members.values(), protocols) != self.protocol_name
         ):
             self._rebalance(now_ms)
             return
-        # A restart that knew the old id alone would fence the client for good.
+        # The request waits until the new id is stored: after a restart that only knows the old id, the
+        # broker would fence this client forever.
         # See test_a_static_member_gets_its_new_id_once_that_is_stored.
         self._replacement_count += 1
-        self._replacements[fresh_id] = _Replacement(self._replacement_count, request.knows_skip, old_leader)
+        self._replacements[new_member_id] = _Replacement(
+            self._replacement_count, request.supports_skip_assignment, old_leader_id
+        )
         self.is_unsaved = True
 
-    def _answer_replacements(self, error: BrokerError | None, mark: Mark, now_ms: int) -> None:
-        """Answer the static members whose new ids are stored as of `mark`, or could not be.
+    def _complete_replacements(self, error: BrokerError | None, version: GroupVersion, now_ms: int) -> None:
+        """Answer the static members whose new ids are stored in `version`, or could not be stored.
 
-        Those that a rebalance overtook wait for its end with all others.
+        If a rebalance has started since, they wait for its end like all other members.
         """
         for member_id, replacement in list(self._replacements.items()):
-            if replacement.number > mark.replacement_count:
+            if replacement.number > version.replacement_count:
                 continue
             del self._replacements[member_id]
             member = self.members.get(member_id)
-            if member is None or member.join is None or self.state is not GroupState.STABLE:
+            if member is None or member.join_callback is None or self.state is not GroupState.STABLE:
                 continue
-            waiting, member.join = member.join, None
-            self.touch(member, now_ms)
-            is_leader = self.leader_id == member_id
+            self._renew_session(member, now_ms)
+            is_leader = self.members.leader_id == member_id
             if error is not None:
-                waiting(JoinAnswer(error.code, ""))
-            elif replacement.knows_skip:
-                waiting(self._joined(member, self.told(is_leader))._replace(skip_assignment=is_leader))
+                result = JoinResult(error.code, "")
+            elif replacement.supports_skip_assignment:
+                listed = self._members_for_leader() if is_leader else ()
+                result = self._join_result(member, listed)._replace(skip_assignment=is_leader)
             else:
-                waiting(self._joined(member, ())._replace(leader=replacement.old_leader_id or ""))
+                # An old client that leads would assign again, so it gets the leader before it instead.
+                result = self._join_result(member, ())._replace(leader=replacement.old_leader_id or "")
+            member.complete_join(result)
 
-    # From generation to generation
+    # Rebalances
 
     def _rebalance(self, now_ms: int) -> None:
-        """Something changed: all members are to join anew."""
+        """Make all members join again, unless a rebalance has started already."""
         if self.state in _CAN_REBALANCE:
             if self.state is GroupState.COMPLETING_REBALANCE:
                 for member in self.members.values():
                     member.assignment = b""
-                    self.answer_sync(member, SyncAnswer(RebalanceInProgress.code), now_ms)
-            self._is_initial = self.state is GroupState.EMPTY
-            delay_ms = self._initial_delay_ms if self._is_initial else self.longest_rebalance_ms()
+                    self._complete_sync(member, SyncResult(RebalanceInProgress.code), now_ms)
+            self._is_initial_rebalance = self.state is GroupState.EMPTY
+            timeout_ms = self.members.max_rebalance_timeout_ms()
+            delay_ms = self._initial_delay_ms if self._is_initial_rebalance else timeout_ms
             self._enter(GroupState.PREPARING_REBALANCE, now_ms, now_ms + delay_ms)
-        if self._is_initial and not self._initial_delay_ms:
-            # A group's first rebalance ends after the initial delay, whoever was only given a member id.
-            # Such a client may be dead. See the scenario "A member id that was given out holds up nobody".
+        if self._is_initial_rebalance and not self._initial_delay_ms:
+            # A group's first rebalance does not wait for clients that were only given a member id: they may
+            # be dead. See the scenario "A member id that was given out holds up nobody".
             self._complete(now_ms)
-        elif not self._is_initial:
+        elif not self._is_initial_rebalance:
             self._complete_if_all_joined(now_ms)
 
     def _complete_if_all_joined(self, now_ms: int) -> None:
-        is_open = self.state is GroupState.PREPARING_REBALANCE and not self._pending
-        if is_open and all(member.join is not None for member in self.members.values()):
+        is_open = self.state is GroupState.PREPARING_REBALANCE and not self._pending_member_ids
+        if is_open and all(member.join_callback is not None for member in self.members.values()):
             self._complete(now_ms)
 
     def _complete(self, now_ms: int) -> None:
-        """The next generation: of those that joined, and of static members that may still come."""
-        self._is_initial = False
-        for member in [m for m in self.members.values() if m.join is None and m.group_instance_id is None]:
-            self.forget(member)
-        joined = [member for member in self.members.values() if member.join is not None]
+        """Begin the next generation with the members that joined and with all static members."""
+        self._is_initial_rebalance = False
+        for member in list(self.members.values()):
+            if member.join_callback is None and member.group_instance_id is None:
+                self._remove(member)
+        joined = [member for member in self.members.values() if member.join_callback is not None]
         if self.members and not joined:
-            # Static members alone, which may still come. A client may have given 0 or -1 as its time-out.
-            self._deadline_ms = now_ms + max(self.longest_rebalance_ms(), _MIN_EXTENSION_MS)
+            # Only static members are left, and they may still come. Their rebalance timeout may be 0 or -1.
+            timeout_ms = max(self.members.max_rebalance_timeout_ms(), _MIN_EXTENSION_MS)
+            self._deadline_ms = now_ms + timeout_ms
             return
         self.generation_id += 1
         if not joined:
             self.protocol_name, self.is_unsaved = None, True
             self._enter(GroupState.EMPTY, now_ms, None)
             return
-        if self.leader_id not in {member.member_id for member in joined}:
-            self.leader_id = joined[0].member_id
-        self.protocol_name = select_protocol(self.members.values(), self.common_protocols())
-        self._enter(GroupState.COMPLETING_REBALANCE, now_ms, now_ms + self.longest_rebalance_ms())
+        if self.members.leader_id not in {member.member_id for member in joined}:
+            self.members.leader_id = joined[0].member_id
+        self.protocol_name = select_protocol(self.members.values(), self.members.common_protocols())
+        timeout_ms = self.members.max_rebalance_timeout_ms()
+        self._enter(GroupState.COMPLETING_REBALANCE, now_ms, now_ms + timeout_ms)
         for member in self.members.values():
             member.has_synced = False
         for member in joined:
-            self.touch(member, now_ms)
-            member.is_new, waiting, member.join = False, member.join, None
-            assert waiting is not None
-            waiting(self._joined(member, self.told(member.member_id == self.leader_id)))
+            self._renew_session(member, now_ms)
+            member.is_new = False
+            is_leader = member.member_id == self.members.leader_id
+            member.complete_join(self._join_result(member, self._members_for_leader() if is_leader else ()))
 
     def _enter(self, state: GroupState, now_ms: int, deadline_ms: int | None) -> None:
         self.state, self.state_since_ms, self._deadline_ms = state, now_ms, deadline_ms
 
-    def _joined(self, member: Member, members: tuple[JoinedMember, ...]) -> JoinAnswer:
-        return JoinAnswer(
+    def _members_for_leader(self) -> tuple[JoinedMember, ...]:
+        return tuple(
+            JoinedMember(member.member_id, member.group_instance_id, member.metadata(self.protocol_name))
+            for member in self.members.values()
+        )
+
+    def _join_result(self, member: Member, members: tuple[JoinedMember, ...]) -> JoinResult:
+        return JoinResult(
             0,
             member.member_id,
             self.generation_id,
             self.protocol_type,
             self.protocol_name,
-            self.leader_id or "",
+            self.members.leader_id or "",
             members,
         )
 
-    # The assignment
+    # SyncGroup
 
     def sync(
         self,
@@ -303,149 +562,177 @@ class ClassicGroup(Roster):
         protocol: tuple[str | None, str | None],
         assignments: Mapping[str, bytes],
         now_ms: int,
-        answer: WhenSynced,
+        callback: SyncCallback,
     ) -> None:
-        """A member asks for its share; the leader brings all. `protocol`: type and name, None unsaid."""
-        error = self._refusal_of(member_id, group_instance_id, generation_id)
+        """Answer a member with its assignment, and take the leader's assignments for all members.
+
+        `protocol` is the protocol's type and name; None stands for one that the request does not name.
+        """
+        error = self._member_error(member_id, group_instance_id, generation_id)
         if error is None and not self._is_protocol(*protocol):
             error = InconsistentGroupProtocol
         if error is None and self.state is GroupState.PREPARING_REBALANCE:
             error = RebalanceInProgress
         if error is not None:
-            answer(SyncAnswer(error.code))
+            callback(SyncResult(error.code))
             return
         member = self.members[member_id]
-        self.touch(member, now_ms)
+        self._renew_session(member, now_ms)
         member.has_synced = True
         if self.state is GroupState.STABLE:
-            answer(self._share(member))
+            callback(self._sync_result(member))
             return
-        member.sync = answer
-        if member_id == self.leader_id:
-            for each in self.members.values():
-                each.assignment = assignments.get(each.member_id, b"")
+        member.sync_callback = callback
+        if member_id == self.members.leader_id:
+            for other in self.members.values():
+                other.assignment = assignments.get(other.member_id, b"")
             self.is_unsaved = True
 
     @property
-    def mark(self) -> Mark:
-        """What there is to store. The assignments are there once the leader has brought them."""
-        leader = self.members.get(self.leader_id or "")
+    def version(self) -> GroupVersion:
+        """The state that a record would hold now. Assignments exist once the leader has sent SyncGroup."""
+        leader = self.members.leader
         has_assignments = leader is not None and leader.has_synced
-        return Mark(self.generation_id, has_assignments, self._replacement_count)
+        return GroupVersion(self.generation_id, has_assignments, self._replacement_count)
 
-    def saved(self, error: BrokerError | None, mark: Mark, now_ms: int) -> None:
-        """The group is stored as of `mark`, or could not be; those that wait for that are told.
+    def complete_save(self, error: BrokerError | None, version: GroupVersion, now_ms: int) -> None:
+        """Answer the requests that waited until this version of the group was stored, or could not be.
 
-        What came since is stored by itself. A group at rest that the disk refused is to be stored again:
-        otherwise a restart would bring back members that have left.
+        A record only proves what the group was when it was encoded: later changes are stored and answered on
+        their own. See test_what_was_stored_before_does_not_end_a_rebalance.
         """
         if isinstance(error, NotCoordinator) and self.state in (GroupState.EMPTY, GroupState.STABLE):
+            # Try again, or a restart would bring back members that have left.
             self.is_unsaved = True
-        self._answer_replacements(error, mark, now_ms)
+        self._complete_replacements(error, version, now_ms)
         is_completing = self.state is GroupState.COMPLETING_REBALANCE
-        if mark != self.mark or not is_completing or not mark.has_assignments:
+        if version != self.version or not is_completing or not version.has_assignments:
             return
         if error is None:
-            # The deadline stays: who has joined must also ask for its share in time (see `tick`).
+            # Keep the deadline: members that have joined must also send SyncGroup before it (see `tick`).
             self._enter(GroupState.STABLE, now_ms, self._deadline_ms)
         for member in self.members.values():
             if error is not None:
                 member.assignment = b""
-            answer = self._share(member) if error is None else SyncAnswer(error.code)
-            self.answer_sync(member, answer, now_ms)
+            result = self._sync_result(member) if error is None else SyncResult(error.code)
+            self._complete_sync(member, result, now_ms)
         if error is not None:
             self._rebalance(now_ms)
 
-    def _share(self, member: Member) -> SyncAnswer:
-        return SyncAnswer(0, self.protocol_type, self.protocol_name, member.assignment)
+    def _complete_sync(self, member: Member, result: SyncResult, now_ms: int) -> None:
+        """Answer the member's SyncGroup request, if one waits, and renew its session.
+
+        Many clients send no heartbeats while they wait, and the leader may take longer than a session.
+        """
+        callback, member.sync_callback = member.sync_callback, None
+        if callback is not None:
+            self._renew_session(member, now_ms)
+            callback(result)
+
+    def _sync_result(self, member: Member) -> SyncResult:
+        return SyncResult(0, self.protocol_type, self.protocol_name, member.assignment)
 
     def _is_protocol(self, protocol_type: str | None, protocol_name: str | None) -> bool:
         return protocol_type in (None, self.protocol_type) and protocol_name in (None, self.protocol_name)
 
-    # Staying and leaving
+    # Heartbeats, LeaveGroup and time
 
     def heartbeat(
         self, member_id: str, group_instance_id: str | None, generation_id: int, now_ms: int
     ) -> int:
-        """The error code for a member that says it is there."""
-        error = self._refusal_of(member_id, group_instance_id, generation_id)
+        """Renew a member's session and return the error code of the response."""
+        error = self._member_error(member_id, group_instance_id, generation_id)
         if error is not None:
             return error.code
-        self.touch(self.members[member_id], now_ms)
+        self._renew_session(self.members[member_id], now_ms)
         return RebalanceInProgress.code if self.state is GroupState.PREPARING_REBALANCE else 0
 
-    def leave(self, identities: Iterable[tuple[str, str | None]], now_ms: int) -> list[int]:
-        """Remove members, given by member id and instance; return an error code for each.
+    def _renew_session(self, member: Member, now_ms: int) -> None:
+        self.members.set_deadline(member, now_ms + member.session_timeout_ms)
 
-        The others join again once, after all of these have left: the first to go must not complete a
-        rebalance that still counts the next one. Source: kafka GroupMetadataManager,
-        classicGroupLeaveToClassicGroup.
+    def restore_member(self, member: Member, now_ms: int) -> None:
+        """Add a member that was read back from the log. Its session starts now."""
+        self.members.add(member)
+        self._renew_session(member, now_ms)
+
+    def leave(self, identities: Iterable[tuple[str, str | None]], now_ms: int) -> list[int]:
+        """Remove members, given as (member id, instance id), and return an error code for each.
+
+        The remaining members rebalance once, after all of these have left. Otherwise the first one to leave
+        could complete a rebalance that still counts the next one.
+        Source: kafka GroupMetadataManager.classicGroupLeaveToClassicGroup.
         """
         codes = [self._leave(member_id, group_instance_id) for member_id, group_instance_id in identities]
-        # They join again also after a client that had only been given a member id.
+        # They rebalance also if the client that left had only been given a member id.
         if 0 in codes and self.state is not GroupState.EMPTY:
             self._rebalance(now_ms)
         return codes
 
     def _leave(self, member_id: str, group_instance_id: str | None) -> int:
-        """Forget one member. A static one may be named by its instance alone."""
+        """Remove one member. The instance id alone is enough for a static one."""
         if group_instance_id is not None and not member_id:
-            member_id = self.static_members.get(group_instance_id, "")
-        if member_id in self._pending:
-            self._pending.remove(member_id)
+            member_id = self.members.static_ids.get(group_instance_id, "")
+        if member_id in self._pending_member_ids:
+            self._pending_member_ids.remove(member_id)
             return 0
-        error = self._refusal_of(member_id, group_instance_id)
+        error = self._member_error(member_id, group_instance_id)
         if error is not None:
             return error.code
-        self.forget(self.members[member_id])
+        self._remove(self.members[member_id])
         return 0
 
+    def _remove(self, member: Member) -> None:
+        member.fail_pending_requests(UnknownMemberId, "")
+        self.members.remove(member)
+
     def tick(self, now_ms: int) -> None:
-        """What time brings: silent members go, a rebalance ends without those that did not come."""
-        self._pending.take(now_ms)  # their clients may have died
+        """Remove members whose time is over, and end a rebalance that has reached its deadline."""
+        self._pending_member_ids.take(now_ms)  # their clients may have died
         for member in list(self.members.values()):
-            is_waiting = member.sync is not None or (member.join is not None and not member.is_new)
+            is_waiting = member.sync_callback is not None or (
+                member.join_callback is not None and not member.is_new
+            )
             if member.deadline_ms <= now_ms and not is_waiting and member.member_id in self.members:
-                self._remove(member, now_ms)
-        self.look_at_deadlines(now_ms)
-        if not self._is_initial:
+                self._remove(member)
+                self._rebalance(now_ms)
+        self.members.update_first_deadline(now_ms)
+        if not self._is_initial_rebalance:
             self._complete_if_all_joined(now_ms)
         if self._deadline_ms is None or self._deadline_ms > now_ms:
             return
         if self.state is GroupState.PREPARING_REBALANCE:
             self._complete(now_ms)
         elif self.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
-            # Also in a stable group: its partitions would be nobody's while such a member sends heartbeats.
-            # Source: kafka GroupMetadataManager.expirePendingSync.
+            # This applies to a stable group too: while a member that never sent SyncGroup keeps sending
+            # heartbeats, no member would read its partitions. Source: kafka
+            # GroupMetadataManager.expirePendingSync. See
+            # test_who_joined_and_asks_for_no_share_in_time_is_removed_also_from_a_stable_group.
             self._deadline_ms = None
             late = [member for member in self.members.values() if not member.has_synced]
             for member in late:
-                self.forget(member)
+                self._remove(member)
             if late:
                 self._rebalance(now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        """When `tick` may have something to do; None: never."""
-        dues = (self.first_deadline_ms, self._pending.next_ms, self._deadline_ms)
-        return min((due for due in dues if due is not None), default=None)
+        """Return the latest time at which `tick` must run; None if it need not."""
+        deadlines = (self.members.first_deadline_ms, self._pending_member_ids.next_ms, self._deadline_ms)
+        return min((due_ms for due_ms in deadlines if due_ms is not None), default=None)
 
-    def _remove(self, member: Member, now_ms: int) -> None:
-        self.forget(member)
-        self._rebalance(now_ms)
-
-    # Who may speak
-
-    def _refusal_of(
+    def _member_error(
         self, member_id: str, group_instance_id: str | None, generation_id: int | None = None
     ) -> type[BrokerError] | None:
-        """Why a request in this member's name is refused. `generation_id` None: it names none."""
+        """Return why a request in this member's name is rejected; None if it is not.
+
+        `generation_id` is None if the request names no generation.
+        """
         if self.state is GroupState.DEAD:
             return CoordinatorNotAvailable
         if group_instance_id is not None:
-            known_id = self.static_members.get(group_instance_id)
-            if known_id is None:
+            current_id = self.members.static_ids.get(group_instance_id)
+            if current_id is None:
                 return UnknownMemberId
-            if known_id != member_id:
+            if current_id != member_id:
                 return FencedInstanceId
         if member_id not in self.members:
             return UnknownMemberId
@@ -453,13 +740,15 @@ class ClassicGroup(Roster):
             return IllegalGeneration
         return None
 
-    def refusal_of_commit(
+    # OffsetCommit
+
+    def commit_error(
         self, member_id: str, group_instance_id: str | None, generation_id: int, *, is_transactional: bool
     ) -> type[BrokerError] | None:
-        """Return why an offset commit is refused (row T7); None: it is not.
+        """Return why an offset commit is rejected, or None: behaviour T7 (docs/behaviours.md).
 
-        Without a generation an empty group takes it from anybody. Within a transaction every group does from
-        a client that names no member either, because old clients name none.
+        An empty group accepts a commit without a generation from any client. Within a transaction, every
+        group also accepts one that names no member, because old clients name none.
         """
         if self.state is GroupState.DEAD:
             return CoordinatorNotAvailable
@@ -468,17 +757,17 @@ class ClassicGroup(Roster):
             return None
         if is_anonymous:
             return None if is_transactional else UnknownMemberId
-        error = self._refusal_of(member_id, group_instance_id, generation_id)
+        error = self._member_error(member_id, group_instance_id, generation_id)
         if error is None and not is_transactional and self.state is GroupState.COMPLETING_REBALANCE:
             return RebalanceInProgress
         return error
 
     def note_commit(self, member_id: str, now_ms: int) -> None:
-        """Extend the session of a member whose offset commit, outside of transactions, was accepted.
+        """Renew the session of a member whose offset commit, outside of transactions, was accepted.
 
-        Clients without a heartbeat thread stay in their group by their commits.
-        Source: Kafka's OffsetMetadataManager.commitOffset.
+        Clients without a heartbeat thread stay in their group by committing.
+        Source: kafka OffsetMetadataManager.commitOffset.
         """
         member = self.members.get(member_id)
         if member is not None and self.state in (GroupState.STABLE, GroupState.PREPARING_REBALANCE):
-            self.touch(member, now_ms)
+            self._renew_session(member, now_ms)

@@ -30,7 +30,7 @@ from oncelog.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
-from oncelog.rules.groups.classic_member import GroupState
+from oncelog.rules.groups.classic import GroupState
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.server.connection import Connection
 from oncelog_simulator.mutants.mutant import ClientMutant, Mutant, false, nothing, true

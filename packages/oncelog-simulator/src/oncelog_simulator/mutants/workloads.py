@@ -181,7 +181,7 @@ def _add_in_memory(self: Any, changes: Any, now_ms: int) -> None:
         self._open_partitions(topic, count, now_ms)
 
 
-_SAVED = ClassicGroup.saved
+_SAVED = ClassicGroup.complete_save
 _APPEND = internal_topic.StateTopic.append
 _DELETE_TOPICS = coordinators_offsets.Offsets.delete_topics
 _DELETE = topics_topics.Topics.delete
@@ -254,7 +254,7 @@ MUTANTS = [
     ),
     Mutant(
         "a group that the disk refused is not stored again",
-        ((ClassicGroup, "saved", _saved_and_forgotten),),
+        ((ClassicGroup, "complete_save", _saved_and_forgotten),),
         "deletions",
         FULL_DISKS,
         findings=("R140",),

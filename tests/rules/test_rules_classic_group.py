@@ -16,15 +16,15 @@ from oncelog.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-from oncelog.rules.groups.classic import ClassicGroup
-from oncelog.rules.groups.classic_member import (
+from oncelog.rules.groups.classic import (
     PROTOCOL_BYTES,
+    ClassicGroup,
     GroupState,
-    JoinAnswer,
     JoinedMember,
     JoinRequest,
+    JoinResult,
     Member,
-    SyncAnswer,
+    SyncResult,
     metadata_bytes,
 )
 
@@ -38,27 +38,27 @@ def request(
     *,
     session_ms: int = SESSION_MS,
     rebalance_ms: int = REBALANCE_MS,
-    requires_known_id: bool = False,
-    knows_skip: bool = True,
+    requires_known_member_id: bool = False,
+    supports_skip_assignment: bool = True,
 ) -> JoinRequest:
     """Return a join that offers a protocol for each letter, with the letter twice as its metadata."""
     offered = tuple((name, (name * 2).encode()) for name in protocols)
     return JoinRequest(
         member_id, instance, "client", "host", session_ms, rebalance_ms, "consumer", offered,
-        requires_known_id=requires_known_id, knows_skip=knows_skip,
+        requires_known_member_id=requires_known_member_id, supports_skip_assignment=supports_skip_assignment,
     )  # fmt: skip
 
 
-def join(group: ClassicGroup, name: str, said: JoinRequest, now_ms: int = 0) -> list[JoinAnswer]:
-    answers: list[JoinAnswer] = []
+def join(group: ClassicGroup, name: str, said: JoinRequest, now_ms: int = 0) -> list[JoinResult]:
+    answers: list[JoinResult] = []
     group.join(said, name, now_ms, answers.append)
     return answers
 
 
 def sync(
     group: ClassicGroup, name: str, shares: dict[str, bytes] | None = None, now_ms: int = 0
-) -> list[SyncAnswer]:
-    answers: list[SyncAnswer] = []
+) -> list[SyncResult]:
+    answers: list[SyncResult] = []
     group.sync(name, None, group.generation_id, (None, None), shares or {}, now_ms, answers.append)
     return answers
 
@@ -78,7 +78,7 @@ def stable(*names: str) -> ClassicGroup:
     group = completing(*names)
     for name in reversed(names):
         sync(group, name, {each: each.encode() for each in names})
-    group.saved(None, group.mark, 0)
+    group.complete_save(None, group.version, 0)
     assert group.state is GroupState.STABLE
     group.is_unsaved = False
     return group
@@ -91,9 +91,9 @@ def test_metadata_bytes_count_names_metadata_and_a_fixed_part() -> None:
 
 def test_a_loaded_member_counts_in_the_groups_metadata_and_protocols() -> None:
     group = ClassicGroup("g", 0)
-    group.admit(Member("m", None, "", "", 0, 0, (("a", b"12"),)))
-    assert group.metadata_bytes == 1 + 2 + 64
-    assert group.common_protocols() == {"a"}
+    group.members.add(Member("m", None, "", "", 0, 0, (("a", b"12"),)))
+    assert group.members.metadata_bytes == 1 + 2 + 64
+    assert group.members.common_protocols() == {"a"}
 
 
 def test_the_leader_gets_each_members_metadata_for_the_protocol_that_most_prefer() -> None:
@@ -120,7 +120,7 @@ def test_a_new_member_waits_for_its_first_generation_for_five_minutes() -> None:
     assert list(group.members) == ["old", "new"] and not answers
     group.tick(NEW_MEMBER_MS)
     assert list(group.members) == ["old"]
-    assert answers == [JoinAnswer(UnknownMemberId.code, "")]
+    assert answers == [JoinResult(UnknownMemberId.code, "")]
 
 
 def test_a_rebalance_waits_for_the_longest_rebalance_time_out() -> None:
@@ -137,7 +137,7 @@ def test_a_rebalance_waits_for_the_longest_rebalance_time_out() -> None:
 
 def test_a_rebalance_without_members_ends_at_once_despite_an_id_that_was_given_out() -> None:
     group = stable("m")
-    join(group, "given", request(requires_known_id=True), 500)
+    join(group, "given", request(requires_known_member_id=True), 500)
     assert group.leave([("m", None)], 1_000) == [0]
     assert (group.state, group.next_deadline_ms()) == (GroupState.PREPARING_REBALANCE, 1_000)
     group.tick(1_000)
@@ -153,8 +153,8 @@ def test_a_member_that_waits_for_its_share_keeps_its_session() -> None:
     assert group.next_deadline_ms() == 19_000
     group.heartbeat("leader", None, 2, 15_000)
     sync(group, "leader", {"follower": b"all"}, 15_000)
-    group.saved(None, group.mark, 15_000)
-    assert waiting == [SyncAnswer(0, "consumer", "a", b"all")]
+    group.complete_save(None, group.version, 15_000)
+    assert waiting == [SyncResult(0, "consumer", "a", b"all")]
     group.tick(24_999)
     assert list(group.members) == ["leader", "follower"]
     group.tick(25_000)
@@ -183,10 +183,10 @@ def test_a_member_that_leaves_while_it_waits_is_told() -> None:
     group = completing("leader", "follower")
     waiting = sync(group, "follower")
     assert group.leave([("follower", None)], 0) == [0]
-    assert waiting == [SyncAnswer(UnknownMemberId.code)]
+    assert waiting == [SyncResult(UnknownMemberId.code)]
     joins = join(group, "third", request())
     assert group.leave([("third", None)], 0) == [0]
-    assert joins == [JoinAnswer(UnknownMemberId.code, "")]
+    assert joins == [JoinResult(UnknownMemberId.code, "")]
 
 
 def test_an_instance_that_left_is_unknown_and_may_join_again() -> None:
@@ -197,17 +197,17 @@ def test_an_instance_that_left_is_unknown_and_may_join_again() -> None:
     assert group.leave([("", "i")], 0) == [0]
     assert group.heartbeat("first", "i", 1, 0) == UnknownMemberId.code
     join(group, "second", request(instance="i"))
-    assert group.static_members == {"i": "second"} and list(group.members) == ["other", "second"]
+    assert group.members.static_ids == {"i": "second"} and list(group.members) == ["other", "second"]
 
 
 def test_leadership_goes_to_the_longest_member_when_the_leader_leaves() -> None:
     group = stable("m", "n", "o")
     group.leave([("n", None)], 0)
-    assert group.leader_id == "m"
+    assert group.members.leader_id == "m"
     group.leave([("m", None)], 0)
-    assert group.leader_id == "o"
+    assert group.members.leader_id == "o"
     group.leave([("o", None)], 0)
-    assert group.leader_id is None
+    assert group.members.leader_id is None
 
 
 def test_an_instance_that_comes_again_fences_what_its_old_member_waits_for() -> None:
@@ -215,12 +215,12 @@ def test_an_instance_that_comes_again_fences_what_its_old_member_waits_for() -> 
     join(group, "leader", request())
     joins = join(group, "old", request(instance="i"))
     join(group, "newer", request(instance="i"))
-    assert joins == [JoinAnswer(FencedInstanceId.code, "old")]
+    assert joins == [JoinResult(FencedInstanceId.code, "old")]
     join(group, "", request(member_id="leader"))
-    syncs: list[SyncAnswer] = []
+    syncs: list[SyncResult] = []
     group.sync("newer", "i", 2, (None, None), {}, 0, syncs.append)
     join(group, "newest", request(instance="i"))
-    assert syncs == [SyncAnswer(FencedInstanceId.code)]
+    assert syncs == [SyncResult(FencedInstanceId.code)]
     assert group.heartbeat("newest", "i", 1, 0) == IllegalGeneration.code
 
 
@@ -228,17 +228,17 @@ def test_an_instance_that_comes_again_has_its_session_and_its_share() -> None:
     group = ClassicGroup("g", 0)
     join(group, "old", request(instance="i"))
     group.sync("old", "i", 1, (None, None), {"old": b"all"}, 0, [].append)
-    group.saved(None, group.mark, 0)
+    group.complete_save(None, group.version, 0)
     answers = join(group, "new", request(instance="i"), 2_000)
-    group.saved(None, group.mark, 2_000)
+    group.complete_save(None, group.version, 2_000)
     (answer,) = answers
     assert (answer.error_code, answer.generation_id, answer.leader) == (0, 1, "new")
     assert answer.skip_assignment and [each.member_id for each in answer.members] == ["new"]
-    told: list[SyncAnswer] = []
+    told: list[SyncResult] = []
     group.sync("new", "i", 1, (None, None), {}, 2_000, told.append)
-    assert told == [SyncAnswer(0, "consumer", "a", b"all")]
+    assert told == [SyncResult(0, "consumer", "a", b"all")]
     join(group, "newer", request(instance="i"), 3_000)
-    group.saved(None, group.mark, 3_000)
+    group.complete_save(None, group.version, 3_000)
     group.tick(12_999)
     assert list(group.members) == ["newer"]
     group.tick(13_000)
@@ -251,13 +251,13 @@ def test_an_instance_that_comes_again_has_its_session_and_its_share() -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (request(), JoinAnswer(GroupMaxSizeReached.code, "")),
-        (request(member_id="stranger"), JoinAnswer(GroupMaxSizeReached.code, "")),
-        (request("b", member_id="m"), JoinAnswer(InconsistentGroupProtocol.code, "m")),
-        (request(member_id="m", instance="i"), JoinAnswer(UnknownMemberId.code, "m")),
+        (request(), JoinResult(GroupMaxSizeReached.code, "")),
+        (request(member_id="stranger"), JoinResult(GroupMaxSizeReached.code, "")),
+        (request("b", member_id="m"), JoinResult(InconsistentGroupProtocol.code, "m")),
+        (request(member_id="m", instance="i"), JoinResult(UnknownMemberId.code, "m")),
     ],
 )
-def test_a_join_of_a_full_group_that_is_refused(said: JoinRequest, expected: JoinAnswer) -> None:
+def test_a_join_of_a_full_group_that_is_refused(said: JoinRequest, expected: JoinResult) -> None:
     group = ClassicGroup("g", 0, max_size=2)
     join(group, "m", request())
     join(group, "n", request())
@@ -268,7 +268,7 @@ def test_a_join_of_a_full_group_that_is_refused(said: JoinRequest, expected: Joi
 
 def test_a_member_id_that_nobody_has_is_unknown() -> None:
     group = ClassicGroup("g", 0)
-    unknown = [JoinAnswer(UnknownMemberId.code, "stranger")]
+    unknown = [JoinResult(UnknownMemberId.code, "stranger")]
     assert join(group, "", request(member_id="stranger")) == unknown
     join(group, "m", request())
     assert join(group, "", request(member_id="stranger")) == unknown
@@ -279,17 +279,17 @@ def test_a_dead_group_has_no_coordinator_for_anybody() -> None:
     group = stable("m")
     group.state = GroupState.DEAD
     code = CoordinatorNotAvailable.code
-    assert join(group, "n", request()) == [JoinAnswer(code, "")]
-    assert sync(group, "m") == [SyncAnswer(code)]
+    assert join(group, "n", request()) == [JoinResult(code, "")]
+    assert sync(group, "m") == [SyncResult(code)]
     assert group.heartbeat("m", None, 1, 0) == code
     assert group.leave([("m", None)], 0) == [code]
-    assert group.refusal_of_commit("m", None, 1, is_transactional=False) is CoordinatorNotAvailable
+    assert group.commit_error("m", None, 1, is_transactional=False) is CoordinatorNotAvailable
 
 
 def test_a_group_is_unused_until_somebody_joins_or_is_about_to() -> None:
     group = ClassicGroup("g", 0)
     assert group.is_unused and not group.is_unsaved
-    join(group, "given", request(requires_known_id=True))
+    join(group, "given", request(requires_known_member_id=True))
     assert not group.is_unused
     group.tick(SESSION_MS)
     assert group.is_unused
@@ -319,8 +319,8 @@ def test_the_metadata_of_all_members_counts_together() -> None:
 
 def test_a_given_id_that_was_used_holds_up_nobody() -> None:
     group = stable("m")
-    (given,) = join(group, "given", request(requires_known_id=True))
-    assert given == JoinAnswer(MemberIdRequired.code, "given")
+    (given,) = join(group, "given", request(requires_known_member_id=True))
+    assert given == JoinResult(MemberIdRequired.code, "given")
     waiting = join(group, "", request(member_id="given"))
     (first,) = join(group, "", request(member_id="m"))
     assert (first.generation_id, [each.member_id for each in first.members]) == (2, ["m", "given"])
@@ -329,7 +329,7 @@ def test_a_given_id_that_was_used_holds_up_nobody() -> None:
 
 def test_a_given_id_holds_up_a_rebalance_until_its_session_is_over() -> None:
     group = stable("m")
-    join(group, "given", request(requires_known_id=True, session_ms=6_000))
+    join(group, "given", request(requires_known_member_id=True, session_ms=6_000))
     waiting = join(group, "", request(member_id="m"))
     assert not waiting and group.next_deadline_ms() == 6_000
     group.tick(5_999)
@@ -341,7 +341,7 @@ def test_a_given_id_holds_up_a_rebalance_until_its_session_is_over() -> None:
 
 def test_a_given_id_that_left_is_unknown() -> None:
     group = stable("m")
-    join(group, "given", request(requires_known_id=True))
+    join(group, "given", request(requires_known_member_id=True))
     assert group.leave([("given", None)], 0) == [0]
     assert join(group, "", request(member_id="given"))[0].error_code == UnknownMemberId.code
 
@@ -349,7 +349,7 @@ def test_a_given_id_that_left_is_unknown() -> None:
 def test_who_joins_a_stable_group_again_as_before_changes_nothing_unless_it_leads() -> None:
     group = stable("leader", "follower")
     (answer,) = join(group, "", request(member_id="follower"), 5_000)
-    assert answer == JoinAnswer(0, "follower", 2, "consumer", "a", "leader")
+    assert answer == JoinResult(0, "follower", 2, "consumer", "a", "leader")
     assert group.state is GroupState.STABLE
     group.tick(SESSION_MS)  # the leader's session is over, the follower's began again
     assert list(group.members) == ["follower"]
@@ -412,7 +412,11 @@ def test_a_rebalance_without_time_waits_a_second_for_static_members() -> None:
     assert (group.state, group.next_deadline_ms()) == (GroupState.PREPARING_REBALANCE, 1_000)
     assert not join(group, "late", request(rebalance_ms=2_000), 500)  # the static one may still come
     group.tick(1_000)
-    assert (group.state, group.generation_id, group.leader_id) == (GroupState.COMPLETING_REBALANCE, 2, "late")
+    assert (group.state, group.generation_id, group.members.leader_id) == (
+        GroupState.COMPLETING_REBALANCE,
+        2,
+        "late",
+    )
 
     group = ClassicGroup("g", 0)
     join(group, "old", request(instance="i", session_ms=100_000, rebalance_ms=5_000))
@@ -436,19 +440,19 @@ def test_a_leader_that_joins_again_leads_on() -> None:
     group = stable("m", "n")
     join(group, "", request("ab", "n"))
     join(group, "", request(member_id="m"))
-    assert (group.generation_id, group.leader_id) == (3, "m")
+    assert (group.generation_id, group.members.leader_id) == (3, "m")
 
 
 def test_an_old_client_under_an_instance_that_led_is_told_the_old_leader() -> None:
     group = ClassicGroup("g", 0)
     join(group, "old", request(instance="i"))
     group.sync("old", "i", 1, (None, None), {"old": b"all"}, 0, [].append)
-    group.saved(None, group.mark, 0)
+    group.complete_save(None, group.version, 0)
     group.is_unsaved = False
-    answers = join(group, "new", request(instance="i", knows_skip=False))
-    assert group.leader_id == "new" and group.is_unsaved and not answers
-    group.saved(None, group.mark, 0)
-    assert answers == [JoinAnswer(0, "new", 1, "consumer", "a", "old")]
+    answers = join(group, "new", request(instance="i", supports_skip_assignment=False))
+    assert group.members.leader_id == "new" and group.is_unsaved and not answers
+    group.complete_save(None, group.version, 0)
+    assert answers == [JoinResult(0, "new", 1, "consumer", "a", "old")]
 
 
 def stable_static(*instances: str) -> ClassicGroup:
@@ -459,41 +463,41 @@ def stable_static(*instances: str) -> ClassicGroup:
     group.tick(1)
     for name in instances:
         group.sync(f"{name}0", name, 1, (None, None), {f"{each}0": b"1" for each in instances}, 1, [].append)
-    group.saved(None, group.mark, 1)
+    group.complete_save(None, group.version, 1)
     assert (group.state, group.generation_id) == (GroupState.STABLE, 1)
     return group
 
 
 def test_each_static_member_gets_its_new_id_once_that_one_is_stored() -> None:
     group = stable_static("a", "b")
-    marks, answers = [group.mark], []
+    marks, answers = [group.version], []
     for name in ("a", "b"):
         answers.append(join(group, f"{name}1", request(instance=name), 2))
-        marks.append(group.mark)
+        marks.append(group.version)
     group.tick(50_000)  # a session does not end while the client waits
-    group.saved(None, marks[0], 3)
+    group.complete_save(None, marks[0], 3)
     assert answers == [[], []]
-    group.saved(None, marks[1], 3)
+    group.complete_save(None, marks[1], 3)
     assert [[each.member_id for each in told] for told in answers] == [["a1"], []]
-    group.saved(NotCoordinator("full"), marks[2], 3)
-    assert answers[1] == [JoinAnswer(NotCoordinator.code, "")]
+    group.complete_save(NotCoordinator("full"), marks[2], 3)
+    assert answers[1] == [JoinResult(NotCoordinator.code, "")]
     assert group.is_unsaved
-    group.saved(None, group.mark, 4)
+    group.complete_save(None, group.version, 4)
     assert [len(told) for told in answers] == [1, 1]
 
 
 def test_a_rebalance_overtakes_a_static_member_that_waits_for_its_new_id() -> None:
     group = stable_static("a", "b")
     replaced = join(group, "a1", request(instance="a"), 2)
-    mark = group.mark
+    mark = group.version
     other = join(group, "c0", request(instance="c"), 3)
-    group.saved(None, mark, 3)
+    group.complete_save(None, mark, 3)
     assert not replaced
     join(group, "", request(member_id="b0", instance="b"), 4)
     (answer,) = replaced
     assert (answer.error_code, answer.member_id, answer.generation_id) == (0, "a1", 2)
     assert not answer.skip_assignment and len(other) == 1
-    group.saved(None, group.mark, 5)
+    group.complete_save(None, group.version, 5)
     assert len(replaced) == 1
 
 
@@ -501,7 +505,7 @@ def test_an_instance_that_comes_again_need_not_ask_for_its_share() -> None:
     group = ClassicGroup("g", 0)
     join(group, "old", request(instance="i"))
     group.sync("old", "i", 1, (None, None), {"old": b"all"}, 0, [].append)
-    group.saved(None, group.mark, 0)
+    group.complete_save(None, group.version, 0)
     join(group, "new", request(instance="i"))
     for now_ms in range(0, 70_000, 5_000):
         assert group.heartbeat("new", "i", 1, now_ms) == 0
@@ -528,7 +532,7 @@ def test_a_rebalance_sends_those_that_wait_for_a_share_to_join_and_takes_no_shar
     group = completing("leader", "follower")
     waiting = sync(group, "follower")
     join(group, "third", request(), 1_000)
-    assert waiting == [SyncAnswer(RebalanceInProgress.code)]
+    assert waiting == [SyncResult(RebalanceInProgress.code)]
     assert group.heartbeat("leader", None, 2, 1_000) == RebalanceInProgress.code
 
     group = stable("leader", "follower")
@@ -566,7 +570,7 @@ def test_leaving_counts_only_for_members() -> None:
 
 def test_an_id_given_out_by_an_empty_group_leaves_it_empty() -> None:
     group = ClassicGroup("g", 0)
-    join(group, "given", request(requires_known_id=True))
+    join(group, "given", request(requires_known_member_id=True))
     assert group.leave([("given", None)], 0) == [0]
     assert (group.state, group.generation_id, group.is_unsaved) == (GroupState.EMPTY, 0, False)
 
@@ -597,23 +601,23 @@ def test_a_sync_that_is_refused(
     member_id: str, generation_id: int, protocol: tuple[str | None, str | None], error: type[BrokerError]
 ) -> None:
     group = completing("leader", "follower")
-    told: list[SyncAnswer] = []
+    told: list[SyncResult] = []
     group.sync(member_id, None, generation_id, protocol, {}, 0, told.append)
-    assert told == [SyncAnswer(error.code)]
+    assert told == [SyncResult(error.code)]
 
 
 def test_a_sync_during_a_rebalance_sends_its_member_to_join() -> None:
     group = stable("m", "n")
     join(group, "o", request())
-    assert sync(group, "m") == [SyncAnswer(RebalanceInProgress.code)]
-    told: list[SyncAnswer] = []
+    assert sync(group, "m") == [SyncResult(RebalanceInProgress.code)]
+    told: list[SyncResult] = []
     group.sync("m", None, 2, ("connect", None), {}, 0, told.append)
-    assert told == [SyncAnswer(InconsistentGroupProtocol.code)]
+    assert told == [SyncResult(InconsistentGroupProtocol.code)]
 
 
 def test_a_sync_begins_the_session_again() -> None:
     group = stable("m")
-    assert sync(group, "m", now_ms=5_000) == [SyncAnswer(0, "consumer", "a", b"m")]
+    assert sync(group, "m", now_ms=5_000) == [SyncResult(0, "consumer", "a", b"m")]
     group.tick(14_999)
     assert list(group.members) == ["m"]
 
@@ -622,8 +626,8 @@ def test_shares_that_could_not_be_stored_are_not_given_out() -> None:
     group = completing("leader", "follower")
     waiting = sync(group, "follower")
     sync(group, "leader", {"follower": b"all"})
-    group.saved(NotCoordinator("the disk"), group.mark, 0)
-    assert waiting == [SyncAnswer(NotCoordinator.code)]
+    group.complete_save(NotCoordinator("the disk"), group.version, 0)
+    assert waiting == [SyncResult(NotCoordinator.code)]
     assert group.state is GroupState.PREPARING_REBALANCE
     assert group.members["follower"].assignment == b""
 
@@ -636,16 +640,16 @@ def test_a_settled_group_that_the_disk_refused_is_stored_again(
     error: BrokerError | None, again: bool
 ) -> None:
     group = stable("m")
-    group.saved(error, group.mark, 0)
+    group.complete_save(error, group.version, 0)
     assert (group.state, group.is_unsaved) == (GroupState.STABLE, again)
     group.leave([("m", None)], 0)
     group.is_unsaved = False
-    group.saved(error, group.mark, 0)
+    group.complete_save(error, group.version, 0)
     assert (group.state, group.is_unsaved) == (GroupState.EMPTY, again)
 
     group = completing("m")
     group.is_unsaved = False
-    group.saved(error, group.mark, 0)
+    group.complete_save(error, group.version, 0)
     assert not group.is_unsaved
 
 
@@ -691,9 +695,7 @@ def test_who_may_commit_offsets(
         join(group, "n", request())
     assert group.state is state
     for is_transactional, error in ((False, outside), (True, within)):
-        refusal = group.refusal_of_commit(
-            member_id, instance, generation_id, is_transactional=is_transactional
-        )
+        refusal = group.commit_error(member_id, instance, generation_id, is_transactional=is_transactional)
         assert refusal is error
 
 

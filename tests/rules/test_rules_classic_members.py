@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from oncelog.errors import GroupMaxSizeReached, MemberIdRequired, UnknownMemberId
-from oncelog.rules.groups import classic_member
-from oncelog.rules.groups.classic import ClassicGroup
-from oncelog.rules.groups.classic_member import (
+from oncelog.rules.groups import classic
+from oncelog.rules.groups.classic import (
+    ClassicGroup,
     GroupState,
-    JoinAnswer,
     JoinRequest,
+    JoinResult,
     Member,
     Protocol,
-    SyncAnswer,
+    SyncResult,
 )
 
 OFFERS = ["a", "b", "ab", "ba", "bc", "abc", ""]
@@ -27,12 +27,12 @@ def request(protocols: str, member_id: str = "", kind: str = "consumer") -> Join
     offered = tuple((name, b"") for name in protocols)
     return JoinRequest(
         member_id, None, "client", "host", 10_000, 60_000, kind, offered,
-        requires_known_id=False, knows_skip=True,
+        requires_known_member_id=False, supports_skip_assignment=True,
     )  # fmt: skip
 
 
-def join(group: ClassicGroup, name: str, protocols: str = "a", member_id: str = "") -> list[JoinAnswer]:
-    answers: list[JoinAnswer] = []
+def join(group: ClassicGroup, name: str, protocols: str = "a", member_id: str = "") -> list[JoinResult]:
+    answers: list[JoinResult] = []
     group.join(request(protocols, member_id), name, 0, answers.append)
     return answers
 
@@ -61,8 +61,8 @@ def test_what_members_offer_together_is_known_without_a_look_at_them(offers: tup
 
     def check() -> None:
         members = group.members.values()
-        assert group.metadata_bytes == sum(each.metadata_bytes for each in members)
-        assert group.common_protocols() == (common_protocols(members) if members else set())
+        assert group.members.metadata_bytes == sum(each.metadata_bytes for each in members)
+        assert group.members.common_protocols() == (common_protocols(members) if members else set())
 
     first, second, third = offers
     for instance, offered in (("i", first), ("j", second), ("i", second), ("i", third), ("j", first)):
@@ -74,18 +74,18 @@ def test_what_members_offer_together_is_known_without_a_look_at_them(offers: tup
     for member in list(group.members):
         group.leave([(member, None)], 0)
         check()
-    assert not group.members and not group.metadata_bytes
+    assert not group.members and not group.members.metadata_bytes
 
 
 def test_joins_of_many_members_do_not_look_at_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def counted(protocols: Collection[Protocol], original: Any = classic_member.metadata_bytes) -> int:
+    def counted(protocols: Collection[Protocol], original: Any = classic.metadata_bytes) -> int:
         nonlocal looks
         looks += 1
         return int(original(protocols))
 
-    monkeypatch.setattr(classic_member, "metadata_bytes", counted)
+    monkeypatch.setattr(classic, "metadata_bytes", counted)
     group = ClassicGroup("g", 0)
     for index in range(100):
         join(group, f"m{index}")
@@ -128,24 +128,24 @@ def test_what_was_stored_before_does_not_end_a_rebalance() -> None:
     join(group, "first")
     group.leave([("first", None)], 0)
     assert group.state is GroupState.EMPTY and group.is_unsaved
-    stored_empty = group.mark
+    stored_empty = group.version
     join(group, "second")
-    for mark in (stored_empty, group.mark):
-        group.saved(None, mark, 0)
+    for version in (stored_empty, group.version):
+        group.complete_save(None, version, 0)
         assert group.state is GroupState.COMPLETING_REBALANCE
-    told: list[SyncAnswer] = []
+    told: list[SyncResult] = []
     group.sync("second", None, group.generation_id, ("consumer", "a"), {"second": b"all"}, 0, told.append)
-    group.saved(None, stored_empty, 0)
+    group.complete_save(None, stored_empty, 0)
     assert not told and group.is_unsaved
-    group.saved(None, group.mark, 0)
+    group.complete_save(None, group.version, 0)
     assert [each.assignment for each in told] == [b"all"] and group.state is GroupState.STABLE
 
 
 def test_an_id_given_to_a_dynamic_member_takes_no_instance() -> None:
     """Else two members would have the same instance (F70)."""
     group = ClassicGroup("g", 0, initial_delay_ms=0, max_size=10)
-    answers: list[JoinAnswer] = []
-    dynamic = request("a")._replace(requires_known_id=True)
+    answers: list[JoinResult] = []
+    dynamic = request("a")._replace(requires_known_member_id=True)
     group.join(dynamic, "given", 0, answers.append)
     group.join(dynamic._replace(group_instance_id="i"), "static", 0, answers.append)
     group.join(dynamic._replace(member_id="given", group_instance_id="i"), "", 0, answers.append)
@@ -160,9 +160,9 @@ def test_who_joined_and_asks_for_no_share_in_time_is_removed_also_from_a_stable_
     second = join(group, "second")
     join(group, "", member_id="leader")
     assert [answer.generation_id for answer in second] == [2]
-    told: list[SyncAnswer] = []
+    told: list[SyncResult] = []
     group.sync("leader", None, 2, ("consumer", "a"), {"leader": b"half"}, 0, told.append)
-    group.saved(None, group.mark, 0)
+    group.complete_save(None, group.version, 0)
     assert group.state is GroupState.STABLE and told[0].assignment == b"half"
     for now_ms in range(0, 59_999, 5_000):
         assert [group.heartbeat(member_id, None, 2, now_ms) for member_id in ("leader", "second")] == [0, 0]
@@ -178,7 +178,7 @@ def test_a_group_whose_members_all_have_their_share_stays_as_it_is() -> None:
     group = ClassicGroup("g", 0)
     join(group, "leader")
     group.sync("leader", None, 1, ("consumer", "a"), {"leader": b"all"}, 0, [].append)
-    group.saved(None, group.mark, 0)
+    group.complete_save(None, group.version, 0)
     for now_ms in range(0, 70_000, 5_000):
         assert group.heartbeat("leader", None, 1, now_ms) == 0
         group.tick(now_ms)
