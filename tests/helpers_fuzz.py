@@ -29,7 +29,7 @@ from oncelog.log.dump import dump_file
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.log.snapshot import decode_full, decode_snapshot
-from oncelog.rules.groups.sticky import ASSIGNORS
+from oncelog.rules.groups.assignors import ASSIGNORS
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Compression, Isolation
 from oncelog.wire.batch import HEADER_BYTES

@@ -10,7 +10,7 @@ from helpers_fuzz import ALL_APIS, APIS, FILES, ask, open_node
 from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
 
 from oncelog.client.group.subscription import Holding, encode_share, encode_subscription
-from oncelog.rules.groups.sticky import ASSIGNORS
+from oncelog.rules.groups.assignors import ASSIGNORS
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Compression, TopicPartition
 from oncelog.wire.batch import build_batch

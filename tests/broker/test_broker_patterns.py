@@ -10,7 +10,7 @@ from helpers_broker import RawClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.broker.coordinators.consumer_group_log import encode_entry
+from oncelog.broker.coordinators.consumer_group_log import encode_record
 from oncelog.broker.coordinators.patterns import (
     MAX_PATTERN_BYTES,
     MAX_UNICODE_CLASSES,
@@ -21,7 +21,7 @@ from oncelog.config import BROKER
 from oncelog.errors import InvalidRegularExpression
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log.background import Chores
-from oncelog.rules.groups.consumer import CURRENT, EPOCH, MEMBER, Beat, ConsumerGroup, Entry
+from oncelog.rules.groups.consumer import CURRENT, EPOCH, MEMBER, ConsumerGroup, Heartbeat, RecordKey
 from oncelog.runtime.clock import Clock
 from oncelog.server.embedded import Broker, open_node, recover_node
 from oncelog.wire.messages import (
@@ -217,11 +217,13 @@ def directory(tmp_path: Path) -> Path:
     node = open_node(tmp_path, BROKER.parse({}), Clock())
     node.topics.create("t", 1, {}, 0)
     group = ConsumerGroup("g", session_timeout_ms=45_000)
-    beat = Beat("old", 0, topics=frozenset(), regex="(?=t)t", rebalance_timeout_ms=60_000, owned=frozenset())
+    beat = Heartbeat(
+        "old", 0, topics=frozenset(), regex="(?=t)t", rebalance_timeout_ms=60_000, owned=frozenset()
+    )
     group.heartbeat(beat, lambda names, regexes: {}, 0)
-    entries = [Entry(EPOCH), Entry(MEMBER, "old"), Entry(CURRENT, "old")]
+    entries = [RecordKey(EPOCH), RecordKey(MEMBER, "old"), RecordKey(CURRENT, "old")]
     index = node.groups.topic.partition_of("g")
-    node.groups.topic.append(index, [encode_entry(group, entry) for entry in entries], 0)
+    node.groups.topic.append(index, [encode_record(group, entry) for entry in entries], 0)
     node.log_manager.release()
     return tmp_path
 

@@ -25,7 +25,8 @@ from oncelog.errors import (
     MessageTooLarge,
     StorageError,
 )
-from oncelog.rules.groups.consumer import Beat, ConsumerGroup
+from oncelog.rules.groups.consumer import ConsumerGroup
+from oncelog.rules.groups.consumer import Heartbeat as MemberHeartbeat
 from oncelog.rules.security.authorization import Operation, Permission, ResourceType
 from oncelog.server.disk import RealDisk
 from oncelog.wire import messages as m
@@ -160,7 +161,7 @@ def test_a_groups_setting_holds_from_the_next_heartbeat_and_after_a_restart(tmp_
 
 def test_a_groups_session_ends_by_its_own_timeout() -> None:
     group = ConsumerGroup("g", session_timeout_ms=45_000)
-    beat = Beat("m", 0, rebalance_timeout_ms=60_000, topics=frozenset({"t"}), owned=frozenset())
+    beat = MemberHeartbeat("m", 0, rebalance_timeout_ms=60_000, topics=frozenset({"t"}), owned=frozenset())
     group.heartbeat(beat, lambda names, regexes: {}, 1_000)
     group.set_session_timeout(50_000)
     assert group.next_deadline_ms() == 46_000

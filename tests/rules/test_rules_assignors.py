@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncelog.rules.groups.assignors import Subscriber
-from oncelog.rules.groups.sticky import ASSIGNORS
+from oncelog.rules.groups.assignors import ASSIGNORS, Subscriber
 from oncelog.types import TopicPartition
 
 

@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 
 from oncelog.errors import BrokerError
 from oncelog.rules.groups import consumer as groups_consumer
-from oncelog.rules.groups.assignors import Shares
-from oncelog.rules.groups.consumer import Beat, BeatAnswer, ConsumerGroup, ConsumerGroupState, TopicInfo
-from oncelog.rules.groups.consumer_member import NOTHING, ConsumerMember, MemberState, Place, reconcile
-from oncelog.rules.groups.sticky import assign_sticky
+from oncelog.rules.groups.assignors import GroupAssignment, assign_sticky
+from oncelog.rules.groups.consumer import (
+    NO_PARTITIONS,
+    ConsumerGroup,
+    ConsumerGroupState,
+    ConsumerMember,
+    Heartbeat,
+    HeartbeatResult,
+    MemberState,
+    TopicIdPartition,
+    TopicInfo,
+    reconcile,
+)
 
 TOPICS = {"t": TopicInfo(b"t" * 16, 4), "u": TopicInfo(b"u" * 16, 3)}
 
@@ -25,7 +34,7 @@ def catalogue(names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, To
     return {name: info for name, info in TOPICS.items() if name in names}
 
 
-def places(text: str) -> frozenset[Place]:
+def places(text: str) -> frozenset[TopicIdPartition]:
     return frozenset((b"t" * 16, int(digit)) for digit in text)
 
 
@@ -69,8 +78,8 @@ def test_a_member_that_gives_up_some_also_gives_up_what_it_no_longer_subscribes_
         "m", epoch=3, state=MemberState.UNREVOKED, assigned=places("01"), revoking=places("2")
     )
     assert before.held == places("012")
-    after = reconcile(before, places("01"), 7, NOTHING, None, set())
-    assert (after.assigned, after.revoking, after.epoch) == (NOTHING, places("012"), 3)
+    after = reconcile(before, places("01"), 7, NO_PARTITIONS, None, set())
+    assert (after.assigned, after.revoking, after.epoch) == (NO_PARTITIONS, places("012"), 3)
     assert after.state is MemberState.UNREVOKED
 
 
@@ -85,7 +94,7 @@ def check_law(group: ConsumerGroup) -> None:
 def test_members_come_and_go(chance: random.Random, size: int, burst: int) -> None:
     group = ConsumerGroup("g", session_timeout_ms=1000, assignment_burst=burst)
     epochs: dict[str, int] = {}
-    reading: dict[str, frozenset[Place]] = {}
+    reading: dict[str, frozenset[TopicIdPartition]] = {}
 
     def beat(name: str, now_ms: int, topics: frozenset[str] | None = None, *, gives_up: bool) -> None:
         member = group.members.get(name)
@@ -93,9 +102,12 @@ def test_members_come_and_go(chance: random.Random, size: int, burst: int) -> No
         if gives_up and member:
             reading[name] = reading[name] & member.assigned
         answer = group.heartbeat(
-            Beat(name, epochs.get(name, 0), None, None, 500, topics, owned=reading.get(name, frozenset())),
-            catalogue, now_ms,
-        )  # fmt: skip
+            Heartbeat(
+                name, epochs.get(name, 0), None, None, 500, topics, owned=reading.get(name, frozenset())
+            ),
+            catalogue,
+            now_ms,
+        )
         epochs[name] = answer.epoch
         reading[name] = reading.get(name, frozenset()) | (answer.assigned or frozenset())
         check_law(group)
@@ -105,7 +117,7 @@ def test_members_come_and_go(chance: random.Random, size: int, burst: int) -> No
         now_ms += chance.choice((0, 10))
         name = f"m{chance.randrange(size)}"
         if name in epochs and chance.random() < 0.15:
-            group.heartbeat(Beat(name, -1), catalogue, now_ms)
+            group.heartbeat(Heartbeat(name, -1), catalogue, now_ms)
             del epochs[name], reading[name]
         else:
             topics = frozenset(chance.choice(("t", "u", "tu"))) if chance.random() < 0.2 else None
@@ -126,8 +138,8 @@ def test_time_takes_out_the_silent_and_those_that_do_not_give_up() -> None:
     def beat(name: str, epoch: int, now_ms: int) -> int:
         first = epoch == 0
         topics = frozenset("t") if first else None
-        owned = frozenset[Place]() if first else None
-        said = Beat(name, epoch, None, None, 300 if first else -1, topics, owned=owned)
+        owned = frozenset[TopicIdPartition]() if first else None
+        said = Heartbeat(name, epoch, None, None, 300 if first else -1, topics, owned=owned)
         return group.heartbeat(said, catalogue, now_ms).epoch
 
     first = beat("a", 0, 0)
@@ -150,17 +162,19 @@ def test_many_joins_share_few_assignments(monkeypatch: pytest.MonkeyPatch) -> No
     topic = {"t": TopicInfo(b"t" * 16, 1000)}
     made = 0
 
-    def assign(*arguments: Any) -> Shares:
+    def assign(*arguments: Any) -> GroupAssignment:
         nonlocal made
         made += 1
         return assign_sticky(*arguments)
 
     monkeypatch.setitem(groups_consumer.SERVER_ASSIGNORS, "uniform", assign)
     group = ConsumerGroup("g", session_timeout_ms=45_000, assignment_burst=2_000)
-    beats: dict[str, Beat] = {}
+    beats: dict[str, Heartbeat] = {}
 
     def beat(name: str, now_ms: int) -> None:
-        said = beats.setdefault(name, Beat(name, 0, None, None, 500, frozenset("t"), owned=NOTHING))
+        said = beats.setdefault(
+            name, Heartbeat(name, 0, None, None, 500, frozenset("t"), owned=NO_PARTITIONS)
+        )
         answer = group.heartbeat(said, lambda names, regexes: topic, now_ms)
         owned = said.owned if answer.assigned is None else answer.assigned
         beats[name] = said._replace(epoch=answer.epoch, owned=owned)
@@ -181,11 +195,13 @@ def test_many_joins_share_few_assignments(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_a_member_no_longer_wants_goes_before_there_is_a_new_assignment() -> None:
     group = ConsumerGroup("g", session_timeout_ms=45_000, assignment_burst=1)
 
-    def beat(epoch: int, topics: str | None, owned: frozenset[Place] | None, now_ms: int) -> BeatAnswer:
+    def beat(
+        epoch: int, topics: str | None, owned: frozenset[TopicIdPartition] | None, now_ms: int
+    ) -> HeartbeatResult:
         named = None if topics is None else frozenset(topics)
-        return group.heartbeat(Beat("a", epoch, None, None, 500, named, owned=owned), catalogue, now_ms)
+        return group.heartbeat(Heartbeat("a", epoch, None, None, 500, named, owned=owned), catalogue, now_ms)
 
-    both = beat(0, "tu", NOTHING, 0).assigned
+    both = beat(0, "tu", NO_PARTITIONS, 0).assigned
     assert both is not None and len(both) == 7
     left = beat(2, "t", both, 0)  # in the same millisecond, in which no second target is made
     assert (left.epoch, left.assigned) == (2, places("0123"))
@@ -198,7 +214,7 @@ def test_what_a_member_no_longer_wants_goes_before_there_is_a_new_assignment() -
     assert group.members["a"].epoch == 3
 
 
-def group_of(*members: ConsumerMember) -> ConsumerGroup:
+def parse_key(*members: ConsumerMember) -> ConsumerGroup:
     """Return a group at epoch 5 with these members, none of which has a target."""
     group = ConsumerGroup("g", session_timeout_ms=1000)
     group.epoch = group.assignment_epoch = 5
@@ -241,7 +257,7 @@ def test_who_may_commit_offsets(
     has_members: bool, member_id: str, instance: str | None, epoch: int, version: int,
     outside: str | None, within: str | None,
 ) -> None:  # fmt: skip
-    group = group_of(*([ConsumerMember("m", epoch=5)] if has_members else []))
+    group = parse_key(*([ConsumerMember("m", epoch=5)] if has_members else []))
     for is_transactional, expected in ((False, outside), (True, within)):
         answer = refusal(
             partial(
@@ -264,12 +280,12 @@ def test_who_may_commit_offsets(
     ],
 )
 def test_who_may_fetch_committed_offsets(member_id: str | None, epoch: int, expected: str | None) -> None:
-    group = group_of(ConsumerMember("m", epoch=5))
+    group = parse_key(ConsumerMember("m", epoch=5))
     assert refusal(lambda: group.check_fetch(member_id, epoch)) == expected
 
 
 def test_an_administrator_removes_members_by_id_or_instance() -> None:
-    group = group_of(ConsumerMember("m"), ConsumerMember("n", instance_id="i"), ConsumerMember("o"))
+    group = parse_key(ConsumerMember("m"), ConsumerMember("n", instance_id="i"), ConsumerMember("o"))
     names = [("stranger", None), ("m", "i"), ("", "j"), ("m", None), ("m", None), ("", "i"), ("n", "i")]
     codes = group.remove_members(names)
     assert codes == [25, 82, 25, 0, 0, 0, 0]  # UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
@@ -278,27 +294,29 @@ def test_an_administrator_removes_members_by_id_or_instance() -> None:
 
 
 def test_a_static_member_leaves_for_a_while_or_for_good() -> None:
-    group = group_of(ConsumerMember("m", instance_id="i", epoch=5), ConsumerMember("n", epoch=5))
+    group = parse_key(ConsumerMember("m", instance_id="i", epoch=5), ConsumerMember("n", epoch=5))
     for beat, expected in (
-        (Beat("stranger", -1), UNKNOWN),
-        (Beat("m", -2, "j"), UNKNOWN),
-        (Beat("n", -2, "i"), FENCED),
+        (Heartbeat("stranger", -1), UNKNOWN),
+        (Heartbeat("m", -2, "j"), UNKNOWN),
+        (Heartbeat("n", -2, "i"), FENCED),
     ):
         assert refusal(partial(group.heartbeat, beat, catalogue, 0)) == expected
-    assert group.heartbeat(Beat("m", -2, "i"), catalogue, 0) == BeatAnswer("m", -2)
+    assert group.heartbeat(Heartbeat("m", -2, "i"), catalogue, 0) == HeartbeatResult("m", -2)
     assert (list(group.members), group.members["m"].epoch, group.epoch) == (["m", "n"], -2, 5)
-    assert group.heartbeat(Beat("n", -2), catalogue, 0) == BeatAnswer("n", -2)
+    assert group.heartbeat(Heartbeat("n", -2), catalogue, 0) == HeartbeatResult("n", -2)
     assert (list(group.members), group.epoch) == (["m"], 6)
-    assert group.heartbeat(Beat("m", -1, "i"), catalogue, 0) == BeatAnswer("m", -1)
+    assert group.heartbeat(Heartbeat("m", -1, "i"), catalogue, 0) == HeartbeatResult("m", -1)
     assert (list(group.members), group.epoch) == ([], 7)
 
 
 def test_an_instance_is_released_before_another_member_has_it() -> None:
     group = ConsumerGroup("g", session_timeout_ms=1000)
 
-    def beat(name: str, epoch: int, instance: str | None = "i") -> BeatAnswer:
+    def beat(name: str, epoch: int, instance: str | None = "i") -> HeartbeatResult:
         topics = frozenset("t") if epoch == 0 else None
-        return group.heartbeat(Beat(name, epoch, instance, None, 500, topics, owned=NOTHING), catalogue, 0)
+        return group.heartbeat(
+            Heartbeat(name, epoch, instance, None, 500, topics, owned=NO_PARTITIONS), catalogue, 0
+        )
 
     first = beat("old", 0)
     assert first.assigned == places("0123")
@@ -314,20 +332,22 @@ def test_an_instance_is_released_before_another_member_has_it() -> None:
 
 def test_a_heartbeat_changes_what_it_names_and_leaves_the_rest() -> None:
     group = ConsumerGroup("g", session_timeout_ms=1000)
-    joined = Beat("m", 0, None, "rack", 500, frozenset("t"), "u.*", "range", NOTHING, "client", "host")
+    joined = Heartbeat(
+        "m", 0, None, "rack", 500, frozenset("t"), "u.*", "range", NO_PARTITIONS, "client", "host"
+    )
     answer = group.heartbeat(joined, catalogue, 0)
-    group.heartbeat(Beat("m", answer.epoch, client_id="other"), catalogue, 0)
+    group.heartbeat(Heartbeat("m", answer.epoch, client_id="other"), catalogue, 0)
     member = group.members["m"]
     assert (member.rack_id, member.rebalance_timeout_ms, member.topics) == ("rack", 500, frozenset("t"))
     assert (member.regex, member.server_assignor) == ("u.*", "range")
     assert (member.client_id, member.client_host) == ("other", "")
-    group.heartbeat(Beat("m", answer.epoch, regex=""), catalogue, 0)
+    group.heartbeat(Heartbeat("m", answer.epoch, regex=""), catalogue, 0)
     assert group.members["m"].regex is None
 
 
 def test_a_full_group_takes_its_own_members_only() -> None:
     group = ConsumerGroup("g", session_timeout_ms=1000, max_size=1)
-    joined = Beat("m", 0, None, None, 500, frozenset("t"), owned=NOTHING)
+    joined = Heartbeat("m", 0, None, None, 500, frozenset("t"), owned=NO_PARTITIONS)
     group.heartbeat(joined, catalogue, 0)
     assert refusal(lambda: group.heartbeat(joined, catalogue, 0)) is None
     other = joined._replace(member_id="n")
@@ -342,10 +362,12 @@ def test_a_heartbeat_does_not_look_at_the_topics_of_other_members() -> None:
         asked.append(names)
         return catalogue(names, regexes)
 
-    def beat(name: str, epoch: int, topics: str | None) -> BeatAnswer:
+    def beat(name: str, epoch: int, topics: str | None) -> HeartbeatResult:
         named = None if topics is None else frozenset(topics)
         before, draft = group.members.copy(), group.draft()
-        answer = draft.heartbeat(Beat(name, epoch, None, None, 500, named, owned=NOTHING), noted, 0)
+        answer = draft.heartbeat(
+            Heartbeat(name, epoch, None, None, 500, named, owned=NO_PARTITIONS), noted, 0
+        )
         assert group.members == before
         group.__dict__.update(draft.__dict__)
         return answer
@@ -369,7 +391,7 @@ def test_subscriptions_that_take_too_much_together_are_refused() -> None:
     group = ConsumerGroup("g", session_timeout_ms=1000, max_subscription_bytes=3 * 17 + 2 * 16)
 
     def beat(name: str, topics: str, epoch: int = 0) -> str | None:
-        joined = Beat(name, epoch, None, None, 500, frozenset(topics), owned=NOTHING)
+        joined = Heartbeat(name, epoch, None, None, 500, frozenset(topics), owned=NO_PARTITIONS)
         return refusal(lambda: group.heartbeat(joined, catalogue, 0))
 
     assert (beat("a", "tx"), beat("b", "u")) == (None, None)

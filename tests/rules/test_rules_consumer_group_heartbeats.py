@@ -11,22 +11,24 @@ import pytest
 
 from oncelog.errors import BrokerError, InvalidRegularExpression
 from oncelog.rules.groups import consumer as groups_consumer
-from oncelog.rules.groups.assignors import Shares
+from oncelog.rules.groups.assignors import GroupAssignment, assign_sticky
 from oncelog.rules.groups.consumer import (
     CURRENT,
     EPOCH,
     MEMBER,
+    NO_PARTITIONS,
     TARGET,
     TARGET_EPOCH,
-    Beat,
-    BeatAnswer,
     ConsumerGroup,
     ConsumerGroupState,
-    Entry,
+    ConsumerMember,
+    Heartbeat,
+    HeartbeatResult,
+    MemberState,
+    RecordKey,
+    TopicIdPartition,
     TopicInfo,
 )
-from oncelog.rules.groups.consumer_member import NOTHING, ConsumerMember, MemberState, Place
-from oncelog.rules.groups.sticky import assign_sticky
 
 
 class Broker:
@@ -54,15 +56,15 @@ class Broker:
         name: str,
         epoch: int = 0,
         topics: str | None = None,
-        owned: frozenset[Place] | None = None,
+        owned: frozenset[TopicIdPartition] | None = None,
         **more: Any,
-    ) -> BeatAnswer:
+    ) -> HeartbeatResult:
         """Send a heartbeat; one that joins names all that it must."""
         if epoch == 0:
-            topics, owned, more = topics or "", NOTHING, {"rebalance_timeout_ms": 300} | more
+            topics, owned, more = topics or "", NO_PARTITIONS, {"rebalance_timeout_ms": 300} | more
         named = None if topics is None else frozenset(topics)
         check = more.pop("check_regex", str)
-        said = Beat(name, epoch, topics=named, owned=owned, **more)
+        said = Heartbeat(name, epoch, topics=named, owned=owned, **more)
         return self.group.heartbeat(
             said, self.catalogue, self.now_ms, lambda regexes: bool(regexes & self.pending), check
         )
@@ -75,15 +77,15 @@ class Broker:
         self.group.members, self.group.targets = dict(before.members), dict(before.targets)
         self.group.resume(self.now_ms)
 
-    def assigned(self, name: str) -> frozenset[Place]:
+    def assigned(self, name: str) -> frozenset[TopicIdPartition]:
         return self.group.members[name].assigned
 
 
-def places(text: str, topic: str = "t") -> frozenset[Place]:
+def places(text: str, topic: str = "t") -> frozenset[TopicIdPartition]:
     return frozenset((topic.encode() * 16, int(digit)) for digit in text)
 
 
-def group_of(*members: ConsumerMember) -> ConsumerGroup:
+def parse_key(*members: ConsumerMember) -> ConsumerGroup:
     """Return a group at epoch 5 that was just read from the log."""
     group = ConsumerGroup("g", session_timeout_ms=1000)
     group.epoch = group.assignment_epoch = 5
@@ -101,29 +103,29 @@ def group_of(*members: ConsumerMember) -> ConsumerGroup:
         (0, -1, None, None, None, True),
         (3, -1, None, None, None, False),
         (1, -1, None, None, None, False),
-        (3, 500, frozenset("t"), None, NOTHING, True),
-        (3, 500, None, "t.*", NOTHING, True),
-        (3, 500, None, None, NOTHING, False),
-        (3, -1, frozenset("t"), None, NOTHING, False),
+        (3, 500, frozenset("t"), None, NO_PARTITIONS, True),
+        (3, 500, None, "t.*", NO_PARTITIONS, True),
+        (3, 500, None, None, NO_PARTITIONS, False),
+        (3, -1, frozenset("t"), None, NO_PARTITIONS, False),
         (3, 500, frozenset("t"), None, None, False),
     ],
 )
 def test_a_heartbeat_is_full_if_it_joins_or_says_everything(
     epoch: int, timeout_ms: int, topics: frozenset[str] | None, regex: str | None,
-    owned: frozenset[Place] | None, is_full: bool,
+    owned: frozenset[TopicIdPartition] | None, is_full: bool,
 ) -> None:  # fmt: skip
-    beat = Beat("m", epoch, rebalance_timeout_ms=timeout_ms, topics=topics, regex=regex, owned=owned)
+    beat = Heartbeat("m", epoch, rebalance_timeout_ms=timeout_ms, topics=topics, regex=regex, owned=owned)
     assert beat.is_full == is_full
 
 
 def test_an_assignment_is_answered_when_it_changed_or_everything_was_said() -> None:
     broker = Broker()
-    assert broker.beat("m", 0, "t") == BeatAnswer("m", 2, places("0123"))
-    assert broker.beat("m", 2) == BeatAnswer("m", 2, None)
+    assert broker.beat("m", 0, "t") == HeartbeatResult("m", 2, places("0123"))
+    assert broker.beat("m", 2) == HeartbeatResult("m", 2, None)
     everything = broker.beat("m", 2, "t", places("0123"), rebalance_timeout_ms=300)
-    assert everything == BeatAnswer("m", 2, places("0123"))
+    assert everything == HeartbeatResult("m", 2, places("0123"))
     broker.counts["t"] = 5
-    assert broker.beat("m", 2) == BeatAnswer("m", 3, places("01234"))
+    assert broker.beat("m", 2) == HeartbeatResult("m", 3, places("01234"))
 
 
 FENCED = "FENCED_MEMBER_EPOCH"
@@ -150,8 +152,8 @@ def test_a_member_may_repeat_its_last_epoch_while_it_reads_nothing_else(
     member = ConsumerMember(
         "m", instance_id="i", epoch=member_epoch, previous_epoch=previous, assigned=places("01")
     )
-    group = group_of(member)
-    beat = Beat("m", epoch, owned=None if owned is None else places(owned))
+    group = parse_key(member)
+    beat = Heartbeat("m", epoch, owned=None if owned is None else places(owned))
     expectation = nullcontext() if error is None else pytest.raises(BrokerError, match=error)
     with expectation:
         assert group.heartbeat(beat, lambda names, regexes: {}, 0).epoch == 5
@@ -198,7 +200,7 @@ def test_a_quiet_heartbeat_asks_for_the_topics_once_and_makes_no_target(
 ) -> None:
     broker, made = Broker(), 0
 
-    def assign(*arguments: Any) -> Shares:
+    def assign(*arguments: Any) -> GroupAssignment:
         nonlocal made
         made += 1
         return assign_sticky(*arguments)
@@ -224,10 +226,15 @@ def test_a_quiet_heartbeat_asks_for_the_topics_once_and_makes_no_target(
 
 def test_the_epochs_of_a_group_whose_first_member_has_no_topics_are_stored() -> None:
     broker = Broker()
-    assert broker.beat("m", 0, "") == BeatAnswer("m", 1, NOTHING)
+    assert broker.beat("m", 0, "") == HeartbeatResult("m", 1, NO_PARTITIONS)
     group = broker.group
     assert (group.epoch, group.assignment_epoch) == (1, 1)
-    assert {Entry(EPOCH), Entry(TARGET_EPOCH), Entry(MEMBER, "m"), Entry(CURRENT, "m")} <= set(group.unsaved)
+    assert {
+        RecordKey(EPOCH),
+        RecordKey(TARGET_EPOCH),
+        RecordKey(MEMBER, "m"),
+        RecordKey(CURRENT, "m"),
+    } <= set(group.unsaved)
 
 
 def test_a_group_is_stable_when_every_member_has_arrived() -> None:
@@ -283,10 +290,10 @@ def test_the_stored_target_stands_until_the_topics_of_patterns_are_known_after_a
     assert everything == places("0123")
     broker.restart()
     broker.pending = frozenset(["t.*"])
-    assert broker.beat("a", 2) == BeatAnswer("a", 2, None)
-    assert broker.beat("b", 0, regex="t.*").assigned == NOTHING
+    assert broker.beat("a", 2) == HeartbeatResult("a", 2, None)
+    assert broker.beat("b", 0, regex="t.*").assigned == NO_PARTITIONS
     assert (broker.group.epoch, broker.group.assignment_epoch) == (3, 2)
-    assert broker.beat("a", 2, None, everything) == BeatAnswer("a", 2, None)
+    assert broker.beat("a", 2, None, everything) == HeartbeatResult("a", 2, None)
     assert broker.group.epoch == 3
     broker.pending = frozenset()
     assert len(broker.beat("a", 2, None, everything).assigned or ()) == 2
@@ -336,7 +343,7 @@ def test_a_request_that_is_not_stored_leaves_the_subscriptions_of_the_group() ->
         asked.append(names)
         return broker.catalogue(names, regexes)
 
-    kept.heartbeat(Beat("a", 2), noted, 0)
+    kept.heartbeat(Heartbeat("a", 2), noted, 0)
     assert asked == [frozenset("t")]
     assert (list(kept.members), kept.epoch) == (["a"], 2)
 
@@ -348,7 +355,7 @@ def test_an_instance_that_comes_back_has_its_target_stored_under_the_new_id() ->
     broker.group.unsaved.clear()
     broker.beat("new", 0, "t", instance_id="i")
     assert set(broker.group.unsaved) == {
-        Entry(kind, name) for kind in (MEMBER, TARGET, CURRENT) for name in ("old", "new")
+        RecordKey(kind, name) for kind in (MEMBER, TARGET, CURRENT) for name in ("old", "new")
     }
     member = broker.group.members["new"]
     assert (member.epoch, member.previous_epoch) == (2, 0)
@@ -369,15 +376,15 @@ UNREVOKED = ConsumerMember(
         # After a restart each member has its whole time again.
         (ConsumerMember("m", epoch=5), None, 1000),
         (UNREVOKED, None, 300),
-        (UNREVOKED, Beat("m", 4, owned=places("01")), 300),
-        (UNREVOKED, Beat("m", 4, owned=places("0")), 1100),  # gave it up in time
-        (UNREVOKED, Beat("m", -2, "i"), 1000),  # may come back until its session ends
+        (UNREVOKED, Heartbeat("m", 4, owned=places("01")), 300),
+        (UNREVOKED, Heartbeat("m", 4, owned=places("0")), 1100),  # gave it up in time
+        (UNREVOKED, Heartbeat("m", -2, "i"), 1000),  # may come back until its session ends
     ],
 )
 def test_a_member_goes_when_its_session_or_its_time_to_give_up_is_over(
-    member: ConsumerMember, beat: Beat | None, due_ms: int
+    member: ConsumerMember, beat: Heartbeat | None, due_ms: int
 ) -> None:
-    group = group_of(member)
+    group = parse_key(member)
     group.targets = {"m": places("0")}
     if beat is not None:
         group.heartbeat(beat, lambda names, regexes: {"t": TopicInfo(b"t" * 16, 1)}, 100)

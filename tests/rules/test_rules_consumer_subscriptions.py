@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from oncelog.rules.groups.consumer_subscriptions import Subscription, Subscriptions
+from oncelog.rules.groups.consumer import Subscription, Subscriptions
 
 CHOICES = [
     Subscription(frozenset(topics), regex)

@@ -12,9 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncelog.rules.groups import sticky
-from oncelog.rules.groups.assignors import Shares, Subscriber
-from oncelog.rules.groups.sticky import assign_cooperative, assign_sticky, is_cooperative
+from oncelog.rules.groups import assignors
+from oncelog.rules.groups.assignors import (
+    GroupAssignment,
+    Subscriber,
+    assign_cooperative,
+    assign_sticky,
+    is_cooperative,
+)
 from oncelog.types import TopicPartition
 
 Counts = dict[str, int]
@@ -30,7 +35,7 @@ def member(name: str, topics: str, owned: str = "", generation: int | None = Non
     )
 
 
-def told(shares: Shares) -> dict[str, str]:
+def told(shares: GroupAssignment) -> dict[str, str]:
     return {name: " ".join(f"{tp.topic}{tp.partition}" for tp in share) for name, share in shares.items()}
 
 
@@ -226,7 +231,7 @@ def test_cooperation_ends_after_few_rebalances(group: tuple[list[Subscriber], Co
     come back: as few as possible move only in the first case.
     """
     members, counts = group
-    rounds: list[Shares] = []
+    rounds: list[GroupAssignment] = []
     while len(rounds) < 2 or rounds[-2] != rounds[-1]:
         assert len(rounds) < 8, rounds
         shares = assign_cooperative(members, counts)
@@ -261,7 +266,7 @@ def test_a_second_member_takes_over_many_partitions_in_little_work(
             looked += 1
             return super().__new__(cls, topic, partition)
 
-    monkeypatch.setattr(sticky, "TopicPartition", Looked)
+    monkeypatch.setattr(assignors, "TopicPartition", Looked)
     partition_count = 2_000
     counts = {f"t{index}": partition_count // topic_count for index in range(topic_count)}
     owned = tuple(TopicPartition(topic, index) for topic, count in counts.items() for index in range(count))
@@ -287,12 +292,12 @@ def test_many_members_come_to_a_few_in_little_work(are_alike: bool, monkeypatch:
             looked += 1
             return super().__getitem__(index)
 
-    class Counted(sticky._Loads):
+    class Counted(assignors._Loads):
         def __init__(self, members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> None:
             super().__init__(members, partition_counts)
             self._load = Loads(self._load)
 
-    monkeypatch.setattr(sticky, "_Loads", Counted)
+    monkeypatch.setattr(assignors, "_Loads", Counted)
     partition_count, member_count = 2_000, 200
     counts = {"t": partition_count, "u": partition_count}
     owned = tuple(TopicPartition(topic, index) for topic in counts for index in range(partition_count))
@@ -322,12 +327,12 @@ def test_topics_of_few_partitions_are_handed_over_in_little_work(
             looked += 1
             return super().__getitem__(index)
 
-    class Counted(sticky._Loads):
+    class Counted(assignors._Loads):
         def __init__(self, members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> None:
             super().__init__(members, partition_counts)
             self._load, self._held = Counting(self._load), Counting(self._held)
 
-    monkeypatch.setattr(sticky, "_Loads", Counted)
+    monkeypatch.setattr(assignors, "_Loads", Counted)
     rng, topic_count = Random(5), 2_000
     counts = {f"t{number:04}": 1 for number in range(topic_count)}
     members = []
@@ -360,7 +365,7 @@ def test_members_of_one_subscription_are_looked_at_together() -> None:
 def test_many_partitions_have_the_steps_that_one_hand_over_each_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sticky, "LEVELLING_STEPS", 0)
+    monkeypatch.setattr(assignors, "LEVELLING_STEPS", 0)
     owned = tuple(TopicPartition("t", index) for index in range(400))
     members = [Subscriber("a", None, frozenset("t"), owned, 1), Subscriber("b", None, frozenset("t"))]
     assert [len(share) for share in assign_sticky(members, {"t": 400}).values()] == [200, 200]
@@ -371,8 +376,8 @@ def test_levelling_that_ends_early_leaves_a_whole_assignment(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = Random(seed)
-    monkeypatch.setattr(sticky, "LEVELLING_STEPS", rng.randint(0, 60))
-    monkeypatch.setattr(sticky, "STEPS_PER_PARTITION", 0)
+    monkeypatch.setattr(assignors, "LEVELLING_STEPS", rng.randint(0, 60))
+    monkeypatch.setattr(assignors, "STEPS_PER_PARTITION", 0)
     counts = {topic: rng.randint(1, 5) for topic in "tuvwxyz"}
     everything = [TopicPartition(topic, index) for topic, count in counts.items() for index in range(count)]
     members = [Subscriber("m0", None, frozenset(counts), tuple(everything))]

@@ -14,9 +14,11 @@ from oncelog.rules.groups.consumer import (
     TARGET,
     TARGET_EPOCH,
     ConsumerGroup,
-    Entry,
+    ConsumerMember,
+    MemberState,
+    RecordKey,
+    TopicIdPartition,
 )
-from oncelog.rules.groups.consumer_member import ConsumerMember, MemberState, Place
 from oncelog.wire.message import version_of
 from oncelog.wire.stored import (
     ConsumerGroupCurrentMemberAssignmentKey,
@@ -47,12 +49,14 @@ _Assigned = ConsumerGroupCurrentMemberAssignmentValue.TopicPartitions
 _Target = ConsumerGroupTargetAssignmentMemberValue.TopicPartition
 
 
-def group_entries(group: ConsumerGroup) -> list[Entry]:
+def group_record_keys(group: ConsumerGroup) -> list[RecordKey]:
     """All that is stored of a group without members."""
-    return [Entry(TARGET_EPOCH), Entry(EPOCH)]
+    return [RecordKey(TARGET_EPOCH), RecordKey(EPOCH)]
 
 
-def encode_entry(group: ConsumerGroup, entry: Entry, *, is_gone: bool = False) -> tuple[bytes, bytes | None]:
+def encode_record(
+    group: ConsumerGroup, entry: RecordKey, *, is_gone: bool = False
+) -> tuple[bytes, bytes | None]:
     """Return key and value of a part of the group as it is now; no value when it is gone.
 
     Raises InvalidRequest for a text that is too long for its field.
@@ -98,7 +102,7 @@ def _member(member: ConsumerMember) -> bytes:
 
 
 def _current(member: ConsumerMember) -> bytes:
-    def rows(places: Iterable[Place]) -> list[_Assigned]:
+    def rows(places: Iterable[TopicIdPartition]) -> list[_Assigned]:
         return [_Assigned(topic_id=topic_id, partitions=each) for topic_id, each in by_topic_id(places)]
 
     return ConsumerGroupCurrentMemberAssignmentValue(
@@ -110,7 +114,7 @@ def _current(member: ConsumerMember) -> bytes:
     ).to_bytes(_VALUE_VERSION)
 
 
-def by_topic_id(places: Iterable[Place]) -> list[tuple[bytes, list[int]]]:
+def by_topic_id(places: Iterable[TopicIdPartition]) -> list[tuple[bytes, list[int]]]:
     """(topic id, its partitions), in order."""
     topics: dict[bytes, list[int]] = {}
     for topic_id, partition in sorted(places):
@@ -118,21 +122,21 @@ def by_topic_id(places: Iterable[Place]) -> list[tuple[bytes, list[int]]]:
     return list(topics.items())
 
 
-def places_of(rows: Iterable[tuple[bytes, Iterable[int]]]) -> frozenset[Place]:
+def topic_id_partitions(rows: Iterable[tuple[bytes, Iterable[int]]]) -> frozenset[TopicIdPartition]:
     """The inverse of `by_topic_id`."""
     return frozenset((bytes(topic_id), partition) for topic_id, each in rows for partition in each)
 
 
-def group_of(key: bytes) -> tuple[str, Entry]:
+def parse_key(key: bytes) -> tuple[str, RecordKey]:
     """Whose record it is, and of what. Raises PeerError."""
     kind = version_of(key)
     if kind in _GROUP_KEYS:
-        return _GROUP_KEYS[kind].from_bytes(key).group_id, Entry(kind)
+        return _GROUP_KEYS[kind].from_bytes(key).group_id, RecordKey(kind)
     read = _MEMBER_KEYS[kind].from_bytes(key)
-    return read.group_id, Entry(kind, read.member_id)
+    return read.group_id, RecordKey(kind, read.member_id)
 
 
-def replay_entry(group: ConsumerGroup, entry: Entry, data: bytes | None) -> None:
+def replay_record(group: ConsumerGroup, entry: RecordKey, data: bytes | None) -> None:
     """Take a record into account; a member's parts come in any order. Raises PeerError."""
     kind, member_id = entry
     if kind == EPOCH:
@@ -144,7 +148,7 @@ def replay_entry(group: ConsumerGroup, entry: Entry, data: bytes | None) -> None
         group.targets.pop(member_id, None)
         if data is not None:
             told = ConsumerGroupTargetAssignmentMemberValue.from_bytes(data).topic_partitions
-            group.targets[member_id] = places_of((each.topic_id, each.partitions) for each in told)
+            group.targets[member_id] = topic_id_partitions((each.topic_id, each.partitions) for each in told)
     elif kind == MEMBER and data is None:
         group.members.pop(member_id, None)
     elif data is not None:
@@ -174,6 +178,8 @@ def _with_current(member: ConsumerMember, data: bytes) -> ConsumerMember:
         epoch=read.member_epoch,
         previous_epoch=read.previous_member_epoch,
         state=MemberState(read.state),
-        assigned=places_of((each.topic_id, each.partitions) for each in read.assigned_partitions),
-        revoking=places_of((each.topic_id, each.partitions) for each in read.partitions_pending_revocation),
+        assigned=topic_id_partitions((each.topic_id, each.partitions) for each in read.assigned_partitions),
+        revoking=topic_id_partitions(
+            (each.topic_id, each.partitions) for each in read.partitions_pending_revocation
+        ),
     )

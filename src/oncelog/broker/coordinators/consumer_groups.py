@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from oncelog.broker.coordinators.consumer_group_log import encode_entry, group_entries, group_of, replay_entry
+from oncelog.broker.coordinators.consumer_group_log import (
+    encode_record,
+    group_record_keys,
+    parse_key,
+    replay_record,
+)
 from oncelog.broker.coordinators.internal_topic import StateTopic, Written
 from oncelog.broker.coordinators.patterns import Pattern, TopicPatterns
 from oncelog.config import ASSIGNOR_NAMES
 from oncelog.errors import BrokerError, GroupIdNotFound, UnknownMemberId
-from oncelog.rules.groups.consumer import Beat, BeatAnswer, ConsumerGroup, TopicInfo
+from oncelog.rules.groups.consumer import ConsumerGroup, Heartbeat, HeartbeatResult, TopicInfo
 from oncelog.rules.groups.deadlines import Deadlines
 
 if TYPE_CHECKING:
@@ -54,8 +59,8 @@ class ConsumerGroups:
         return set(self._groups)
 
     def heartbeat(
-        self, group_id: str, beat: Beat, now_ms: int, first: Sequence[tuple[bytes, bytes | None]] = ()
-    ) -> tuple[BeatAnswer, list[Written]]:
+        self, group_id: str, beat: Heartbeat, now_ms: int, first: Sequence[tuple[bytes, bytes | None]] = ()
+    ) -> tuple[HeartbeatResult, list[Written]]:
         """Return the answer, and what must be durable before it is given.
 
         `first`: records to store before the group's own, in the same batch. Raises GroupIdNotFound,
@@ -150,7 +155,7 @@ class ConsumerGroups:
         """
         written = []
         if draft.unsaved:
-            records = [*first, *(encode_entry(draft, entry) for entry in draft.unsaved)]
+            records = [*first, *(encode_record(draft, entry) for entry in draft.unsaved)]
             written = [self._topic.append(self._topic.partition_of(draft.group_id), records, now_ms)]
             draft.unsaved.clear()
         self._groups[draft.group_id] = draft
@@ -183,7 +188,7 @@ class ConsumerGroups:
     def bury(self, group_id: str, now_ms: int) -> Written:
         """Forget a group without members. Raises NotCoordinator."""
         group = self._groups[group_id]
-        records = [encode_entry(group, entry, is_gone=True) for entry in group_entries(group)]
+        records = [encode_record(group, entry, is_gone=True) for entry in group_record_keys(group)]
         written = self._topic.append(self._topic.partition_of(group_id), records, now_ms)
         del self._groups[group_id]
         return written
@@ -192,14 +197,14 @@ class ConsumerGroups:
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Take a record of the topic into account. Raises PeerError."""
-        group_id, entry = group_of(key)
+        group_id, entry = parse_key(key)
         if group_id not in self._groups and value is None:
             return
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = self._new(group_id)
             group.epoch = 0  # its record says more; without one the group is gone
-        replay_entry(group, entry, value)
+        replay_record(group, entry, value)
         is_gone = not (group.members or group.targets or group.epoch or group.assignment_epoch)
         if is_gone:
             del self._groups[group_id]

@@ -29,7 +29,7 @@ from oncelog.errors import (
 )
 from oncelog.log.background import Chore
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
-from oncelog.rules.groups.consumer import Beat, BeatAnswer
+from oncelog.rules.groups.consumer import Heartbeat, HeartbeatResult
 from oncelog.rules.groups.deadlines import Deadlines
 from oncelog.types import TopicPartition
 from oncelog.wire.message import version_of
@@ -116,7 +116,9 @@ class GroupCoordinator:
             max_metadata_bytes=METADATA_RECORDS * settings["message.max.bytes"],
         )
 
-    def consumer_heartbeat(self, group_id: str, beat: Beat, now_ms: int) -> tuple[BeatAnswer, list[Written]]:
+    def consumer_heartbeat(
+        self, group_id: str, beat: Heartbeat, now_ms: int
+    ) -> tuple[HeartbeatResult, list[Written]]:
         """Return the answer, and what must be durable before it is given.
 
         An empty classic group gives way to a member that joins, and stays if the member is refused: both are

@@ -18,8 +18,7 @@ from oncelog.errors import (
     NotCoordinator,
     TopicAuthorizationFailed,
 )
-from oncelog.rules.groups.consumer import ConsumerGroup
-from oncelog.rules.groups.consumer_member import NOTHING, Place
+from oncelog.rules.groups.consumer import NO_PARTITIONS, ConsumerGroup, TopicIdPartition
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
@@ -103,7 +102,7 @@ def _member(node: Node, group: ConsumerGroup, member_id: str) -> ConsumerGroupDe
         subscribed_topic_names=sorted(member.topics),
         subscribed_topic_regex=member.regex or "",
         assignment=_assignment(node, member.held),
-        target_assignment=_assignment(node, group.targets.get(member_id, NOTHING)),
+        target_assignment=_assignment(node, group.targets.get(member_id, NO_PARTITIONS)),
         member_type=CONSUMER_MEMBER,
     )
 
@@ -117,7 +116,7 @@ def _size(member: ConsumerGroupDescribeResponse.Member) -> int:
     return count
 
 
-def _assignment(node: Node, places: Iterable[Place]) -> ConsumerGroupDescribeResponse.Assignment:
+def _assignment(node: Node, places: Iterable[TopicIdPartition]) -> ConsumerGroupDescribeResponse.Assignment:
     return ConsumerGroupDescribeResponse.Assignment(
         topic_partitions=[
             ConsumerGroupDescribeResponse.TopicPartitions(

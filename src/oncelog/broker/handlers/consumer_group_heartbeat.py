@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncelog.broker.coordinators.consumer_group_log import by_topic_id, places_of
+from oncelog.broker.coordinators.consumer_group_log import by_topic_id, topic_id_partitions
 from oncelog.broker.coordinators.internal_topic import answer_when_durable
 from oncelog.errors import (
     BrokerError,
@@ -17,8 +17,7 @@ from oncelog.errors import (
     UnsupportedAssignor,
     UnsupportedVersion,
 )
-from oncelog.rules.groups.consumer import Beat, BeatAnswer
-from oncelog.rules.groups.consumer_member import STATIC_LEAVE_EPOCH
+from oncelog.rules.groups.consumer import STATIC_LEAVE_EPOCH, Heartbeat, HeartbeatResult
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
@@ -78,9 +77,9 @@ def _check_first(message: ConsumerGroupHeartbeatRequest) -> None:
         raise InvalidRequest("a member that joins must say what topics it wants")
 
 
-def _beat(node: Node, message: ConsumerGroupHeartbeatRequest, request: Request) -> Beat:
+def _beat(node: Node, message: ConsumerGroupHeartbeatRequest, request: Request) -> Heartbeat:
     owned, names = message.topic_partitions, message.subscribed_topic_names
-    return Beat(
+    return Heartbeat(
         message.member_id or node.new_name(),
         message.member_epoch,
         message.instance_id,
@@ -89,13 +88,13 @@ def _beat(node: Node, message: ConsumerGroupHeartbeatRequest, request: Request) 
         None if names is None else frozenset(names),
         message.subscribed_topic_regex,
         message.server_assignor,
-        None if owned is None else places_of((each.topic_id, each.partitions) for each in owned),
+        None if owned is None else topic_id_partitions((each.topic_id, each.partitions) for each in owned),
         request.header.client_id or "",
         request.client_host,
     )
 
 
-def _response(node: Node, group_id: str, answer: BeatAnswer) -> ConsumerGroupHeartbeatResponse:
+def _response(node: Node, group_id: str, answer: HeartbeatResult) -> ConsumerGroupHeartbeatResponse:
     assignment = None
     if answer.assigned is not None:
         assignment = _Assignment(

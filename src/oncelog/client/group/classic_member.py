@@ -36,8 +36,8 @@ from oncelog.errors import (
     error_for_code,
     raise_for_code,
 )
+from oncelog.rules.groups.assignors import ASSIGNORS, is_cooperative
 from oncelog.rules.groups.error_policy import GroupAction, GroupRequest
-from oncelog.rules.groups.sticky import ASSIGNORS, is_cooperative
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 

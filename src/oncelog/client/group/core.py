@@ -23,9 +23,8 @@ from oncelog.errors import (
     UnknownTopicOrPartition,
     error_for_code,
 )
-from oncelog.rules.groups.assignors import Subscriber
+from oncelog.rules.groups.assignors import ASSIGNORS, Subscriber
 from oncelog.rules.groups.error_policy import GroupAction, GroupRequest, group_action
-from oncelog.rules.groups.sticky import ASSIGNORS
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from oncelog.wire.messages import (

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from oncelog.errors import PeerError
-from oncelog.rules.groups.assignors import Subscriber
-from oncelog.rules.groups.sticky import COOPERATIVE, STICKY
+from oncelog.rules.groups.assignors import COOPERATIVE, STICKY, Subscriber
 from oncelog.types import TopicPartition
 from oncelog.wire.stored import (
     ConsumerProtocolAssignment,

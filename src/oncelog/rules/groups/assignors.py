@@ -1,44 +1,62 @@
-"""Who of a group reads which partition: decided by the member that leads, the same way by every client.
+"""Assignors: pure functions that give each partition to one member of a group.
 
-Members count in the order of their instance name, or member id without one; topics by name.
-Source: Kafka's RangeAssignor, RoundRobinAssignor.
+In a classic group the leader runs the assignor; every client must compute the same assignment. Members are
+ordered by instance id, or by member id without one; topics are ordered by name.
+
+The sticky assignors let partitions stay with their owners. They guarantee that every partition of a
+subscribed topic has one reader, and that no chain of moves could balance the members' loads further. Few
+partitions move, and as few as possible if all members subscribe to the same topics. If members subscribe to
+different ones of thousands of topics, `LEVELLING_STEPS` may end the search for moves early; loads then differ
+by more. The result depends only on the members and the partition counts, not on their order. Source: kafka
+RangeAssignor, RoundRobinAssignor, AbstractStickyAssignor, CooperativeStickyAssignor; KIP-54, KIP-341,
+KIP-429.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
 from oncelog.types import TopicPartition
 
+COOPERATIVE = "cooperative-sticky"
+STICKY = "sticky"
+LEVELLING_STEPS = 500_000
+"""Most topics and members that are examined for moves: half a second. STEPS_PER_PARTITION is added."""
+STEPS_PER_PARTITION = 20
+"""Steps added for each partition: it may have to move, and a move mostly costs one step."""
+
 
 class Subscriber(NamedTuple):
-    """A member and the topics it wants."""
+    """A member, the topics that it subscribes to and the partitions that it owns."""
 
     member_id: str
     group_instance_id: str | None
     topics: frozenset[str]
     owned: tuple[TopicPartition, ...] = ()
-    """What it reads, or read last; for the assignors that let partitions stay."""
+    """Partitions that the member reads, or read last. Only the sticky assignors use them."""
     generation_id: int | None = None
-    """In which generation it was given them."""
+    """The generation in which the member got them; None if it does not report one."""
 
     @property
     def order(self) -> tuple[int, str]:
-        """Static members come first, by instance."""
+        """Sort key: static members come first, by instance id."""
         if self.group_instance_id is None:
             return 1, self.member_id
         return 0, self.group_instance_id
 
 
-Shares = dict[str, list[TopicPartition]]
+GroupAssignment = dict[str, list[TopicPartition]]
 """Member id -> its partitions."""
 
 
-def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> Shares:
-    """Per topic: a stretch of partitions each, the first members one more where they do not come out even."""
-    shares: Shares = {member.member_id: [] for member in members}
+def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
+    """Give each member a contiguous range of each topic; the first members get one more if it is uneven."""
+    assignment: GroupAssignment = {member.member_id: [] for member in members}
     for topic, count in sorted(partition_counts.items()):
         readers = sorted((member for member in members if topic in member.topics), key=lambda m: m.order)
         if not readers:
@@ -47,19 +65,371 @@ def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, i
         start = 0
         for index, reader in enumerate(readers):
             end = start + each + (index < more)
-            shares[reader.member_id] += [TopicPartition(topic, partition) for partition in range(start, end)]
+            assignment[reader.member_id] += [
+                TopicPartition(topic, partition) for partition in range(start, end)
+            ]
             start = end
-    return shares
+    return assignment
 
 
-def assign_round_robin(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> Shares:
-    """All partitions of all topics dealt out in turns, passing over those that do not want the topic."""
-    shares: Shares = {member.member_id: [] for member in members}
+def assign_round_robin(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
+    """Deal out all partitions of all topics in turn, skipping members that do not subscribe to the topic."""
+    assignment: GroupAssignment = {member.member_id: [] for member in members}
     turns = cycle(sorted(members, key=lambda member: member.order))
     for topic, count in sorted(partition_counts.items()):
         if not any(topic in member.topics for member in members):
             continue
         for partition in range(count):
             reader = next(member for member in turns if topic in member.topics)
-            shares[reader.member_id].append(TopicPartition(topic, partition))
-    return shares
+            assignment[reader.member_id].append(TopicPartition(topic, partition))
+    return assignment
+
+
+def assign_sticky(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
+    """Balance the loads; among balanced assignments, let as many partitions as possible stay."""
+    loads = _Loads(members, partition_counts)
+    for tp, owner in sorted(_owners(members).items()):
+        loads.keep(tp, owner)
+    loads.deal()
+    loads.level()
+    return loads.assignment()
+
+
+def assign_cooperative(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
+    """Return the sticky assignment without partitions that another member must revoke first.
+
+    The rebalance that follows the revocation assigns those: cooperative rebalances take two rounds.
+    """
+    readers: dict[TopicPartition, set[str]] = {}
+    for member in members:
+        for tp in member.owned:
+            readers.setdefault(tp, set()).add(member.member_id)
+    return {
+        member_id: [tp for tp in share if readers.get(tp, set()) <= {member_id}]
+        for member_id, share in assign_sticky(members, partition_counts).items()
+    }
+
+
+def _owners(members: Iterable[Subscriber]) -> dict[TopicPartition, str]:
+    """Return the owner of each partition. The claim of the latest generation wins; ties cancel out."""
+    claims: dict[TopicPartition, dict[int, list[str]]] = {}
+    for member in members:
+        generation_id = -1 if member.generation_id is None else member.generation_id
+        for tp in set(member.owned):
+            claims.setdefault(tp, {}).setdefault(generation_id, []).append(member.member_id)
+    latest = {tp: by_generation[max(by_generation)] for tp, by_generation in claims.items()}
+    return {tp: claimants[0] for tp, claimants in latest.items() if len(claimants) == 1}
+
+
+def _readers(
+    kinds: Sequence[int], subscriptions: Sequence[frozenset[str]], topics: Collection[str]
+) -> dict[str, list[int]]:
+    """Return the indexes of each topic's subscribers; topics with the same subscribers share one list.
+
+    `kinds` has the index of each member's subscription in `subscriptions`. Most members subscribe to the same
+    topics, so this does not look at each topic of each member.
+    See test_members_of_one_subscription_are_looked_at_together.
+    """
+    members_of: list[list[int]] = [[] for _ in subscriptions]
+    for index, kind in enumerate(kinds):
+        members_of[kind].append(index)
+    kinds_of: dict[str, list[int]] = {topic: [] for topic in topics}
+    for kind, subscription in enumerate(subscriptions):
+        for topic in subscription & kinds_of.keys():
+            kinds_of[topic].append(kind)
+    shared: dict[tuple[int, ...], list[int]] = {}
+    for key in map(tuple, kinds_of.values()):
+        if key not in shared:
+            shared[key] = sorted(index for kind in key for index in members_of[kind])
+    return {topic: shared[tuple(key)] for topic, key in kinds_of.items()}
+
+
+class _Loads:
+    """The assignment while it is being built. Members are numbered by their `order`."""
+
+    def __init__(self, members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> None:
+        self._members = sorted(members, key=lambda member: member.order)
+        self._index = {member.member_id: index for index, member in enumerate(self._members)}
+        self._owned = [frozenset(member.owned) for member in self._members]
+        self._counts = dict(partition_counts)
+        self._held: list[dict[str, set[int]]] = [{} for _ in self._members]
+        self._load = [0] * len(self._members)
+        kinds: dict[frozenset[str], int] = {}
+        self._kinds = [kinds.setdefault(member.topics, len(kinds)) for member in self._members]
+        self._subscriptions = list(kinds)
+        """The distinct subscriptions. `_kinds` has the index of each member's subscription in this list."""
+        self._readers = _readers(self._kinds, self._subscriptions, partition_counts)
+        self._kept: dict[str, set[int]] = {topic: set() for topic in partition_counts}
+        self._topics: list[list[str]] = []
+        """The sorted topics of each member's entry in `_held`, during `level`."""
+        self._takers: list[list[tuple[int, int]]] = []
+        """Heaps of (load, member), one for each subscription. Entries with an outdated load are ignored."""
+        self._order: list[tuple[int, int]] = []
+        """A heap of the least loaded member of each subscription. Entries not in `_queued` are ignored."""
+        self._queued: dict[int, tuple[int, int]] = {}
+        self._common: list[dict[int, list[str]]] = []
+        """Member -> subscription -> heap of the subscription's topics that the member holds, or held."""
+        self._steps_left = LEVELLING_STEPS + STEPS_PER_PARTITION * sum(self._counts.values())
+        self._candidates: dict[tuple[int, str], tuple[list[int], list[int]]] = {}
+        """(member, topic) -> heaps of partitions that it may hand over: those it did not own, and others."""
+        self._returnable: dict[tuple[int, str], dict[int, list[tuple[bool, int]]]] = {}
+        """(member, topic) -> other member -> heap of the partitions that it may give back to that member."""
+        self._missed: dict[int, dict[str, set[int]]] = {}
+        """Member -> topic -> partitions that it owned and does not hold."""
+
+    def assignment(self) -> GroupAssignment:
+        """Return the partitions of each member, sorted."""
+        return {
+            member.member_id: [
+                TopicPartition(topic, partition)
+                for topic, partitions in sorted(held.items())
+                for partition in sorted(partitions)
+            ]
+            for member, held in zip(self._members, self._held, strict=True)
+        }
+
+    def keep(self, tp: TopicPartition, owner: str) -> None:
+        """Leave a partition with its owner if it exists and the owner still subscribes to its topic."""
+        index = self._index[owner]
+        if tp.topic in self._members[index].topics and 0 <= tp.partition < self._counts.get(tp.topic, 0):
+            self._give(tp.topic, tp.partition, index)
+            self._kept[tp.topic].add(tp.partition)
+
+    def _give(self, topic: str, partition: int, index: int) -> None:
+        self._held[index].setdefault(topic, set()).add(partition)
+        self._load[index] += 1
+
+    def deal(self) -> None:
+        """Give each partition that nobody keeps to the least loaded reader; topics with few readers first."""
+        turns_of: dict[int, list[tuple[int, int]]] = {}
+        for topic, readers in sorted(self._readers.items(), key=lambda each: (len(each[1]), each[0])):
+            kept = self._kept[topic]
+            if len(kept) == self._counts[topic] or not readers:
+                continue
+            turns = turns_of.get(id(readers))
+            if turns is None:
+                turns = turns_of[id(readers)] = [(self._load[index], index) for index in readers]
+                heapq.heapify(turns)
+            for partition in range(self._counts[topic]):
+                if partition not in kept:
+                    self._give(topic, partition, self._least(turns))
+
+    def _least(self, turns: list[tuple[int, int]]) -> int:
+        """Return the least loaded member of a heap of (load, member), whose loads may have risen since."""
+        while True:
+            load, index = turns[0]
+            if load == self._load[index]:
+                return index
+            heapq.heapreplace(turns, (self._load[index], index))
+
+    def level(self) -> None:
+        """Move partitions away from the most loaded members, also along chains, while that balances loads.
+
+        A member is done once no member reachable from it has two partitions fewer. No later move leads
+        through it, since the chain would have to end at one of the members reachable from it.
+        """
+        self._topics = [sorted(held) for held in self._held]
+        self._common = [{} for _ in self._members]
+        self._takers = [[] for _ in self._subscriptions]
+        for entry in sorted(zip(self._load, range(len(self._load)), strict=True)):
+            self._takers[self._kinds[entry[1]]].append(entry)
+        self._queued = {kind: takers[0] for kind, takers in enumerate(self._takers)}
+        self._order = sorted(self._queued.values())
+        givers = [(-load, index) for index, load in enumerate(self._load)]
+        heapq.heapify(givers)
+        done: set[int] = set()
+        while givers and self._steps_left > 0:
+            load, giver = -givers[0][0], givers[0][1]
+            if giver in done or load != self._load[giver]:
+                heapq.heappop(givers)
+                continue
+            chain, reached = self._chain(giver, done)
+            if not chain:
+                done |= reached
+                continue
+            for source, topic, target in reversed(chain):
+                self._hand_over(source, topic, target)
+            for index in (giver, chain[-1][2]):
+                heapq.heappush(givers, (-self._load[index], index))
+                heapq.heappush(self._takers[self._kinds[index]], (self._load[index], index))
+                self._queue(self._kinds[index], done)
+
+    def _chain(self, giver: int, done: set[int]) -> tuple[list[tuple[int, str, int]], set[int]]:
+        """Return the shortest chain of moves (from, topic, to) that ends two or more below the giver's load.
+
+        Also return the members that were reached.
+        """
+        direct = self._direct(giver, done)
+        if direct is not None:
+            return [direct], set()
+        came: dict[int, tuple[int, str]] = {}
+        topics_seen: set[str] = set()
+        reached, ring = {giver}, [giver]
+        while ring:
+            following: list[int] = []
+            for source in ring:
+                for topic in self._topics[source]:
+                    # Most members are reached through the first topic, so stop once all are.
+                    if len(reached) + len(done) >= len(self._members) or self._steps_left <= 0:
+                        break
+                    self._steps_left -= 1
+                    if topic in topics_seen:
+                        continue
+                    topics_seen.add(topic)
+                    self._steps_left -= len(self._readers[topic])
+                    for target in self._readers[topic]:
+                        if target not in reached and target not in done:
+                            reached.add(target)
+                            came[target] = (source, topic)
+                            following.append(target)
+            least = min(following, key=lambda index: (self._load[index], index), default=None)
+            if least is not None and self._load[least] <= self._load[giver] - 2:
+                return self._back(least, came), reached
+            ring = following
+        return [], reached
+
+    def _direct(self, giver: int, done: set[int]) -> tuple[int, str, int] | None:
+        """Return the move to the least loaded member that reads one of the giver's topics, if it balances.
+
+        This must not look at all members or topics: many members may join a small group at once, and each
+        partition may have a topic of its own. See test_many_members_come_to_a_few_in_little_work.
+        """
+        passed: dict[int, tuple[int, int]] = {}
+        found = None
+        while found is None and self._order and self._order[0][0] <= self._load[giver] - 2:
+            self._steps_left -= 1
+            entry = heapq.heappop(self._order)
+            kind = self._kinds[entry[1]]
+            if kind in passed or self._queued.get(kind) != entry or not self._queue(kind, done):
+                continue
+            passed[kind] = entry
+            topic = self._first_common(giver, kind)
+            if topic is not None:
+                found = giver, topic, entry[1]
+        for entry in passed.values():
+            heapq.heappush(self._order, entry)
+        return found
+
+    def _queue(self, kind: int, done: set[int]) -> bool:
+        """Put the least loaded member of one subscription into `_order`, ignoring members that are done.
+
+        Return True if it was there already.
+        """
+        takers = self._takers[kind]
+        while takers and (takers[0][0] != self._load[takers[0][1]] or takers[0][1] in done):
+            heapq.heappop(takers)
+        if not takers:
+            self._queued.pop(kind, None)
+            return False
+        if self._queued.get(kind) == takers[0]:
+            return True
+        self._queued[kind] = takers[0]
+        heapq.heappush(self._order, takers[0])
+        return False
+
+    def _first_common(self, giver: int, kind: int) -> str | None:
+        """Return the first topic of the subscription that the giver holds."""
+        heap = self._common[giver].get(kind)
+        if heap is None:
+            self._steps_left -= len(self._topics[giver])
+            wanted = self._subscriptions[kind]
+            heap = self._common[giver][kind] = [topic for topic in self._topics[giver] if topic in wanted]
+        while heap and heap[0] not in self._held[giver]:
+            self._steps_left -= 1
+            heapq.heappop(heap)
+        return heap[0] if heap else None
+
+    @staticmethod
+    def _back(target: int, came: Mapping[int, tuple[int, str]]) -> list[tuple[int, str, int]]:
+        chain: deque[tuple[int, str, int]] = deque()
+        while target in came:
+            source, topic = came[target]
+            chain.appendleft((source, topic, target))
+            target = source
+        return list(chain)
+
+    def _hand_over(self, source: int, topic: str, target: int) -> None:
+        """Move one partition of the topic: preferably one that the target owned, or the source did not."""
+        partition = self._cheapest(source, topic, target)
+        held = self._held[source][topic]
+        held.remove(partition)
+        if not held:  # a topic without partitions would slow down every later search
+            del self._held[source][topic]
+            self._topics[source].pop(bisect_left(self._topics[source], topic))
+        self._load[source] -= 1
+        self._give(topic, partition, target)
+        if len(self._held[target][topic]) == 1:
+            insort(self._topics[target], topic)
+            for kind, topics in self._common[target].items():
+                if topic in self._subscriptions[kind]:
+                    heapq.heappush(topics, topic)
+        if TopicPartition(topic, partition) in self._owned[source]:
+            self._missed_by(source, topic).add(partition)
+        self._missed_by(target, topic).discard(partition)
+        if (target, topic) in self._candidates:
+            self._push(self._candidates[target, topic], target, topic, partition)
+        for reader, heap in self._returnable.get((target, topic), {}).items():
+            if partition in self._missed_by(reader, topic):
+                heapq.heappush(heap, self._cost(target, topic, partition))
+
+    def _cheapest(self, source: int, topic: str, target: int) -> int:
+        """Return the partition of a topic that `source` hands over to `target`.
+
+        This must not look at all partitions of the source: a second member takes over thousands of them.
+        See test_a_second_member_takes_over_many_partitions_in_little_work.
+        """
+        held, missed = self._held[source][topic], self._missed_by(target, topic)
+        by_target = self._returnable.setdefault((source, topic), {})
+        returnable = by_target.get(target)
+        if returnable is None:
+            returnable = by_target[target] = [
+                self._cost(source, topic, partition) for partition in missed & held
+            ]
+            heapq.heapify(returnable)
+        while returnable:
+            partition = -returnable[0][1]
+            if partition in held and partition in missed:
+                return partition
+            heapq.heappop(returnable)
+        heaps = self._candidates.get((source, topic))
+        if heaps is None:
+            heaps = self._candidates[source, topic] = [], []
+            for partition in held:
+                self._push(heaps, source, topic, partition)
+        for heap in heaps:
+            while heap and -heap[0] not in held:
+                heapq.heappop(heap)
+            if heap:
+                return -heap[0]
+        raise AssertionError(f"{topic} is not held")
+
+    def _cost(self, source: int, topic: str, partition: int) -> tuple[bool, int]:
+        """Return the sort key of a partition in the order in which `source` hands partitions over."""
+        return TopicPartition(topic, partition) in self._owned[source], -partition
+
+    def _push(self, heaps: tuple[list[int], list[int]], index: int, topic: str, partition: int) -> None:
+        is_owned = TopicPartition(topic, partition) in self._owned[index]
+        heapq.heappush(heaps[is_owned], -partition)
+
+    def _missed_by(self, index: int, topic: str) -> set[int]:
+        if index not in self._missed:
+            by_topic: dict[str, set[int]] = {}
+            self._missed[index] = by_topic
+            for tp in self._owned[index]:
+                if tp.partition not in self._held[index].get(tp.topic, ()):
+                    by_topic.setdefault(tp.topic, set()).add(tp.partition)
+        return self._missed[index].setdefault(topic, set())
+
+
+ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], GroupAssignment]] = {
+    "range": assign_range,
+    "roundrobin": assign_round_robin,
+    STICKY: assign_sticky,
+    COOPERATIVE: assign_cooperative,
+}
+"""Assignors by their names in the protocol."""
+
+
+def is_cooperative(assignors: Iterable[str]) -> bool:
+    """Return True if members with these assignors keep their partitions during a rebalance."""
+    return set(assignors) == {COOPERATIVE}

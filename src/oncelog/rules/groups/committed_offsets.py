@@ -1,8 +1,8 @@
-"""Committed offsets of groups: which of two holds, what a reader is told, and which are forgotten.
+"""Committed offsets of groups: which of two offsets is in force, and when an offset expires.
 
-Offsets committed within a transaction are pending until its marker comes. A commit makes each of them
-hold unless a newer one was committed meanwhile; an abort drops them.
-Source: rows T6, T7; Kafka's OffsetMetadataManager.
+Offsets committed within a transaction are pending until its marker is written. A commit marker puts each of
+them into force unless a newer offset was committed meanwhile; an abort marker drops them.
+Source: behaviours T6 and T7 (docs/behaviours.md); kafka OffsetMetadataManager, OffsetExpirationConditionImpl.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ NO_OFFSET = -1
 
 
 class CommittedOffset(NamedTuple):
-    """A position that a group committed. `leader_epoch` -1: not told. `expire_ms` -1: by the group's rule.
+    """An offset that a group committed.
 
-    `record_offset`: where it stands in `__consumer_offsets`.
+    `leader_epoch` is -1 if the client did not send it. `expire_ms` is -1 if the retention of the broker
+    applies. `record_offset` is the offset of its record in `__consumer_offsets`.
     """
 
     offset: int
@@ -27,7 +28,7 @@ class CommittedOffset(NamedTuple):
 
 
 def later(held: CommittedOffset | None, materialized: CommittedOffset) -> CommittedOffset:
-    """Which of the two holds when a transaction's marker materializes the second one."""
+    """Return the offset that is in force after a commit marker has materialized the second one."""
     return held if held is not None and held.record_offset > materialized.record_offset else materialized
 
 
@@ -39,11 +40,12 @@ def is_expired(
     now_ms: int,
     retention_ms: int,
 ) -> bool:
-    """Whether a commit is forgotten.
+    """Return True if a committed offset has expired.
 
-    `is_pending`: a transaction is about to commit another one for the partition. `empty_since_ms`: since
-    when the group has no members; None for a group that never had any, whose offsets count each from its
-    own commit. The caller does not ask for groups with members that read the topic.
+    An offset does not expire while `is_pending`: a transaction is about to commit another one. The retention
+    starts when the group became empty (`empty_since_ms`), or at the commit if that is later. For a group that
+    never had members `empty_since_ms` is None, and it starts at the commit. The caller must not ask about
+    topics that members of the group subscribe to.
     """
     if is_pending:
         return False

@@ -1,23 +1,27 @@
-"""A group of the consumer protocol: its members, its epochs, who is to read what, and who may.
+"""A group of the consumer protocol (KIP-848): its members, epochs, target assignment and reconciliation.
 
-    Empty         no members
-    Assigning     the group changed since the target assignment was made
-    Reconciling   members are on their way to the target, each at its own pace
-    Stable        all have arrived
+    Empty         the group has no members
+    Assigning     the group changed after the target assignment was computed
+    Reconciling   members are moving to the target assignment, each at its own pace
+    Stable        all members have reached the target
 
-The group's epoch rises when a member joins, leaves, times out or changes its subscription, and when a
-topic grows. The next heartbeat of any member makes a target of that epoch. Targets of large groups that
-change again and again are made less often than their epochs rise (KIP-1263). `unsaved` names the entries
-that must be stored.
-Source: KIP-848; Kafka's GroupMetadataManager, ConsumerGroup.
+The group epoch rises when a member joins, leaves, times out or changes its subscription, and when the topics
+that members subscribe to change. The next heartbeat of any member computes a target for the new epoch. For a
+large group that keeps changing, targets are computed less often than its epoch rises (KIP-1263).
+
+A member gets a partition only when no other member is assigned it or still has to revoke it. Until then the
+partition is only in the member's target.
+
+`unsaved` names the records that must be written. Source: KIP-848; kafka GroupMetadataManager, ConsumerGroup,
+CurrentAssignmentBuilder.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
-from enum import Enum
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from oncelog.errors import (
@@ -31,51 +35,222 @@ from oncelog.errors import (
     UnsupportedVersion,
 )
 from oncelog.limits import DEFAULT_LIMITS
-from oncelog.rules.groups.assignors import Shares, Subscriber, assign_range
-from oncelog.rules.groups.consumer_member import (
-    LEAVE_EPOCH,
-    NO_REBALANCE_TIMEOUT,
-    NOTHING,
-    STATIC_LEAVE_EPOCH,
-    ConsumerMember,
-    MemberState,
-    Place,
-    reconcile,
-)
-from oncelog.rules.groups.consumer_subscriptions import Subscription, Subscriptions
-from oncelog.rules.groups.sticky import assign_sticky
+from oncelog.rules.groups.assignors import GroupAssignment, Subscriber, assign_range, assign_sticky
 from oncelog.types import TopicPartition
 
-SERVER_ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], Shares]] = {
+TopicIdPartition = tuple[bytes, int]
+"""A topic id and a partition index."""
+
+NO_PARTITIONS: frozenset[TopicIdPartition] = frozenset()
+LEAVE_EPOCH, STATIC_LEAVE_EPOCH = -1, -2
+NO_REBALANCE_TIMEOUT = -1
+SERVER_ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], GroupAssignment]] = {
     "uniform": assign_sticky,
     "range": assign_range,
 }
 FIRST_EPOCH_COMMIT_VERSION = 9
 FIRST_EPOCH = 1
-"""Of a group nobody joined yet; the first member raises it."""
+"""Epoch of a group without any member so far. The first member raises it."""
 ASSIGNMENT_COST_PER_MS = 20
-"""Members and partitions a millisecond for which a group's targets may be made: a fifth of the broker's time.
+"""Members and partitions per millisecond for which a group's targets may be computed: a fifth of the thread.
 
-Source: KIP-1263 for the idea; Kafka makes one target a second.
+Source: KIP-1263 for the idea. Kafka computes at most one target a second.
 """
 
 
 class TopicInfo(NamedTuple):
-    """A topic as an assignment needs it."""
+    """The facts about a topic that an assignment needs."""
 
     topic_id: bytes
     partition_count: int
 
 
-Catalogue = Callable[[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]]
-"""The topics that are there, of these names and matching these regular expressions as a whole."""
+TopicResolver = Callable[[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]]
+"""Return the existing topics with these names, and those whose whole name matches one of these patterns."""
 
-IsPending = Callable[[frozenset[str]], bool]
-"""True while the topics that regular expressions match are not all known yet."""
+IsUnresolved = Callable[[frozenset[str]], bool]
+"""Return True while the topics that match these regular expressions are not all known."""
 
 
-class Beat(NamedTuple):
-    """A heartbeat. None: as before. `regex` "": none any more. `owned`: what the member reads now."""
+class MemberState(IntEnum):
+    """The reconciliation state of a member, with the numbers that `__consumer_offsets` stores.
+
+    STABLE: the member has the target of its epoch. UNREVOKED: it must revoke partitions, and has not
+    confirmed that yet. UNRELEASED: other members still hold partitions of its target.
+    """
+
+    STABLE = 0
+    UNREVOKED = 1
+    UNRELEASED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMember:
+    """A member of the group. Only a static member has an `instance_id`. `regex` is None without a pattern."""
+
+    member_id: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    topics: frozenset[str] = frozenset()
+    regex: str | None = None
+    rebalance_timeout_ms: int = NO_REBALANCE_TIMEOUT
+    server_assignor: str | None = None
+    epoch: int = 0
+    previous_epoch: int = -1
+    state: MemberState = MemberState.STABLE
+    assigned: frozenset[TopicIdPartition] = NO_PARTITIONS
+    revoking: frozenset[TopicIdPartition] = NO_PARTITIONS
+
+    @property
+    def held(self) -> frozenset[TopicIdPartition]:
+        """Partitions that no other member may be assigned yet."""
+        return self.assigned | self.revoking
+
+    def is_reconciled_to(self, assignment_epoch: int) -> bool:
+        """Return True if the member has reached the target of this epoch."""
+        return self.state is MemberState.STABLE and self.epoch == assignment_epoch
+
+
+def reconcile(
+    member: ConsumerMember,
+    target: Set[TopicIdPartition],
+    assignment_epoch: int,
+    held_by_others: Set[TopicIdPartition],
+    owned: Set[TopicIdPartition] | None,
+    subscribed_ids: Set[bytes] | None = None,
+) -> ConsumerMember:
+    """Return the member after the next step towards its target.
+
+    `owned` are the partitions that the member reports; None if its heartbeat does not report them.
+    `subscribed_ids` are the topics of its subscription if that may be newer than the target, else None.
+    """
+    if member.is_reconciled_to(assignment_epoch):
+        return member if subscribed_ids is None else _without_unsubscribed(member, subscribed_ids)
+    if member.state is MemberState.UNREVOKED and (owned is None or owned & member.revoking):
+        return member if subscribed_ids is None else _without_unsubscribed(member, subscribed_ids)
+    kept = member.assigned & target
+    revoking = member.assigned - target
+    if revoking and (owned is None or owned & revoking):
+        return replace(
+            member,
+            previous_epoch=member.epoch,
+            state=MemberState.UNREVOKED,
+            assigned=kept,
+            revoking=revoking,
+        )
+    waiting = (target - kept) & held_by_others
+    return replace(
+        member,
+        epoch=assignment_epoch,
+        previous_epoch=member.epoch,
+        state=MemberState.UNRELEASED if waiting else MemberState.STABLE,
+        assigned=frozenset(target - waiting),
+        revoking=NO_PARTITIONS,
+    )
+
+
+def _without_unsubscribed(member: ConsumerMember, subscribed_ids: Set[bytes]) -> ConsumerMember:
+    """Make the member revoke the partitions of topics that it no longer subscribes to."""
+    kept = frozenset(tp for tp in member.assigned if tp[0] in subscribed_ids)
+    if kept == member.assigned:
+        return member
+    revoking = member.revoking | (member.assigned - kept)
+    return replace(
+        member,
+        previous_epoch=member.epoch,
+        state=MemberState.UNREVOKED,
+        assigned=kept,
+        revoking=revoking,
+    )
+
+
+NAME_BYTES = 16
+"""Memory counted for a name besides its text."""
+
+
+class Subscription(NamedTuple):
+    """Topic names, and at most one regular expression."""
+
+    topics: frozenset[str]
+    regex: str | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Approximate memory that the subscription takes."""
+        names = sum(len(name) for name in self.topics) + NAME_BYTES * len(self.topics)
+        return names + NAME_BYTES + len(self.regex or "")
+
+
+class Subscriptions:
+    """The distinct subscriptions of a group, with the number of members that have each.
+
+    A heartbeat that changes no subscription must not cost more when members name thousands of topics.
+    See test_a_heartbeat_does_not_look_at_the_topics_of_other_members.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[Subscription, int] = {}
+        self._kept: dict[Subscription, Subscription] = {}
+        """Subscription -> the equal object of the first member that had it, which all members share."""
+        self._names: frozenset[str] | None = frozenset()
+        self._regexes: frozenset[str] | None = frozenset()
+        self.size_bytes = 0
+
+    def copy(self) -> Subscriptions:
+        """Return an independent copy."""
+        result = Subscriptions()
+        result._counts, result._kept = dict(self._counts), dict(self._kept)
+        result._names, result._regexes, result.size_bytes = self._names, self._regexes, self.size_bytes
+        return result
+
+    def shared(self, subscription: Subscription) -> Subscription:
+        """Return the equal subscription of a member if there is one, to save memory."""
+        return self._kept.get(subscription, subscription)
+
+    def size_with(self, subscription: Subscription) -> int:
+        """Return what `size_bytes` would be with one more member that has this subscription."""
+        return self.size_bytes + (0 if subscription in self._counts else subscription.size_bytes)
+
+    def add(self, subscription: Subscription) -> None:
+        """Count one more member with this subscription."""
+        if subscription not in self._counts:
+            self._kept[subscription] = subscription
+            self.size_bytes += subscription.size_bytes
+            self._names = self._regexes = None
+        self._counts[subscription] = self._counts.get(subscription, 0) + 1
+
+    def remove(self, subscription: Subscription) -> None:
+        """Count one member less with this subscription."""
+        self._counts[subscription] -= 1
+        if not self._counts[subscription]:
+            del self._counts[subscription], self._kept[subscription]
+            self.size_bytes -= subscription.size_bytes
+            self._names = self._regexes = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All topic names of all members."""
+        if self._names is None:
+            self._names = frozenset[str]().union(*(subscription.topics for subscription in self._counts))
+        return self._names
+
+    @property
+    def regexes(self) -> frozenset[str]:
+        """All regular expressions of all members."""
+        if self._regexes is None:
+            self._regexes = frozenset(
+                subscription.regex for subscription in self._counts if subscription.regex
+            )
+        return self._regexes
+
+
+class Heartbeat(NamedTuple):
+    """A ConsumerGroupHeartbeat request. None means unchanged.
+
+    An empty `regex` removes the pattern. `owned` are the partitions that the member reads now.
+    """
 
     member_id: str
     epoch: int
@@ -85,29 +260,29 @@ class Beat(NamedTuple):
     topics: frozenset[str] | None = None
     regex: str | None = None
     server_assignor: str | None = None
-    owned: frozenset[Place] | None = None
+    owned: frozenset[TopicIdPartition] | None = None
     client_id: str = ""
     client_host: str = ""
 
     @property
     def is_full(self) -> bool:
-        """Whether all is said, so that all is to be answered."""
+        """True if the request carries all fields, so that the response must carry the assignment."""
         is_said = self.topics is not None or self.regex is not None
         return self.epoch == 0 or (
             self.rebalance_timeout_ms != NO_REBALANCE_TIMEOUT and is_said and self.owned is not None
         )
 
 
-class BeatAnswer(NamedTuple):
-    """`assigned` None: as before."""
+class HeartbeatResult(NamedTuple):
+    """The response to a heartbeat. `assigned` is None if the assignment has not changed."""
 
     member_id: str
     epoch: int
-    assigned: frozenset[Place] | None = None
+    assigned: frozenset[TopicIdPartition] | None = None
 
 
 class ConsumerGroupState(Enum):
-    """Kafka's names, as ConsumerGroupDescribe tells them."""
+    """The states of the group, with the names that ConsumerGroupDescribe returns."""
 
     EMPTY = "Empty"
     ASSIGNING = "Assigning"
@@ -115,8 +290,11 @@ class ConsumerGroupState(Enum):
     STABLE = "Stable"
 
 
-class Entry(NamedTuple):
-    """Something to be stored as it is now, or as gone. `kind` is the key version of its record."""
+class RecordKey(NamedTuple):
+    """A record that must be written with the current value, or as a tombstone.
+
+    `kind` is the version of the record's key. `member_id` is empty in records about the whole group.
+    """
 
     kind: int
     member_id: str = ""
@@ -126,7 +304,7 @@ EPOCH, MEMBER, TARGET_EPOCH, TARGET, CURRENT = 3, 5, 6, 7, 8
 
 
 class ConsumerGroup:
-    """One group. Times are milliseconds since the epoch."""
+    """One group of the consumer protocol. Times are milliseconds since the epoch."""
 
     def __init__(
         self,
@@ -141,18 +319,22 @@ class ConsumerGroup:
         self.group_id = group_id
         self.epoch, self.assignment_epoch = FIRST_EPOCH, 0
         self.members: dict[str, ConsumerMember] = {}
-        self.targets: dict[str, frozenset[Place]] = {}
-        self.unsaved: dict[Entry, None] = {}
+        self.targets: dict[str, frozenset[TopicIdPartition]] = {}
+        self.unsaved: dict[RecordKey, None] = {}
         self._topics: Mapping[str, TopicInfo] | None = None
         self._subscriptions, self._shares_subscriptions = Subscriptions(), False
-        """Those of all members; and whether another draft of the group uses the same object."""
-        self._session_ms, self._max_size, self._default_assignor = session_timeout_ms, max_size, assignor
+        """The subscriptions of all members; and whether another draft of the group shares that object."""
+        self._session_timeout_ms, self._max_size, self._default_assignor = (
+            session_timeout_ms,
+            max_size,
+            assignor,
+        )
         self._max_subscription_bytes = max_subscription_bytes
         self._assignment_burst = assignment_burst
         self._assignment_cost, self._assignment_cost_ms = 0, 0
-        """Cost of the targets made so far, less what time has taken off, and when that was reckoned."""
-        self._silent_until_ms: dict[str, int] = {}
-        self._revoked_by_ms: dict[str, int] = {}
+        """Cost of recent targets, reduced as time passes, and the time of the last reduction."""
+        self._session_deadlines_ms: dict[str, int] = {}
+        self._revocation_deadlines_ms: dict[str, int] = {}
 
     @property
     def state(self) -> ConsumerGroupState:
@@ -166,143 +348,150 @@ class ConsumerGroup:
 
     @property
     def assignor(self) -> str:
-        """Return the assignor most members ask for (`uniform` in a tie), or the broker's if none asks."""
-        # A directory of Apache Kafka may hold members of an assignor that is not offered here.
-        wishes = [
-            name for each in self.members.values() if (name := each.server_assignor) in SERVER_ASSIGNORS
+        """The assignor that most members request (`uniform` in a tie); the broker's default if none does."""
+        # Apache Kafka's log may hold members with an assignor that this broker does not have.
+        requested = [
+            name for member in self.members.values() if (name := member.server_assignor) in SERVER_ASSIGNORS
         ]
-        ranked = sorted(set(wishes), key=list(SERVER_ASSIGNORS).index)
-        return max(ranked, key=wishes.count, default=self._default_assignor)
+        ranked = sorted(set(requested), key=list(SERVER_ASSIGNORS).index)
+        return max(ranked, key=requested.count, default=self._default_assignor)
 
     def set_session_timeout(self, session_timeout_ms: int) -> None:
-        """Give members this long between heartbeats, from each one's next heartbeat on."""
-        self._session_ms = session_timeout_ms
+        """Set the session timeout. It applies to each member from its next heartbeat on."""
+        self._session_timeout_ms = session_timeout_ms
 
     def draft(self) -> ConsumerGroup:
-        """Return a copy to apply a request to. This group stays as it is until the copy is stored."""
+        """Return a copy to apply a request to. The copy takes this group's place once it is stored."""
         draft = copy.copy(self)
         draft.members, draft.targets = dict(self.members), dict(self.targets)
         draft.unsaved = dict(self.unsaved)
         draft._shares_subscriptions = self._shares_subscriptions = True
-        draft._silent_until_ms, draft._revoked_by_ms = dict(self._silent_until_ms), dict(self._revoked_by_ms)
+        draft._session_deadlines_ms, draft._revocation_deadlines_ms = (
+            dict(self._session_deadlines_ms),
+            dict(self._revocation_deadlines_ms),
+        )
         return draft
 
     def static_member(self, instance_id: str) -> ConsumerMember | None:
-        """The member of this instance."""
-        return next((each for each in self.members.values() if each.instance_id == instance_id), None)
+        """Return the member with this instance id."""
+        return next((member for member in self.members.values() if member.instance_id == instance_id), None)
 
     # Heartbeats
 
     def heartbeat(
         self,
-        beat: Beat,
-        catalogue: Catalogue,
+        request: Heartbeat,
+        resolve_topics: TopicResolver,
         now_ms: int,
-        is_pending: IsPending = lambda regexes: False,
+        is_unresolved: IsUnresolved = lambda regexes: False,
         check_regex: Callable[[str], object] = str,
-    ) -> BeatAnswer:
-        """A member joins (epoch 0), is there, or leaves (-1; -2 a static one, to come back).
+    ) -> HeartbeatResult:
+        """Let a member join (epoch 0), stay, or leave (-1, or -2 for a static member that will come back).
 
-        `check_regex` raises for a pattern that cannot be used. It is asked about a member's new pattern once
-        the member itself is known, as by Kafka. Raises UnknownMemberId, FencedMemberEpoch, FencedInstanceId,
-        UnreleasedInstanceId, GroupMaxSizeReached.
+        `check_regex` raises an error for a pattern that cannot be used. It is called for a new pattern after
+        the member has been validated, as in Kafka.
+
+        Raises UnknownMemberId, FencedMemberEpoch, FencedInstanceId, UnreleasedInstanceId or
+        GroupMaxSizeReached.
         """
-        if beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
-            return self._leave(beat)
-        if len(self.members) >= self._max_size and beat.member_id not in self.members:
+        if request.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+            return self._leave(request)
+        if len(self.members) >= self._max_size and request.member_id not in self.members:
             raise GroupMaxSizeReached(f"group {self.group_id!r} has {len(self.members)} members")
-        before = self._member_of(beat)
-        member = self._updated(before, beat)
+        before = self._member_of(request)
+        member = self._with_heartbeat(before, request)
         self._check_subscription(before, member)
         if member.regex is not None and member.regex != before.regex:
             check_regex(member.regex)
-        # A new member without topics changes nobody's assignment, so it raises no epoch, as in Kafka 4.3.
+        # A new member without topics does not raise the epoch, as in Kafka 4.3: no assignment changes.
         is_changed = (before.topics, before.regex) != (member.topics, member.regex)
         if member != self.members.get(member.member_id):
-            self._put(member, Entry(MEMBER, member.member_id))
-        self._assign(catalogue, is_changed, is_pending, now_ms)
-        target = self.targets.get(member.member_id, NOTHING)
-        # The target is of an earlier epoch, perhaps of an earlier subscription of this member.
+            self._set_member(member, RecordKey(MEMBER, member.member_id))
+        self._update_targets(resolve_topics, is_changed, is_unresolved, now_ms)
+        target = self.targets.get(member.member_id, NO_PARTITIONS)
+        # The target belongs to an earlier epoch, and perhaps to an earlier subscription of this member.
         is_behind = self.epoch > self.assignment_epoch and self._topics is not None
-        is_behind = is_behind and not is_pending(frozenset(filter(None, [member.regex])))
+        is_behind = is_behind and not is_unresolved(frozenset(filter(None, [member.regex])))
         subscribed_ids = None
         if is_behind or (is_changed and not member.is_reconciled_to(self.assignment_epoch)):
-            subscribed_ids = {each.topic_id for each in _subscribed(member, catalogue).values()}
+            subscribed_ids = {topic.topic_id for topic in _subscribed(member, resolve_topics).values()}
         if is_behind and subscribed_ids is not None:
             target = frozenset(place for place in target if place[0] in subscribed_ids)
         after = reconcile(
             member, target, self.assignment_epoch,
-            self._held_by_others(member, target), beat.owned, subscribed_ids,
+            self._held_by_others(member, target), request.owned, subscribed_ids,
         )  # fmt: skip
         if after != member:
-            self._put(after, Entry(CURRENT, after.member_id))
+            self._set_member(after, RecordKey(CURRENT, after.member_id))
             self._watch_revocation(after, now_ms)
-        self._silent_until_ms[after.member_id] = now_ms + self._session_ms
-        is_told = beat.is_full or after.assigned != before.assigned
-        return BeatAnswer(after.member_id, after.epoch, after.assigned if is_told else None)
+        self._session_deadlines_ms[after.member_id] = now_ms + self._session_timeout_ms
+        sends_assignment = request.is_full or after.assigned != before.assigned
+        return HeartbeatResult(after.member_id, after.epoch, after.assigned if sends_assignment else None)
 
-    def _member_of(self, beat: Beat) -> ConsumerMember:
-        static = None if beat.instance_id is None else self.static_member(beat.instance_id)
-        if beat.epoch == 0 and static is not None:
+    def _member_of(self, request: Heartbeat) -> ConsumerMember:
+        static = None if request.instance_id is None else self.static_member(request.instance_id)
+        if request.epoch == 0 and static is not None:
             if static.epoch != STATIC_LEAVE_EPOCH:
-                raise UnreleasedInstanceId(f"instance {beat.instance_id!r} is member {static.member_id}")
-            return self._replace_static(static, beat.member_id)
-        member = self.members.get(beat.member_id)
-        if beat.epoch == 0:
-            # A known member may join again at any time: the answer to its last join may have been lost.
-            # It owns nothing then, so it goes on from what it is assigned. See the scenarios "joins again".
-            return member or ConsumerMember(beat.member_id)
-        self._check_instance(beat, static)
+                raise UnreleasedInstanceId(f"instance {request.instance_id!r} is member {static.member_id}")
+            return self._replace_static(static, request.member_id)
+        member = self.members.get(request.member_id)
+        if request.epoch == 0:
+            # A member may join again at any time: the response to its last join may have been lost. It keeps
+            # its assignment. See the scenarios "joins again" in tests/scenarios.
+            return member or ConsumerMember(request.member_id)
+        self._check_instance(request, static)
         if member is None:
-            raise UnknownMemberId(f"group {self.group_id!r} has no member {beat.member_id!r}")
-        # A static member that has left is at -2. What it sent before must not bring it back.
-        is_repeated = beat.epoch == member.previous_epoch < member.epoch and (
-            beat.owned is not None and beat.owned <= member.assigned
+            raise UnknownMemberId(f"group {self.group_id!r} has no member {request.member_id!r}")
+        # A static member that has left is at epoch -2. A delayed request must not bring it back.
+        is_repeated = request.epoch == member.previous_epoch < member.epoch and (
+            request.owned is not None and request.owned <= member.assigned
         )
-        if beat.epoch != member.epoch and not is_repeated:
-            raise FencedMemberEpoch(f"member {beat.member_id!r} is at epoch {member.epoch}, not {beat.epoch}")
+        if request.epoch != member.epoch and not is_repeated:
+            raise FencedMemberEpoch(
+                f"member {request.member_id!r} is at epoch {member.epoch}, not {request.epoch}"
+            )
         return member
 
-    def _check_instance(self, beat: Beat, static: ConsumerMember | None) -> None:
-        if beat.instance_id is None:
+    def _check_instance(self, request: Heartbeat, static: ConsumerMember | None) -> None:
+        if request.instance_id is None:
             return
         if static is None:
-            raise UnknownMemberId(f"instance {beat.instance_id!r} is unknown")
-        if static.member_id != beat.member_id:
-            raise FencedInstanceId(f"instance {beat.instance_id!r} is member {static.member_id}")
+            raise UnknownMemberId(f"instance {request.instance_id!r} is unknown")
+        if static.member_id != request.member_id:
+            raise FencedInstanceId(f"instance {request.instance_id!r} is member {static.member_id}")
 
     def _replace_static(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """The instance came back under a new id, and goes on with what it had."""
-        target = self.targets.get(old.member_id, NOTHING)
+        """Return the static member under its new member id, with the target that it had."""
+        target = self.targets.get(old.member_id, NO_PARTITIONS)
         self._forget(old.member_id)
         member = replace(old, member_id=member_id, epoch=0, previous_epoch=0)
         self.targets[member_id] = target
         for kind in (MEMBER, TARGET, CURRENT):
-            self._put(member, Entry(kind, member_id))
+            self._set_member(member, RecordKey(kind, member_id))
         return member
 
-    def _updated(self, member: ConsumerMember, beat: Beat) -> ConsumerMember:
-        is_timed = beat.rebalance_timeout_ms != NO_REBALANCE_TIMEOUT
+    def _with_heartbeat(self, member: ConsumerMember, request: Heartbeat) -> ConsumerMember:
+        is_timed = request.rebalance_timeout_ms != NO_REBALANCE_TIMEOUT
         topics, regex = self._subscriptions.shared(
             Subscription(
-                beat.topics if beat.topics is not None else member.topics,
-                member.regex if beat.regex is None else beat.regex or None,
+                request.topics if request.topics is not None else member.topics,
+                member.regex if request.regex is None else request.regex or None,
             )
         )
         return replace(
             member,
-            instance_id=beat.instance_id if beat.instance_id is not None else member.instance_id,
-            rack_id=beat.rack_id if beat.rack_id is not None else member.rack_id,
-            client_id=beat.client_id,
-            client_host=beat.client_host,
+            instance_id=request.instance_id if request.instance_id is not None else member.instance_id,
+            rack_id=request.rack_id if request.rack_id is not None else member.rack_id,
+            client_id=request.client_id,
+            client_host=request.client_host,
             topics=topics,
             regex=regex,
-            rebalance_timeout_ms=beat.rebalance_timeout_ms if is_timed else member.rebalance_timeout_ms,
-            server_assignor=beat.server_assignor or member.server_assignor,
+            rebalance_timeout_ms=request.rebalance_timeout_ms if is_timed else member.rebalance_timeout_ms,
+            server_assignor=request.server_assignor or member.server_assignor,
         )
 
     def _check_subscription(self, before: ConsumerMember, member: ConsumerMember) -> None:
-        """Raise GroupMaxSizeReached where the members' subscriptions would take too much together."""
+        """Raise GroupMaxSizeReached if the members' subscriptions would take too much memory together."""
         if before.member_id in self.members and _subscription(before) == _subscription(member):
             return
         size_bytes = self._subscriptions.size_with(_subscription(member))
@@ -312,7 +501,7 @@ class ConsumerGroup:
                 f"{self._max_subscription_bytes} are allowed"
             )
 
-    def _put(self, member: ConsumerMember, entry: Entry) -> None:
+    def _set_member(self, member: ConsumerMember, entry: RecordKey) -> None:
         self._note_subscription(self.members.get(member.member_id), member)
         self.members[member.member_id] = member
         self.unsaved[entry] = None
@@ -331,52 +520,58 @@ class ConsumerGroup:
 
     # Assigning
 
-    def _assign(self, catalogue: Catalogue, is_changed: bool, is_pending: IsPending, now_ms: int) -> None:
-        """Another epoch if the group or its topics changed, and the target that belongs to it."""
+    def _update_targets(
+        self, resolve_topics: TopicResolver, is_changed: bool, is_unresolved: IsUnresolved, now_ms: int
+    ) -> None:
+        """Raise the epoch if the group or its topics changed, and compute the target of the new epoch."""
         regexes = self._subscriptions.regexes
-        topics = catalogue(self._subscriptions.names, regexes)
-        if self._topics is None and self.assignment_epoch and is_pending(regexes):
-            # After a restart the topics that patterns match may be found in the background. Until then the
-            # stored target stands, also for a member that joins; otherwise everybody would have to give up
-            # everything. The raised epoch has a target made once the topics are known.
+        topics = resolve_topics(self._subscriptions.names, regexes)
+        if self._topics is None and self.assignment_epoch and is_unresolved(regexes):
+            # After a restart, patterns may be resolved in the background. Until then the stored target
+            # stays in force, also for a member that joins; otherwise all members would have to revoke all
+            # partitions. The target of the raised epoch is computed once the topics are known.
             if is_changed:
                 self._raise_epoch()
             return
         if self._topics is None:
-            is_other = self._is_off(topics)
+            is_other = self._targets_differ_from(topics)
         else:
             is_other = topics is not self._topics and topics != self._topics
-        # An epoch that has no target yet needs no successor: its target is made of these topics below.
+        # An epoch without a target need not be raised: its target is computed from these topics below.
         if is_changed or (is_other and self.epoch == self.assignment_epoch):
             self._raise_epoch()
         self._topics = topics
-        # Otherwise a thousand joins in a row would each compute a target for all members.
+        # Without this limit a thousand joins in a row would each compute a target for all members.
         # See test_many_joins_share_few_assignments.
-        if self.epoch > self.assignment_epoch and self._may_make_targets(now_ms):
-            self._make_targets(topics, catalogue)
-            self._assignment_cost += len(self.members) + sum(each.partition_count for each in topics.values())
+        if self.epoch > self.assignment_epoch and self._can_compute_targets(now_ms):
+            self._compute_targets(topics, resolve_topics)
+            self._assignment_cost += len(self.members) + sum(
+                topic.partition_count for topic in topics.values()
+            )
 
-    def _may_make_targets(self, now_ms: int) -> bool:
+    def _can_compute_targets(self, now_ms: int) -> bool:
         passed_ms = max(now_ms - self._assignment_cost_ms, 0)
         self._assignment_cost = max(self._assignment_cost - passed_ms * ASSIGNMENT_COST_PER_MS, 0)
         self._assignment_cost_ms = now_ms
         return self._assignment_cost < self._assignment_burst
 
-    def _is_off(self, topics: Mapping[str, TopicInfo]) -> bool:
-        """After a restart: whether the stored target misses or exceeds the topics there are now."""
-        there = {(each.topic_id, index) for each in topics.values() for index in range(each.partition_count)}
+    def _targets_differ_from(self, topics: Mapping[str, TopicInfo]) -> bool:
+        """Return True if the stored target, after a restart, does not match the topics that exist now."""
+        there = {
+            (topic.topic_id, index) for topic in topics.values() for index in range(topic.partition_count)
+        }
         return there != set().union(*self.targets.values())
 
     def _raise_epoch(self) -> None:
         self.epoch += 1
-        self.unsaved[Entry(EPOCH)] = None
+        self.unsaved[RecordKey(EPOCH)] = None
 
-    def _make_targets(self, topics: Mapping[str, TopicInfo], catalogue: Catalogue) -> None:
+    def _compute_targets(self, topics: Mapping[str, TopicInfo], resolve_topics: TopicResolver) -> None:
         names = {info.topic_id: name for name, info in topics.items()}
         subscribed: dict[Subscription, frozenset[str]] = {}
         for member in self.members.values():
             if _subscription(member) not in subscribed:
-                subscribed[_subscription(member)] = frozenset(_subscribed(member, catalogue))
+                subscribed[_subscription(member)] = frozenset(_subscribed(member, resolve_topics))
         subscribers = [
             Subscriber(
                 member.member_id,
@@ -395,18 +590,18 @@ class ConsumerGroup:
             target = frozenset((topics[at.topic].topic_id, at.partition) for at in share)
             if self.targets.get(member_id) != target:
                 self.targets[member_id] = target
-                self.unsaved[Entry(TARGET, member_id)] = None
+                self.unsaved[RecordKey(TARGET, member_id)] = None
         if self.assignment_epoch == 0:
-            self.unsaved[Entry(EPOCH)] = None  # the first one, which no change has raised
+            self.unsaved[RecordKey(EPOCH)] = None  # no change has raised the first epoch
         self.assignment_epoch = self.epoch
-        self.unsaved[Entry(TARGET_EPOCH)] = None
+        self.unsaved[RecordKey(TARGET_EPOCH)] = None
 
-    def _held_by_others(self, member: ConsumerMember, target: Set[Place]) -> set[Place]:
-        """Return what others hold of the partitions that the member lacks to its target.
+    def _held_by_others(self, member: ConsumerMember, target: Set[TopicIdPartition]) -> set[TopicIdPartition]:
+        """Return the partitions that the member lacks of its target and that other members hold.
 
-        Each member on its way asks, so make no set of all partitions of the group.
+        Every member that reconciles calls this, so it must not build a set of all partitions of the group.
         """
-        held: set[Place] = set()
+        held: set[TopicIdPartition] = set()
         lacks = target - member.assigned
         if not lacks or member.is_reconciled_to(self.assignment_epoch):
             return held
@@ -419,31 +614,31 @@ class ConsumerGroup:
 
     # Leaving
 
-    def _leave(self, beat: Beat) -> BeatAnswer:
-        static = None if beat.instance_id is None else self.static_member(beat.instance_id)
-        self._check_instance(beat, static)
-        member = self.members.get(beat.member_id)
+    def _leave(self, request: Heartbeat) -> HeartbeatResult:
+        static = None if request.instance_id is None else self.static_member(request.instance_id)
+        self._check_instance(request, static)
+        member = self.members.get(request.member_id)
         if member is None:
-            raise UnknownMemberId(f"group {self.group_id!r} has no member {beat.member_id!r}")
-        if beat.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
-            gone = replace(member, epoch=STATIC_LEAVE_EPOCH, revoking=NOTHING)
-            self._put(gone, Entry(CURRENT, member.member_id))
-            self._revoked_by_ms.pop(member.member_id, None)
+            raise UnknownMemberId(f"group {self.group_id!r} has no member {request.member_id!r}")
+        if request.epoch == STATIC_LEAVE_EPOCH and member.instance_id is not None:
+            gone = replace(member, epoch=STATIC_LEAVE_EPOCH, revoking=NO_PARTITIONS)
+            self._set_member(gone, RecordKey(CURRENT, member.member_id))
+            self._revocation_deadlines_ms.pop(member.member_id, None)
         else:
             self._remove(member.member_id)
-        return BeatAnswer(beat.member_id, beat.epoch)
+        return HeartbeatResult(request.member_id, request.epoch)
 
     def remove_members(self, identities: Sequence[tuple[str, str | None]]) -> list[int]:
-        """Remove members that an administrator names by (member id, instance id); return their error codes.
+        """Remove members, given as (member id, instance id), and return an error code for each.
 
-        An instance id goes with its member's id or with an empty one. All names are looked up before the
-        first member goes, so one that is named twice succeeds twice, and the epoch rises once.
+        An instance id comes with its member's id or with an empty one. All members are looked up before the
+        first one is removed, so one that is named twice succeeds twice. The epoch rises once.
         """
         removed: dict[str, None] = {}
         codes = [0] * len(identities)
         for index, (member_id, instance_id) in enumerate(identities):
             try:
-                removed[self._named(member_id, instance_id)] = None
+                removed[self._find_member_id(member_id, instance_id)] = None
             except BrokerError as error:
                 codes[index] = error.code
         for member_id in removed:
@@ -452,9 +647,9 @@ class ConsumerGroup:
             self._raise_epoch()
         return codes
 
-    def _named(self, member_id: str, instance_id: str | None) -> str:
+    def _find_member_id(self, member_id: str, instance_id: str | None) -> str:
         if instance_id is None:
-            return self._known(member_id).member_id
+            return self._require_member(member_id).member_id
         static = self.static_member(instance_id)
         if static is None:
             raise UnknownMemberId(f"instance {instance_id!r} is unknown")
@@ -467,39 +662,41 @@ class ConsumerGroup:
         self._raise_epoch()
 
     def _forget(self, member_id: str) -> None:
-        for timers in (self._silent_until_ms, self._revoked_by_ms):
+        for timers in (self._session_deadlines_ms, self._revocation_deadlines_ms):
             timers.pop(member_id, None)
         self.targets.pop(member_id, None)
         self._note_subscription(self.members.pop(member_id), None)
         for kind in (CURRENT, TARGET, MEMBER):
-            self.unsaved[Entry(kind, member_id)] = None
+            self.unsaved[RecordKey(kind, member_id)] = None
 
     def _watch_revocation(self, member: ConsumerMember, now_ms: int) -> None:
         if member.state is not MemberState.UNREVOKED:
-            self._revoked_by_ms.pop(member.member_id, None)
+            self._revocation_deadlines_ms.pop(member.member_id, None)
         else:
-            self._revoked_by_ms[member.member_id] = now_ms + member.rebalance_timeout_ms
+            self._revocation_deadlines_ms[member.member_id] = now_ms + member.rebalance_timeout_ms
 
     def resume(self, now_ms: int) -> None:
-        """After a restart: everyone's time begins anew."""
+        """Start the sessions and revocation timeouts of all members after a restart."""
         self._subscriptions, self._shares_subscriptions = Subscriptions(), False
         for member in list(self.members.values()):
             topics, regex = self._subscriptions.shared(_subscription(member))
             self.members[member.member_id] = replace(member, topics=topics, regex=regex)
             self._subscriptions.add(Subscription(topics, regex))
-            self._silent_until_ms[member.member_id] = now_ms + self._session_ms
+            self._session_deadlines_ms[member.member_id] = now_ms + self._session_timeout_ms
             self._watch_revocation(member, now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Silent members go, and those that do not give up what they must."""
+        """Remove members whose session has expired, and those that did not revoke partitions in time."""
         for member_id in list(self.members):
-            dues = (self._silent_until_ms.get(member_id), self._revoked_by_ms.get(member_id))
+            dues = (self._session_deadlines_ms.get(member_id), self._revocation_deadlines_ms.get(member_id))
             if any(due is not None and due <= now_ms for due in dues):
                 self._remove(member_id)
 
     def next_deadline_ms(self) -> int | None:
-        """When `tick` may have something to do; None: never."""
-        return min([*self._silent_until_ms.values(), *self._revoked_by_ms.values()], default=None)
+        """Return the next time at which `tick` must run; None if it need not."""
+        return min(
+            [*self._session_deadlines_ms.values(), *self._revocation_deadlines_ms.values()], default=None
+        )
 
     # Offsets
 
@@ -512,25 +709,25 @@ class ConsumerGroup:
         is_transactional: bool,
         version: int,
     ) -> None:
-        """Raise why an offset commit is refused.
+        """Raise UnknownMemberId, StaleMemberEpoch or UnsupportedVersion if an offset commit is not allowed.
 
-        Without an epoch an empty group takes it from anybody. Within a transaction every group does from a
-        client that names no member either, because old clients name none.
+        An empty group accepts a commit without an epoch from any client. Within a transaction, every group
+        also accepts one that names no member, because old clients name none.
         """
         is_anonymous = epoch < 0 and not member_id and instance_id is None
         if (epoch < 0 and not self.members) or (is_anonymous and is_transactional):
             return
-        member = self._known(member_id)
+        member = self._require_member(member_id)
         if not is_transactional and version < FIRST_EPOCH_COMMIT_VERSION:
             raise UnsupportedVersion("members of the consumer protocol commit with OffsetCommit 9 or above")
         self._check_epoch(member, epoch)
 
     def check_fetch(self, member_id: str | None, epoch: int) -> None:
-        """Raises why committed offsets are not told to a member; to others they are."""
+        """Raise UnknownMemberId or StaleMemberEpoch if a request in a member's name may not read offsets."""
         if member_id is not None or epoch >= 0:
-            self._check_epoch(self._known(member_id or ""), epoch)
+            self._check_epoch(self._require_member(member_id or ""), epoch)
 
-    def _known(self, member_id: str) -> ConsumerMember:
+    def _require_member(self, member_id: str) -> ConsumerMember:
         member = self.members.get(member_id)
         if member is None:
             raise UnknownMemberId(f"group {self.group_id!r} has no member {member_id!r}")
@@ -542,9 +739,9 @@ class ConsumerGroup:
             raise StaleMemberEpoch(f"member {member.member_id!r} is at epoch {member.epoch}, not {epoch}")
 
     def subscribed(self) -> Iterable[str] | None:
-        """Return the topics that members read. Without members there are none, so all offsets may expire.
+        """Return the topics that members subscribe to; none if the group is empty, so all offsets may expire.
 
-        None is returned after a restart until a heartbeat tells which topics the members' patterns match.
+        Returns None after a restart until a heartbeat has resolved the members' patterns.
         """
         if self._topics is None and self._subscriptions.regexes:
             return None
@@ -557,6 +754,6 @@ def _subscription(member: ConsumerMember) -> Subscription:
     return Subscription(member.topics, member.regex)
 
 
-def _subscribed(member: ConsumerMember, catalogue: Catalogue) -> Mapping[str, TopicInfo]:
-    """Return the existing topics that a member's subscription names or matches."""
-    return catalogue(member.topics, frozenset(filter(None, [member.regex])))
+def _subscribed(member: ConsumerMember, resolve_topics: TopicResolver) -> Mapping[str, TopicInfo]:
+    """Return the existing topics that match a member's subscription."""
+    return resolve_topics(member.topics, frozenset(filter(None, [member.regex])))

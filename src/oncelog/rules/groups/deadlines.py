@@ -1,9 +1,8 @@
 """The next deadline of each of many keys, such as groups or member ids.
 
-A key has one deadline at a time, and `take` hands it out once. Setting, removing and taking cost the
-logarithm of their number. A heap entry that a later call replaced is passed over when it is met, and entries
-like that never outnumber the others for long: a key whose deadline changes often must not cost more with
-every change.
+A key has one deadline at a time, and `take` returns it once. Each operation costs the logarithm of the number
+of keys. Heap entries that a later call replaced are skipped. They are removed before they outnumber the
+others for long, so a key whose deadline changes often does not fill the heap.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import heapq
 
 _SPARE_ENTRIES = 64
-"""Heap entries without a meaning that are never worth a clean-up."""
+"""Outdated heap entries that are tolerated in any heap, however small."""
 
 
 class Deadlines:
@@ -31,40 +30,40 @@ class Deadlines:
 
     @property
     def heap_size(self) -> int:
-        """Entries in the heap, including those that have lost their meaning."""
+        """Number of heap entries, including outdated ones."""
         return len(self._heap)
 
     def set(self, key: str, due_ms: int) -> None:
-        """Give the key this deadline in place of any other."""
+        """Set the key's deadline, replacing any other."""
         self._due_ms[key] = due_ms
         heapq.heappush(self._heap, (due_ms, key))
         if len(self._heap) > 2 * len(self._due_ms) + _SPARE_ENTRIES:
-            self._heap = [(due, each) for each, due in self._due_ms.items()]
+            self._heap = [(due, live_key) for live_key, due in self._due_ms.items()]
             heapq.heapify(self._heap)
 
     def set_if_earlier(self, key: str, due_ms: int) -> None:
-        """Give the key this deadline unless it has one that is no later."""
-        present_ms = self._due_ms.get(key)
-        if present_ms is None or due_ms < present_ms:
+        """Set the key's deadline unless it has one that is not later."""
+        existing_ms = self._due_ms.get(key)
+        if existing_ms is None or due_ms < existing_ms:
             self.set(key, due_ms)
 
     def remove(self, key: str) -> None:
-        """Forget the key's deadline. Raises KeyError without one."""
+        """Remove the key's deadline. Raises KeyError if it has none."""
         del self._due_ms[key]
 
     @property
     def next_ms(self) -> int | None:
-        """The first deadline; None without any."""
+        """The earliest deadline, or None."""
         heap = self._heap
         while heap and self._due_ms.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     def take(self, now_ms: int) -> list[str]:
-        """Return the keys whose deadlines have come, which have none from then on.
+        """Remove and return the keys whose deadlines have passed.
 
-        It is a list because a key that gets a deadline in the past meanwhile waits for the next call.
-        Otherwise the loop of the caller might never end.
+        The result is a list, not a generator: a caller may set a deadline in the past while it handles the
+        keys, and its loop would then never end.
         """
         keys = []
         while (due_ms := self.next_ms) is not None and due_ms <= now_ms:

@@ -2,28 +2,29 @@
 
     RETRY     send the request again after a pause
     FIND      look the coordinator up again, then retry
-    JOIN      take part in the group's next rebalance; partitions stay for now
+    JOIN      join the group's next rebalance; the member keeps its partitions for now
     LOST      join again under the same member id; the partitions are lost
     RESET     join again as a new member; the partitions are lost
-    RAISE     raise the error; the member stays what it was, and a later call or poll may succeed
-    END       the member is out for good: tell of the loss, then raise the error at every poll
+    RAISE     raise the error; the member keeps its state, and a later call or poll may succeed
+    END       the member is out for good: report the partitions as lost, then raise the error at every poll
 
-OffsetCommit raises its error also for JOIN, LOST, RESET and END: the caller must learn that
-nothing was stored.
+OffsetCommit also raises its error for JOIN, LOST, RESET and END: the caller must learn that nothing was
+stored.
 
 Source: Kafka's AbstractCoordinator (JoinGroup, SyncGroup, Heartbeat), ConsumerCoordinator and
 CommitRequestManager (OffsetCommit, OffsetFetch), AbstractHeartbeatRequestManager and
 ConsumerHeartbeatRequestManager (ConsumerGroupHeartbeat). The table differs from them on purpose:
 
-- FENCED_INSTANCE_ID ends the member also after a Heartbeat. Java's poll raises it once. An application that
-  polls on joins again, and two consumers with one name then fence each other without end.
-- GROUP_AUTHORIZATION_FAILED in a Heartbeat is raised by poll. Java takes it for a failed heartbeat, and the
-  session runs out.
-- GROUP_AUTHORIZATION_FAILED and UNRELEASED_INSTANCE_ID in a ConsumerGroupHeartbeat, fatal in Java, are
-  raised, and a later poll tries again: a permission may be granted, and a predecessor's session ends.
-- OffsetCommit raises UNKNOWN_TOPIC_OR_PARTITION at once. Java retries until its time-out. It retries
-  STALE_MEMBER_EPOCH, which a heartbeat is about to cure. Java's commitSync raises CommitFailedException.
-- What passes by itself is retried in JoinGroup and SyncGroup too, where Java calls some of it unexpected.
+- FENCED_INSTANCE_ID also ends the member after a Heartbeat. Java's poll raises it once. An application that
+  continues to poll then joins again, and two consumers with one instance id fence each other endlessly.
+- GROUP_AUTHORIZATION_FAILED in a Heartbeat is raised by poll. Java treats it as a failed heartbeat, and the
+  session expires.
+- GROUP_AUTHORIZATION_FAILED and UNRELEASED_INSTANCE_ID in a ConsumerGroupHeartbeat are raised, and a later
+  poll tries again: a permission may be granted, and the predecessor's session ends. Java treats them as
+  fatal.
+- OffsetCommit raises UNKNOWN_TOPIC_OR_PARTITION at once. Java retries until its timeout. OffsetCommit retries
+  STALE_MEMBER_EPOCH, which the next heartbeat cures. Java's commitSync raises CommitFailedException.
+- Transient errors are retried in JoinGroup and SyncGroup too, where Java calls some of them unexpected.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from enum import Enum
 
 
 class GroupRequest(Enum):
-    """A request to the group coordinator whose errors are decided here."""
+    """A request to the group coordinator."""
 
     JOIN = "JoinGroup"
     SYNC = "SyncGroup"
@@ -43,7 +44,7 @@ class GroupRequest(Enum):
 
 
 class GroupAction(Enum):
-    """What the consumer does; the module's docstring explains each."""
+    """The consumer's reaction to an error. The module docstring explains each value."""
 
     RETRY = "retry"
     FIND = "find"
@@ -66,20 +67,20 @@ _ROWS: dict[int, tuple[str, str, str, str, str, str]] = {
     22: ("lost", "lost", "lost", "lost", "raise", "reset"),  # ILLEGAL_GENERATION
     25: ("reset", "reset", "reset", "reset", "raise", "reset"),  # UNKNOWN_MEMBER_ID
     27: ("join", "join", "join", "join", "retry", "retry"),  # REBALANCE_IN_PROGRESS
-    # The group was empty, without this member, and is forgotten.
+    # The group was empty, so it was deleted; this member was no longer part of it.
     69: ("reset", "reset", "reset", "reset", "raise", "reset"),  # GROUP_ID_NOT_FOUND
     79: ("join", "join", "raise", "raise", "raise", "raise"),  # MEMBER_ID_REQUIRED
     82: ("end", "end", "end", "end", "raise", "end"),  # FENCED_INSTANCE_ID
     # A transaction is about to commit another offset.
     88: ("raise", "raise", "raise", "raise", "retry", "raise"),  # UNSTABLE_OFFSET_COMMIT
     110: ("raise", "raise", "raise", "reset", "raise", "reset"),  # FENCED_MEMBER_EPOCH
-    # A heartbeat is about to bring the epoch that counts.
+    # The next heartbeat brings the current epoch.
     113: ("raise", "raise", "raise", "retry", "retry", "retry"),  # STALE_MEMBER_EPOCH
 }
-"""Every other code is raised."""
+"""All other error codes are raised."""
 
 
 def group_action(code: int, request: GroupRequest) -> GroupAction:
-    """Return what follows from an error code (not 0) in the answer to this request."""
+    """Return the reaction to a response's error code, which is not NONE (0)."""
     row = _ROWS.get(code)
     return GroupAction.RAISE if row is None else GroupAction(row[_COLUMNS.index(request)])
