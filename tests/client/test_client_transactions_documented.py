@@ -1,4 +1,4 @@
-"""The loop of docs/transactions.md, as it stands there, and what the page says around it."""
+"""The loop of docs/guides/transactions.md, as it stands there, and what the page says around it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers_documents import blocks_of
 from helpers_groups import SECONDS, fill, member
 from helpers_producer import new_topic, read, values
 from helpers_wait import wait_until
@@ -16,7 +17,7 @@ from oncelog import Producer, Record, TopicPartition
 from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.errors import MisuseError
 
-PAGE = Path(__file__).parents[2] / "docs" / "transactions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "transactions.md"
 NAMES = ("consumer.subscribe", "enable.auto.commit", "send_offsets_to_transaction", "seek_to_committed")
 
 CHILD = """
@@ -33,9 +34,9 @@ def transform(record):
 
 
 def documented_loop() -> str:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (code,) = [block.code for block in blocks_of(PAGE.read_text()) if "def copy(" in block.code]
     assert all(name in code for name in NAMES)
-    return str(code)
+    return code + "\ncopy(servers, source, target, group, transform)\n"
 
 
 def copier(*arguments: str) -> subprocess.Popen[bytes]:

@@ -78,7 +78,7 @@ def test_a_late_commit_is_refused(servers: str) -> None:
 
 
 def test_a_late_commit_where_epochs_stay(classic: str) -> None:
-    """It ends whatever is open: docs/transactions.md."""
+    """It ends whatever is open: docs/guides/transactions.md."""
     topic = new_topic(classic)
     assert late_commit(classic, topic, "late") == "INVALID_TXN_STATE"
     assert values(classic, topic) == [b"first", b"second"]
