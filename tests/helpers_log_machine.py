@@ -36,7 +36,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from oncelog.errors import BrokerError, KafkaStorageError
 from oncelog.limits import Limits
-from oncelog.log.background import Job
+from oncelog.log.background import BlockingCall
 from oncelog.log.config import LogConfig
 from oncelog.log.manager import LogManager
 from oncelog.log.segment import Segment
@@ -153,11 +153,11 @@ class LogMachine(RuleBasedStateMachine):
 
     def start_process(self, disk: MemoryDisk) -> None:
         disk.now_ms = lambda: self.now_ms
-        self.disk, self.job, self.operations = disk, None, 0
+        self.disk, self.call, self.operations = disk, None, 0
         self.manager = LogManager.open(
             disk, node_id=1, new_uuid=self.new_uuid, now_ms=self.now_ms, limits=self.limits
         )
-        self.manager.chores.on_added = lambda: None
+        self.manager.background.on_added = lambda: None
         self.open_partition()
 
     def open_partition(self) -> None:
@@ -445,7 +445,7 @@ class LogMachine(RuleBasedStateMachine):
             self.finish_chores()
             self.start_after_power_loss = self.start_after_kill
 
-    @precondition(lambda self: self.job is not None or self.manager.chores)
+    @precondition(lambda self: self.call is not None or self.manager.background)
     @rule(count=st.integers(0, 10))
     @survives
     def step_chores(self, count: int) -> None:
@@ -454,31 +454,31 @@ class LogMachine(RuleBasedStateMachine):
             self.finish_chores()
         for _ in range(count):
             self.run_job()
-            if self.manager.chores:
-                self.job = self.do(self.manager.chores.step)
+            if self.manager.background:
+                self.call = self.do(self.manager.background.step)
 
     def run_job(self) -> None:
         """End the job that a thread has begun."""
-        job, self.job = self.job, None
-        if job is not None:
-            self.do(lambda: self.attempt(job))
+        call, self.call = self.call, None
+        if call is not None:
+            self.do(lambda: self.attempt(call))
 
-    def attempt(self, job: Job) -> None:
-        with suppress(Exception):  # its chore is told
-            job()
+    def attempt(self, call: BlockingCall) -> None:
+        with suppress(Exception):  # the next step of its task gets the error
+            call()
 
     def finish_chores(self) -> None:
         self.do(self.finish_all)
         self.start_after_kill = self.model.start
 
     def finish_all(self) -> None:
-        chores = self.manager.chores
-        while self.job is not None or chores:
-            job, self.job = self.job, None
-            if job is not None:
-                self.attempt(job)
-            elif chores:
-                self.job = chores.step()
+        background = self.manager.background
+        while self.call is not None or background:
+            call, self.call = self.call, None
+            if call is not None:
+                self.attempt(call)
+            elif background:
+                self.call = background.step()
 
     # Ends of processes
 
@@ -528,9 +528,9 @@ class LogMachine(RuleBasedStateMachine):
     def stop(self, limits: Limits) -> None:
         """Stop cleanly. `limits`: those of the next process; `disk` is the one that it finds."""
         end = self.model.end
-        if self.job is not None:
+        if self.call is not None:
             self.run_job()
-        self.manager.chores.on_added = None
+        self.manager.background.on_added = None
         self.do(lambda: self.manager.close(self.now_ms))
         self.durable_end = end
         self.start_after_kill = self.start_after_power_loss = self.model.start

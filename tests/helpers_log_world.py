@@ -147,7 +147,7 @@ class World:
         except BaseException:
             manager.release()
             raise
-        manager.chores.on_added = lambda: None
+        manager.background.on_added = lambda: None
         manager.remove_deleted()
         self.manager = manager
 
@@ -165,16 +165,16 @@ class World:
         self.os.arm(error, names, first, count, self.rng.random())
 
     def run_chores(self, steps: int) -> None:
-        chores = self.manager.chores
+        background = self.manager.background
         for _ in range(steps):
-            if not len(chores):
+            if not len(background):
                 return
             with self._noting():
-                job = chores.step()
-                if job is None:
+                call = background.step()
+                if call is None:
                     continue
-                with suppress(Exception):  # its chore is told
-                    job()
+                with suppress(Exception):  # the next step of its task gets the error
+                    call()
 
     def _noting(self) -> _Noting:
         return _Noting(self.events)

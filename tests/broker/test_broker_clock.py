@@ -29,8 +29,8 @@ def test_a_clock_that_was_ahead_deletes_nothing_once_it_is_right() -> None:
                 producer.send(tp.topic, b"v", partition=0, timestamp_ms=None if tp is KEPT else 1).result(60)
             pass_time(broker, HOUR_MS // 2)
             wait_until(lambda: consumer.beginning_offsets([SHORT]) == {SHORT: 1})
-            chores = broker._running.node.log_manager.chores
-            wait_until(lambda: not chores)
+            background = broker._running.node.log_manager.background
+            wait_until(lambda: not background)
             assert consumer.beginning_offsets([KEPT]) == {KEPT: 0}
 
 

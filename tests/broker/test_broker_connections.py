@@ -14,7 +14,7 @@ from helpers_broker import RawClient, batch, fetch_request, produce_request, spl
 from oncelog.broker.node import Node
 from oncelog.broker.stepwise import MAX_LARGE
 from oncelog.rules.groups.committed_offsets import CommittedOffset
-from oncelog.server.background import ChoreDriver
+from oncelog.server.background import BackgroundRunner
 from oncelog.server.embedded import Broker
 from oncelog.types import TopicPartition
 from oncelog.wire.frames import encode_request
@@ -208,8 +208,8 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
 
     They are there, so that no time-out for incomplete requests runs against them.
     """
-    gate, work = threading.Event(), ChoreDriver._work
-    monkeypatch.setattr(ChoreDriver, "_work", lambda self: work(self) if gate.is_set() else None)
+    gate, work = threading.Event(), BackgroundRunner._work
+    monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)
     rows = [OffsetForLeaderEpochRequest.OffsetForLeaderPartition(partition=i) for i in range(10_000)]
     request = OffsetForLeaderEpochRequest(
         topics=[OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic="t", partitions=rows)]
@@ -225,11 +225,11 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
             client.send(request, 3)
             client.send(ApiVersionsRequest(), 0)
         frame_bytes = len(encode_request(request, 3, 1, "raw"))
-        chores = node.log_manager.chores
-        wait_until(lambda: len(chores) == MAX_LARGE)
+        background = node.log_manager.background
+        wait_until(lambda: len(background) == MAX_LARGE)
         wait_until(lambda: node.requests_held.total_bytes >= waiting_count * frame_bytes)
         assert is_served(broker)
-        assert len(chores) == MAX_LARGE
+        assert len(background) == MAX_LARGE
         assert {connection._request_ms for connection in broker._running.server.connections} == {None}
         clients.pop().socket.close()  # one that waits, perhaps
         gate.set()
@@ -244,8 +244,8 @@ def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else an offset commit of 4 KB waits without end while others list many groups again and again."""
-    gate, work = threading.Event(), ChoreDriver._work
-    monkeypatch.setattr(ChoreDriver, "_work", lambda self: work(self) if gate.is_set() else None)
+    gate, work = threading.Event(), BackgroundRunner._work
+    monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)
     tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", 1, -1, -1)
     rows = [OffsetForLeaderEpochRequest.OffsetForLeaderPartition(partition=i) for i in range(5_000)]
     request = OffsetForLeaderEpochRequest(
@@ -258,10 +258,10 @@ def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
             node.groups.offsets.commit(f"g{number}", {tp: committed}, 1)
         for _ in range(MAX_LARGE + 1):
             stack.enter_context(RawClient(broker.bootstrap_servers)).send(ListGroupsRequest(), 4)
-        wait_until(lambda: len(node.log_manager.chores) == MAX_LARGE + 1)
+        wait_until(lambda: len(node.log_manager.background) == MAX_LARGE + 1)
         client = stack.enter_context(RawClient(broker.bootstrap_servers))
         client.send(request, 3)
-        wait_until(lambda: len(node.log_manager.chores) == MAX_LARGE + 2)
+        wait_until(lambda: len(node.log_manager.background) == MAX_LARGE + 2)
         gate.set()
         _, response = client.receive(OffsetForLeaderEpochResponse, 3)
         assert len(response.topics[0].partitions) == len(rows)

@@ -11,8 +11,8 @@ import pytest
 from helpers_broker import RawClient, batch, wait_until
 
 from oncelog.limits import DEFAULT_LIMITS
-from oncelog.log.background import Kind, RunningJob
-from oncelog.server.background import ChoreDriver
+from oncelog.log.background import Kind, RunningCall
+from oncelog.server.background import BackgroundRunner
 from oncelog.server.embedded import Broker
 from oncelog.types import Compression
 from oncelog.wire.message import Message
@@ -34,13 +34,13 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Jobs of deferred work begin only while it is set."""
     event = threading.Event()
     event.set()
-    real = ChoreDriver._elsewhere
+    real = BackgroundRunner._run_in_thread
 
-    async def elsewhere(self: ChoreDriver, job: RunningJob) -> None:
+    async def elsewhere(self: BackgroundRunner, call: RunningCall) -> None:
         await asyncio.to_thread(event.wait, WAIT_SECONDS)
-        await real(self, job)
+        await real(self, call)
 
-    monkeypatch.setattr(ChoreDriver, "_elsewhere", elsewhere)
+    monkeypatch.setattr(BackgroundRunner, "_run_in_thread", elsewhere)
     return event
 
 
@@ -65,8 +65,8 @@ def test_acknowledged_records_of_a_topic_created_again_survive_deletions_of_the_
         for _ in range(12):
             assert client.produce("t", batch(b"old" + bytes(100_000))).error_code == 0
         assert broker._running is not None
-        chores = broker._running.node.log_manager.chores
-        wait_until(lambda: not chores)
+        background = broker._running.node.log_manager.background
+        wait_until(lambda: not background)
         gate.clear()
         delete_records(client, "t", 11)
         delete_topic(client, "t")
@@ -120,19 +120,19 @@ def test_large_requests_are_answered_while_a_job_of_the_log_is_running(gate: thr
         for _ in range(12):
             assert client.produce("old", batch(b"old" + bytes(100_000))).error_code == 0
         assert broker._running is not None
-        chores = broker._running.node.log_manager.chores
-        wait_until(lambda: not chores)
+        background = broker._running.node.log_manager.background
+        wait_until(lambda: not background)
         gate.clear()
         delete_records(client, "old", 11)
-        wait_until(lambda: chores and not chores.is_ready)
+        wait_until(lambda: background and not background.is_ready)
         for request, version in large_requests(count):
             client.ask(request, version)
         for number, each in enumerate(looking):
             each.send(look_up(number), 7)
-        wait_until(lambda: len(chores._queues[Kind.REQUEST_WITH_JOBS].waiting) == len(looking))
+        wait_until(lambda: len(background._queues[Kind.REQUEST_WITH_CALLS].waiting) == len(looking))
         for request, version in large_requests(count):
             client.ask(request, version)
-        assert chores._queues[Kind.LOG].job is not None, "the job of the log is still waiting"
+        assert background._queues[Kind.LOG].call is not None, "the job of the log is still waiting"
         gate.set()
         for number, each in enumerate(looking):
             _, response = each.receive(ListOffsetsResponse, 7)

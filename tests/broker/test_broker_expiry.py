@@ -29,14 +29,14 @@ class SteppedNode(GroupNode):
         self.limits = replace(DEFAULT_LIMITS, expire_step_entries=STEP, max_tombstones_per_batch=STEP)
         self.restart()
         self.ask(create("t"), 5)
-        self.node.log_manager.chores.on_added = lambda: None
+        self.node.log_manager.background.on_added = lambda: None
 
     def step(self) -> bool:
         """Do one step; return False when there is nothing left to do."""
-        chores = self.node.log_manager.chores
-        if len(chores) and (job := chores.step()) is not None:
+        background = self.node.log_manager.background
+        if len(background) and (job := background.step()) is not None:
             job()
-        return bool(len(chores))
+        return bool(len(background))
 
     def init(self, transactional_id: str) -> Any:
         asked = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=1_000)

@@ -169,14 +169,14 @@ def test_a_restart_takes_nothing_from_members_whose_pattern_is_not_resolved_yet(
     assert len(joined.assignment.topic_partitions) == 2
     node.limits = Limits(pattern_step_cost=1)
     node.restart()
-    consumers, chores = node.node.groups.consumers, node.node.log_manager.chores
-    chores.on_added = lambda: None  # they wait for this test
+    consumers, background = node.node.groups.consumers, node.node.log_manager.background
+    background.on_added = lambda: None  # they wait for this test
     (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
     assert consumers.patterns.is_pending(["[tu]"])
     assert (answer.error_code, answer.member_epoch) == (0, joined.member_epoch)
     assert node.state() == before
     while consumers.patterns.is_pending(["[tu]"]):
-        chores.step()
+        background.step()
     node.ask(heartbeat("g", "m", joined.member_epoch), 1)
     assert node.state() == before
 
@@ -246,8 +246,8 @@ def test_a_member_that_joins_while_a_pattern_is_resolved_takes_nothing_from_othe
     node.ask(commit("g", 4, generation_id_or_member_epoch=joined.member_epoch, member_id="m"), 9)
     node.limits = Limits(pattern_step_cost=1)
     node.restart()
-    groups, chores = node.node.groups, node.node.log_manager.chores
-    chores.on_added = lambda: None  # they wait for this test
+    groups, background = node.node.groups, node.node.log_manager.background
+    background.on_added = lambda: None  # they wait for this test
     (other,) = node.ask(patterned("g", "n"), 1)
     assert (other.error_code, other.member_epoch) == (0, joined.member_epoch)
     (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
@@ -255,7 +255,7 @@ def test_a_member_that_joins_while_a_pattern_is_resolved_takes_nothing_from_othe
     groups.forget_expired(node.now_ms + 10 * MINUTE_MS)
     assert groups.offsets.of("g")
     while groups.consumers.patterns.is_pending(["t.*"]):
-        chores.step()
+        background.step()
     (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
     (kept,) = answer.assignment.topic_partitions
     assert len(kept.partitions) == 1
@@ -562,7 +562,7 @@ def test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members() -> None
     place.restart()
     place.ask(create("t"), 5)
     place.ask(heartbeat("other", "c"), 1)  # which makes the coordinator's topic
-    place.node.log_manager.chores.on_added = lambda: None  # nothing is done in the background
+    place.node.log_manager.background.on_added = lambda: None  # nothing is done in the background
     pattern: dict[str, Any] = {"subscribed_topic_names": [], "subscribed_topic_regex": "t"}
     place.ask(heartbeat("g", "a", **pattern), 1)
     place.ask(heartbeat("g", "b", subscribed_topic_names=["z"]), 1)

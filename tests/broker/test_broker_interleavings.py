@@ -100,20 +100,20 @@ class Client:
             node.topics.partition(tp)[1].append(memoryview(batch), origin=Origin.CLIENT, now_ms=NOW_MS)
         pending = {tp: CommittedOffset(7, -1, "", NOW_MS, -1, -1) for tp in PARTITIONS[1:3]}
         node.groups.offsets.commit_pending("g", who, pending, NOW_MS)
-        node.log_manager.chores.on_added = lambda: None
+        node.log_manager.background.on_added = lambda: None
         self.is_failing: Callable[[], bool] = lambda: False
         for topic in node.topics.all() if syncs else ():
             topic.flush_messages = 1
 
     @property
     def has_work(self) -> bool:
-        return bool(self.node.log_manager.chores) or self.node.flushes.is_any_waiting
+        return bool(self.node.log_manager.background) or self.node.flushes.is_any_waiting
 
     def step(self) -> bool:
         """Do a step, or all syncs that are waited for; return False if there is nothing to do."""
-        chores, flushes = self.node.log_manager.chores, self.node.flushes
-        if chores:
-            job = chores.step()
+        background, flushes = self.node.log_manager.background, self.node.flushes
+        if background:
+            job = background.step()
             if job is not None:
                 job()
             return True

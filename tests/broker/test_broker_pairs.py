@@ -21,7 +21,7 @@ from oncelog.broker.node import Node
 from oncelog.broker.topics.file import FILE_NAME
 from oncelog.config import BROKER
 from oncelog.limits import Limits
-from oncelog.log.background import Job
+from oncelog.log.background import BlockingCall
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.idempotence.sequencer import Identity
@@ -65,7 +65,7 @@ class Topic:
         self.draw, self.is_compacted = draw, is_compacted
         self.overrides = OVERRIDES | {"cleanup.policy": "compact" if is_compacted else "delete"}
         self.now_ms, self.numbers, self.values = NOW_MS, count(1), count(1)
-        self.job: Job | None = None
+        self.job: BlockingCall | None = None
         self.pending: dict[str, Identity] = {}
         self.open(MemoryDisk())
         self.create()
@@ -85,7 +85,7 @@ class Topic:
         self.disk, self.job = disk, None
         manager = LogManager.open(disk, node_id=1, new_uuid=self.new_uuid, now_ms=self.now_ms, limits=LIMITS)
         self.node = Node(manager, broker, new_uuid=self.new_uuid, now_ms=self.now_ms)
-        self.node.log_manager.chores.on_added = lambda: None
+        self.node.log_manager.background.on_added = lambda: None
 
     def create(self) -> None:
         self.node.topics.create("t", 1, self.overrides, self.now_ms)
@@ -212,27 +212,27 @@ class Topic:
 
     def step(self) -> None:
         """Do some deferred work; a job of it may be under way afterwards."""
-        chores = self.node.log_manager.chores
+        background = self.node.log_manager.background
         for _ in range(self.draw.choice((0, 1, 5))):
             self.run_job()
-            if chores:
-                self.job = chores.step()
+            if background:
+                self.job = background.step()
 
     def run_job(self) -> None:
         job, self.job = self.job, None
         if job is not None:
-            with suppress(Exception):  # its chore is told
+            with suppress(Exception):  # the next step of its task gets the error
                 job()
 
     def finish(self) -> None:
-        while self.job is not None or self.node.log_manager.chores:
+        while self.job is not None or self.node.log_manager.background:
             self.run_job()
-            if self.node.log_manager.chores:
-                self.job = self.node.log_manager.chores.step()
+            if self.node.log_manager.background:
+                self.job = self.node.log_manager.background.step()
 
     def close(self) -> None:
         self.run_job()
-        self.node.log_manager.chores.on_added = None
+        self.node.log_manager.background.on_added = None
         self.node.close(self.now_ms)
 
     def restart(self) -> None:

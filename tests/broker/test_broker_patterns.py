@@ -20,7 +20,7 @@ from oncelog.broker.coordinators.patterns import (
 from oncelog.config import BROKER
 from oncelog.errors import InvalidRegularExpression
 from oncelog.limits import DEFAULT_LIMITS, Limits
-from oncelog.log.background import Chores
+from oncelog.log.background import BackgroundQueue
 from oncelog.rules.groups.consumer import CURRENT, EPOCH, MEMBER, ConsumerGroup, Heartbeat, RecordKey
 from oncelog.runtime.clock import Clock
 from oncelog.server.embedded import Broker, open_node, recover_node
@@ -144,9 +144,9 @@ def test_a_topic_is_matched_once_however_many_heartbeats_come(client: RawClient,
 
 
 def test_what_is_too_much_for_one_heartbeat_goes_on_in_the_background(matched: list[str]) -> None:
-    chores = Chores()
-    chores.on_added = lambda: None
-    found = TopicPatterns(chores)
+    background = BackgroundQueue()
+    background.on_added = lambda: None
+    found = TopicPatterns(background)
     costly = "(?:a?){100}" * 8
     steps = Pattern(costly).steps("a" * 240)
     per_round = DEFAULT_LIMITS.pattern_step_cost // steps + 2
@@ -155,9 +155,9 @@ def test_what_is_too_much_for_one_heartbeat_goes_on_in_the_background(matched: l
     assert found.find(costly) == []
     assert len(matched) <= per_round
     rounds = 0
-    while chores:
+    while background:
         before = len(matched)
-        chores.step()
+        background.step()
         assert len(matched) - before <= per_round
         rounds += 1
     assert rounds >= 9
@@ -167,21 +167,21 @@ def test_what_is_too_much_for_one_heartbeat_goes_on_in_the_background(matched: l
 
 
 def test_a_resolved_pattern_keeps_its_topics_while_new_ones_are_matched() -> None:
-    chores = Chores()
-    chores.on_added = lambda: None
-    found = TopicPatterns(chores)
+    background = BackgroundQueue()
+    background.on_added = lambda: None
+    found = TopicPatterns(background)
     found.list_topics(["t0"])
     assert found.find("t.*") == ["t0"]
     found.list_topics(["t0", *(f"t{index}" for index in range(1, 100_000))])
     assert "t0" in found.find("t.*")
-    while chores:
-        chores.step()
+    while background:
+        background.step()
     found.begin()
     assert len(found.find("t.*")) == 100_000
 
 
 def test_topics_that_are_made_and_deleted_leave_nothing_behind() -> None:
-    found = TopicPatterns(Chores())
+    found = TopicPatterns(BackgroundQueue())
     for index in range(20_000):
         found.begin()
         found.list_topics(["stays", f"t{index}"])
@@ -190,7 +190,7 @@ def test_topics_that_are_made_and_deleted_leave_nothing_behind() -> None:
 
 
 def test_patterns_that_no_member_has_are_forgotten() -> None:
-    found = TopicPatterns(Chores())
+    found = TopicPatterns(BackgroundQueue())
     found.list_topics(["t"])
     for index in range(10):
         found.find(f"t|{index}")

@@ -17,7 +17,7 @@ from oncelog.broker.node import Node, Request
 from oncelog.broker.purgatory import Deferred
 from oncelog.errors import InvalidRecord, InvalidTxnState, TransactionAbortable, UnknownTopicId
 from oncelog.rules.idempotence.sequencer import Identity
-from oncelog.server.background import ChoreDriver
+from oncelog.server.background import BackgroundRunner
 from oncelog.server.embedded import Broker
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Compression
@@ -50,10 +50,10 @@ def request(*parts: tuple[int, bytes], acks: int = 1, **fields: Any) -> ProduceR
 
 
 def driven(settings: dict[str, str]) -> Node:
-    """Return a node with topic t, whose chores wait for `finish`."""
+    """Return a node with topic t, whose background tasks wait for `finish`."""
     node, numbers = open_node(MemoryDisk()), count(1)
     node.topics._new_uuid = lambda: bytes([next(numbers)]) * 16
-    node.log_manager.chores.on_added = lambda: None
+    node.log_manager.background.on_added = lambda: None
     node.topics.create("t", MANY, settings, NOW_MS)
     return node
 
@@ -71,7 +71,7 @@ def finish(node: Node, deferred: Deferred) -> tuple[int, list[int]]:
     deferred.listen(answers.append)
     steps = 0
     while not answers:
-        if job := node.log_manager.chores.step():
+        if job := node.log_manager.background.step():
             job()
         steps += 1
     return steps, [part.error_code for topic in answers[0].responses for part in topic.partition_responses]
@@ -168,8 +168,8 @@ def test_a_stop_between_the_steps_writes_to_no_closed_log(acks: int) -> None:
     """The log told of a disk that refuses: a step of a cancelled request wrote to files that were closed."""
     node = driven(COMPACTED)
     deferred = handle(node, request(*((i, records()) for i in range(MANY)), acks=acks), 9)
-    assert node.log_manager.chores.step() is None
-    assert node.log_manager.chores.step() is None
+    assert node.log_manager.background.step() is None
+    assert node.log_manager.background.step() is None
     stored = ends(node)
     deferred.cancel()
     node.close(NOW_MS)
@@ -180,7 +180,7 @@ def test_a_stop_between_the_steps_writes_to_no_closed_log(acks: int) -> None:
 def test_a_request_goes_with_its_client_unless_it_expects_no_answer() -> None:
     node = driven(COMPACTED)
     handle(node, request(*((i, records()) for i in range(MANY))), 9).cancel()
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     assert ends(node) == [COUNT] * 2 + [0] * 8
     assert handle(node, request(*((i, records()) for i in range(MANY)), acks=0), 9).outlives_client
 
@@ -189,8 +189,8 @@ def test_requests_of_several_steps_without_an_answer_are_carried_out_after_the_e
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Java's producer with acks=0 closes as soon as the system has taken the last request."""
-    gate, work = threading.Event(), ChoreDriver._work
-    monkeypatch.setattr(ChoreDriver, "_work", lambda self: work(self) if gate.is_set() else None)
+    gate, work = threading.Event(), BackgroundRunner._work
+    monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)
     message = request(*((i, records()) for i in range(MANY)), acks=0)
     frame = encode_request(message, 9, 1, "c")
     with Broker() as broker, RawClient(broker.bootstrap_servers) as client:

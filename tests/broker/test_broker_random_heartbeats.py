@@ -66,16 +66,16 @@ class Run:
         self.start_again()
 
     def start_again(self) -> None:
-        self.place.node.log_manager.chores.on_added = None
-        self.place.node.log_manager.chores.finish()
+        self.place.node.log_manager.background.on_added = None
+        self.place.node.log_manager.background.finish()
         self.place.restart()
-        self.place.node.log_manager.chores.on_added = lambda: None
+        self.place.node.log_manager.background.on_added = lambda: None
 
     def step(self) -> bool:
-        chores = self.place.node.log_manager.chores
-        if not chores:
+        background = self.place.node.log_manager.background
+        if not background:
             return False
-        job = chores.step()
+        job = background.step()
         if job is not None:
             job()
         return True

@@ -31,7 +31,7 @@ from oncelog.broker.node import Node, Request
 from oncelog.broker.purgatory import Deferred
 from oncelog.config import BROKER
 from oncelog.errors import BrokerError, KafkaStorageError, StorageError
-from oncelog.log.background import Job
+from oncelog.log.background import BlockingCall
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.idempotence.sequencer import MAX_EPOCH, Identity
@@ -155,11 +155,11 @@ class Run:
                 self.past.append(manager)
                 self.replace_disk()
         self.disk.crash_after = None
-        self.node.log_manager.chores.on_added = lambda: None
+        self.node.log_manager.background.on_added = lambda: None
         self.syncing: list[Partition] = []
         """Partitions whose syncs are under way, which end in any order."""
-        self.jobs: list[Job] = []
-        """Jobs of chores that are under way; steps of other requests come between."""
+        self.jobs: list[BlockingCall] = []
+        """Jobs of background tasks that are under way; steps of other requests come between."""
         self.look()
         self.check_memory()
         self.check_transactions()
@@ -184,22 +184,23 @@ class Run:
     def stop(self) -> None:
         """Stop in order, perhaps on a disk that fails."""
         self.note(f"{self.event}: a stop")
-        chores = self.node.log_manager.chores
-        chores.on_added = None
+        background = self.node.log_manager.background
+        background.on_added = None
         for job in self.jobs:
             with suppress(*EXPECTED):
                 job()
         with suppress(*EXPECTED):
-            chores.finish()
+            background.finish()
         with suppress(*EXPECTED):
             self.node.close(self.now_ms)
         self.die()
 
     def step(self) -> bool:
-        """Do a step of a chore, or a sync that is waited for; return False if there is nothing to do."""
-        chores, flushes = self.node.log_manager.chores, self.node.flushes
+        """Do a step of a background task, or a sync that is waited for; return False if there is nothing to
+        do."""
+        background, flushes = self.node.log_manager.background, self.node.flushes
         self.syncing += flushes.take() if flushes.is_any_waiting else []
-        if self.syncing and (not chores or self.rng.random() < 0.3):
+        if self.syncing and (not background or self.rng.random() < 0.3):
             partition = self.syncing.pop(self.rng.randrange(len(self.syncing)))
             try:
                 partition.flush()
@@ -207,13 +208,13 @@ class Run:
                 flushes.finished(partition, error)
             else:
                 flushes.finished(partition, None)
-        elif self.jobs and (not chores.is_ready or self.rng.random() < 0.3):
+        elif self.jobs and (not background.is_ready or self.rng.random() < 0.3):
             job = self.jobs.pop(self.rng.randrange(len(self.jobs)))
-            with suppress(Exception):  # its chore is told
+            with suppress(Exception):  # the next step of its task gets the error
                 job()
-        elif chores.is_ready:
+        elif background.is_ready:
             with suppress(*EXPECTED):
-                if (begun := chores.step()) is not None:
+                if (begun := background.step()) is not None:
                     self.jobs.append(begun)
         else:
             return False

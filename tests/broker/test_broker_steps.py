@@ -71,9 +71,9 @@ NAMES = [f"name-{number}" for number in range(MANY)]
 
 
 def driven(disk: MemoryDisk) -> Node:
-    """Return a node whose chores wait for `finish`."""
+    """Return a node whose background tasks wait for `finish`."""
     node = open_node(disk)
-    node.log_manager.chores.on_added = lambda: None
+    node.log_manager.background.on_added = lambda: None
     return node
 
 
@@ -88,7 +88,7 @@ def finish(node: Node, deferred: Deferred) -> tuple[int, Any]:
     deferred.listen(answers.append)
     steps = 0
     while not answers:
-        job = node.log_manager.chores.step()
+        job = node.log_manager.background.step()
         assert job is None
         steps += 1
     return steps, answers[0]
@@ -224,7 +224,7 @@ def test_named_topics_of_many_partitions_are_described_in_steps() -> None:
     names = ["a", "b", "c", "d"]
     for name in names:
         node.topics.create(name, STEP_ELEMENTS, {}, NOW_MS)
-    node.log_manager.chores.on_added = lambda: None
+    node.log_manager.background.on_added = lambda: None
     topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
     answer = handle(node, MetadataRequest(topics=topics))
     assert isinstance(answer, Deferred)
@@ -258,7 +258,7 @@ def test_a_topic_of_many_partitions_is_made_in_steps_and_seen_whole() -> None:
     node, count = driven(MemoryDisk()), 5 * PARTITIONS_PER_STEP
     answer = handle(node, create("many", count))
     assert isinstance(answer, Deferred)
-    node.log_manager.chores.step()
+    node.log_manager.background.step()
     assert node.topics.get("many") is None
     assert handle(node, create("many", 1)).topics[0].error_code == 36
     asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="many")])
@@ -273,7 +273,7 @@ def test_a_topic_is_made_to_its_end_though_its_client_went_away() -> None:
     node, count = driven(MemoryDisk()), 5 * PARTITIONS_PER_STEP
     answer = handle(node, create("many", count))
     answer.cancel()
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     assert len(node.topics.get("many").partitions) == count  # type: ignore[union-attr]
 
 
@@ -396,7 +396,7 @@ def test_a_group_of_many_offsets_is_deleted_in_steps_in_which_nobody_may_use_it(
     commit(node, "g", range(MANY_OFFSETS))
     answer = handle(node, DeleteGroupsRequest(groups_names=["g"]))
     assert isinstance(answer, Deferred)
-    node.log_manager.chores.step()
+    node.log_manager.background.step()
     assert 0 < len(node.groups.offsets.of("g")) < MANY_OFFSETS
     row = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=2)
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=[row])
@@ -420,7 +420,7 @@ def test_a_group_that_time_ends_while_it_is_deleted_in_steps_is_deleted() -> Non
     handle(node, join)
     answer = handle(node, DeleteGroupsRequest(groups_names=["g"]))
     assert isinstance(answer, Deferred)
-    node.log_manager.chores.step()
+    node.log_manager.background.step()
     node.tick(NOW_MS + 6001)
     _, response = finish(node, answer)
     assert response.results[0].error_code == 0
@@ -438,8 +438,8 @@ def test_the_offsets_of_one_group_expire_in_steps() -> None:
     commit(node, "g", range(MANY_OFFSETS))
     node.groups.forget_expired(NOW_MS + 30 * 86_400_000)
     steps = []
-    while node.log_manager.chores:
-        if (job := node.log_manager.chores.step()) is not None:
+    while node.log_manager.background:
+        if (job := node.log_manager.background.step()) is not None:
             job()
         steps.append(len(node.groups.offsets.of("g")))
     assert len(steps) >= 3 and steps[-1] == 0
@@ -459,7 +459,7 @@ def test_offsets_of_a_topic_that_is_deleted_between_the_steps_of_their_commit_ar
     node.topics.create("t", 1, {}, NOW_MS)
     answers: list[Any] = []
     answer.listen(answers.append)
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     (response,) = answers
     assert {row.error_code for row in response.topics[0].partitions} == {UnknownTopicOrPartition.code}
     assert not node.groups.offsets.has("g")
@@ -475,7 +475,7 @@ def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
     named = FetchRequest.FetchTopic(topic_id=topic.topic_id, partitions=rows)
     answer = handle(node, FetchRequest(topics=[named], max_bytes=1 << 20, min_bytes=1, max_wait_ms=60_000))
     assert isinstance(answer, Deferred)
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     assert len(node.fetch_waits) == 1
     answer.cancel()
     assert len(node.fetch_waits) == 0
@@ -489,7 +489,7 @@ def waiting_fetch(node: Node) -> tuple[Topic, Deferred]:
     request = FetchRequest(topics=[named], max_bytes=1 << 20, min_bytes=1, max_wait_ms=500, isolation_level=1)
     answer = handle(node, request)
     assert isinstance(answer, Deferred)
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     assert len(node.fetch_waits) == 1
     return topic, answer
 
@@ -509,19 +509,19 @@ def test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps() -> None:
     node, responses = driven(MemoryDisk()), list[Any]()
     topic, answer = waiting_fetch(node)
     answer.listen(responses.append)
-    chores = node.log_manager.chores
+    background = node.log_manager.background
     for sequence in range(3):
         append(node, topic, sequence)
-        chores.finish()
+        background.finish()
     append(node, topic, 3)
-    assert not chores  # nothing new is committed: nothing is read again
+    assert not background  # nothing new is committed: nothing is read again
     assert len(node.fetch_waits) == 1
     write_marker(node, topic.partitions[0].topic_partition, Marker(5, 0, 0, True), NOW_MS)
     node.settle(NOW_MS)
-    assert len(chores) == 1 and not responses
+    assert len(background) == 1 and not responses
     steps = 0
-    while chores:
-        chores.step()
+    while background:
+        background.step()
         steps += 1
     assert steps > MANY // STEP_ELEMENTS
     (response,) = responses
@@ -535,8 +535,8 @@ def test_a_deadline_of_a_waiting_fetch_of_many_partitions_is_kept_in_steps() -> 
     answer.listen(responses.append)
     append(node, topic, 0)  # the deadline comes while it is read again
     node.tick(NOW_MS + 501)
-    assert len(node.log_manager.chores) == 1 and not responses
-    node.log_manager.chores.finish()
+    assert len(node.log_manager.background) == 1 and not responses
+    node.log_manager.background.finish()
     assert len(responses) == 1
     assert len(node.fetch_waits) == 0
 
@@ -546,7 +546,7 @@ def test_a_waiting_fetch_that_is_read_again_goes_with_its_connection() -> None:
     topic, answer = waiting_fetch(node)
     append(node, topic, 0)
     answer.cancel()
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     assert len(node.fetch_waits) == 0
     assert not node.fetch_waits.is_awaited(topic.partitions[0].topic_partition)
 
@@ -566,13 +566,13 @@ def test_large_answers_to_small_requests_are_made_a_few_at_a_time() -> None:
     *answers, last = list_many_groups(node, MAX_LARGE + 3)
     for answer in answers:
         answer.listen(responses.append)
-    chores = node.log_manager.chores
+    background = node.log_manager.background
     for _ in range((FREE_STEPS + 2) * (len(answers) + 1)):
-        if len(chores) > MAX_LARGE:
-            chores.step()
-    assert len(chores) == MAX_LARGE
+        if len(background) > MAX_LARGE:
+            background.step()
+    assert len(background) == MAX_LARGE
     last.cancel()  # one that waits
-    chores.finish()
+    background.finish()
     assert len(responses) == len(answers)
     assert len({len(response.groups) for response in responses}) == 1
 
@@ -613,7 +613,7 @@ def test_offsets_named_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one()
     node.topics.create("t", 1, {}, NOW_MS)
     responses: list[Any] = []
     answer.listen(responses.append)
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     (response,) = responses
     assert [topic.partitions[0].error_code for topic in response.topics] == [0, UnknownTopicId.code]
     assert set(node.groups.offsets.of("g")) == {TopicPartition("other", 0)}
@@ -635,7 +635,7 @@ def test_offsets_fetched_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one
     node.topics.create("t", 1, {}, NOW_MS)
     responses: list[Any] = []
     answer.listen(responses.append)
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     (response,) = responses
     (topic,) = response.groups[0].topics
     assert topic.topic_id == deleted.topic_id
@@ -656,7 +656,7 @@ def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: boo
     responses: list[Any] = []
     for answer in answers:
         answer.cancel() if is_cancelled else answer.listen(responses.append)
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     records = [response.responses[0].partitions[0].records for response in responses]
     assert len(records) == (0 if is_cancelled else len(answers))
     # Each gets one batch at least.
@@ -665,14 +665,15 @@ def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: boo
 
 
 def commit_large_transaction(node: Node) -> list[TopicPartition]:
-    """Commit a transaction of 250 partitions, and leave all markers but the first step's for the chores."""
+    """Commit a transaction of 250 partitions, and leave all markers but the first step's for the background
+    tasks."""
     partition_count = 250
     node.topics.create("t", partition_count, {}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
     who = Identity(entry.producer_id, entry.producer_epoch)
     partitions = [TopicPartition("t", index) for index in range(partition_count)]
     node.transactions.add_partitions("x", who, partitions, NOW_MS)
-    node.log_manager.chores.on_added = lambda: None
+    node.log_manager.background.on_added = lambda: None
     node.transactions.end("x", who, True, 0, NOW_MS)
     return partitions
 
@@ -681,11 +682,11 @@ def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
     node = open_node(MemoryDisk())
     partitions = commit_large_transaction(node)
     marked = []
-    while node.log_manager.chores:
+    while node.log_manager.background:
         marked.append(sum(node.topics.partition(tp)[1].log_end_offset for tp in partitions))
         assert state_of(node, "x") is TransactionState.PREPARE_COMMIT
         node.transactions.retry_markers(NOW_MS)  # a round that comes meanwhile must write none of them again
-        node.log_manager.chores.step()
+        node.log_manager.background.step()
     per_step = STEP_ELEMENTS // MARKER_COST
     assert marked == [per_step, 2 * per_step]
     assert state_of(node, "x") is TransactionState.COMPLETE_COMMIT
@@ -703,7 +704,7 @@ def test_the_markers_of_many_transactions_are_written_a_few_at_once() -> None:
         entry = node.transactions.init(name, None, 60_000, NOW_MS).entry
         identities[name] = Identity(entry.producer_id, entry.producer_epoch)
         node.transactions.add_partitions(name, identities[name], partitions, NOW_MS)
-    node.log_manager.chores.on_added = lambda: None
+    node.log_manager.background.on_added = lambda: None
     state_topic = node.topics.get("__transaction_state")
     assert state_topic is not None
     state_topic.flush_messages = 1
@@ -714,7 +715,7 @@ def test_the_markers_of_many_transactions_are_written_a_few_at_once() -> None:
         partition.flush()
         node.flushes.finished(partition, None)
     assert sum(partition.log_end_offset for partition in topic.partitions) == MAX_MARKERS_AT_ONCE
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     assert sum(partition.log_end_offset for partition in topic.partitions) == len(ids) * partition_count
 
 
@@ -723,14 +724,14 @@ def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:
     node = open_node(disk)
     commit_large_transaction(node)
     disk.capacity_bytes = disk.used_bytes()
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     node.transactions.retry_markers(NOW_MS)
-    assert node.log_manager.chores  # the first step tried some of them
-    node.log_manager.chores.finish()
+    assert node.log_manager.background  # the first step tried some of them
+    node.log_manager.background.finish()
     assert state_of(node, "x") is TransactionState.PREPARE_COMMIT
     disk.capacity_bytes = None
     node.transactions.retry_markers(NOW_MS)
-    node.log_manager.chores.finish()
+    node.log_manager.background.finish()
     assert state_of(node, "x") is TransactionState.COMPLETE_COMMIT
 
 
@@ -742,11 +743,11 @@ def test_transactions_of_many_partitions_time_out_a_few_in_a_step() -> None:
         entry = node.transactions.init(transactional_id, None, 1000, NOW_MS).entry
         who = Identity(entry.producer_id, entry.producer_epoch)
         node.transactions.add_partitions(transactional_id, who, partitions, NOW_MS)
-    node.log_manager.chores.on_added = lambda: None
+    node.log_manager.background.on_added = lambda: None
     node.transactions.abort_timed_out(NOW_MS + 1001)
     written = [0]
-    while node.log_manager.chores:
-        node.log_manager.chores.step()
+    while node.log_manager.background:
+        node.log_manager.background.step()
         written.append(sum(node.topics.partition(tp)[1].log_end_offset for tp in partitions))
     assert max(after - before for before, after in pairwise(written)) <= partition_count
     assert {state_of(node, each) for each in ids} == {TransactionState.COMPLETE_ABORT}

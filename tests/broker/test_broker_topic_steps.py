@@ -47,7 +47,7 @@ OLD, NEW = 3, 9
 
 
 class Broker:
-    """A broker whose chores are done step by step."""
+    """A broker whose background tasks are done step by step."""
 
     def __init__(self, disk: Any, numbers: Iterator[int]) -> None:
         self.disk, self.numbers = disk, numbers
@@ -61,8 +61,8 @@ class Broker:
         except StorageError:
             self.logs.release()
             raise
-        self.chores = self.logs.chores
-        self.chores.on_added = lambda: None
+        self.background = self.logs.background
+        self.background.on_added = lambda: None
 
     def ask(self, message: Any) -> Answer:
         header = RequestHeader(message.api.key, message.api.max_version, 1, "c", 0)
@@ -91,15 +91,15 @@ class Broker:
         return self.ask(DeleteTopicsRequest(topics=[topic], timeout_ms=1000))
 
     def step(self) -> None:
-        job = self.chores.step()
+        job = self.background.step()
         if job is not None:
-            with suppress(Exception):  # its chore is told
+            with suppress(Exception):  # the next step of its task gets the error
                 job()
 
     def steps(self, max_steps: int) -> int:
-        """Do up to so many steps of the chores; returns how many there were."""
+        """Do up to so many steps of the background tasks; returns how many there were."""
         for done in range(max_steps):
-            if not self.chores:
+            if not self.background:
                 return done
             with suppress(OSError, StorageError, KafkaStorageError):
                 self.step()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError
 from oncelog.limits import Limits
-from oncelog.log.background import Chores, run
+from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.config import LogConfig
 from oncelog.log.partition import Partition
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
@@ -640,20 +640,20 @@ def test_records_deleted_and_partitions_closed_meanwhile() -> None:
 def _steps_of(meanwhile: Any, at: int | None = None) -> int:
     disk, partition = prepared()
     limit(partition, compaction_step_items=3)
-    chores = partition._chores = Chores()
-    chores.on_added = lambda: None
+    background = partition._background = BackgroundQueue()
+    background.on_added = lambda: None
     partition.flush()
     dirty = partition.dirty_range(NOW_MS)
     assert dirty is not None
-    chores.add(partition.compact(dirty, NOW_MS))
+    background.add(partition.compact(dirty, NOW_MS))
     steps, has_run = 0, False
-    while chores:
+    while background:
         if steps == at:
             meanwhile(partition)
             has_run = True
-        job = chores.step()
-        if job is not None:
-            job()
+        call = background.step()
+        if call is not None:
+            call()
         steps += 1
     if at is not None and has_run:
         point = partition.recovery_point

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
 
-from oncelog.log.background import Chores
+from oncelog.log.background import BackgroundQueue
 from oncelog.log.partition import Partition
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Origin
@@ -48,7 +48,7 @@ def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
             while partition.segment_count == 1:
                 # This suffices for the deletion below, and comes before the second segment.
                 partition._snapshot()
-                partition._chores.finish()
+                partition._background.finish()
                 end_offset = partition.log_end_offset
                 put(partition, batch())
             for _ in range(8):
@@ -64,9 +64,9 @@ def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
 
 def _open_with_chores_pending(disk: MemoryDisk) -> Partition:
     """The snapshot of a roll syncs the directory, but not before the broker has time for it."""
-    chores = Chores()
-    chores.on_added = lambda: None
-    return open_partition(disk, CONFIG, chores=chores)
+    background = BackgroundQueue()
+    background.on_added = lambda: None
+    return open_partition(disk, CONFIG, background=background)
 
 
 class Story:

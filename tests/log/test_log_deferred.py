@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from oncelog.errors import KafkaStorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
-from oncelog.log.background import RunningJob
+from oncelog.log.background import RunningCall
 from oncelog.log.checkpoint import RECOVERY_POINTS, read_offsets
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
@@ -49,7 +49,7 @@ class Driven:
     def __init__(self, disk: Disk, limits: Limits = DEFAULT_LIMITS) -> None:
         self.disk, self.limits = disk, limits
         self.incarnation = 1
-        self.job: RunningJob | None = None
+        self.call: RunningCall | None = None
         self.start()
 
     def start(self) -> None:
@@ -60,7 +60,7 @@ class Driven:
             now_ms=NOW_MS,
             limits=self.limits,
         )
-        self.manager.chores.on_added = lambda: None
+        self.manager.background.on_added = lambda: None
         self.partition = self.open()
 
     def open(self) -> Partition:
@@ -73,26 +73,26 @@ class Driven:
 
     def step(self) -> None:
         """One step of deferred work; a job it wants done is kept."""
-        if self.manager.chores and self.job is None:
-            self.job = self.manager.chores.step()
+        if self.manager.background and self.call is None:
+            self.call = self.manager.background.step()
 
     def run_job(self) -> None:
-        job, self.job = self.job, None
-        if job is not None:
-            with suppress(Exception):  # its chore is told
-                job()
+        call, self.call = self.call, None
+        if call is not None:
+            with suppress(Exception):  # the next step of its task gets the error
+                call()
 
     def finish(self) -> None:
         self.run_job()
-        while self.manager.chores:
+        while self.manager.background:
             self.step()
             self.run_job()
 
     def until_job(self, name: str) -> None:
         """Run deferred work up to the job of that name, which then waits."""
-        while self.manager.chores:
+        while self.manager.background:
             self.step()
-            if self.job is not None and _name_of(self.job) == name:
+            if self.call is not None and _name_of(self.call) == name:
                 return
             self.run_job()
         raise AssertionError(f"no job {name}")
@@ -100,12 +100,12 @@ class Driven:
     def stop(self) -> None:
         """Stop cleanly: as the broker does, a job in its thread is waited for."""
         self.run_job()
-        self.manager.chores.on_added = None
+        self.manager.background.on_added = None
         self.manager.close(NOW_MS)
 
 
-def _name_of(running: RunningJob) -> str:
-    return str(getattr(getattr(running.job, "func", running.job), "__name__", ""))
+def _name_of(running: RunningCall) -> str:
+    return str(getattr(getattr(running.call, "func", running.call), "__name__", ""))
 
 
 def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | None]]:
@@ -242,7 +242,7 @@ class DeferredMachine(RuleBasedStateMachine):
     def run_job(self) -> None:
         self.world.run_job()
 
-    @precondition(lambda self: self.world.job is not None)
+    @precondition(lambda self: self.world.call is not None)
     @rule(number=st.integers(1, 12))
     def recreate_amid_a_job(self, number: int) -> None:
         with before_path_call(number, self.recreate):
@@ -254,7 +254,7 @@ class DeferredMachine(RuleBasedStateMachine):
             self.world.stop()
         else:
             self.world.manager.release()
-        self.world.job = None
+        self.world.call = None
         self.flushes.clear()
         self.world.start()
         assert self.partition.recovery_reports == []
@@ -325,7 +325,7 @@ def test_queued_deletions_leave_a_topic_of_the_same_name_alone(world: Driven) ->
     fill(world.partition)
     world.finish()
     world.partition.delete_records(world.partition.log_end_offset - 1, NOW_MS)
-    assert world.manager.chores, "deletions wait"
+    assert world.manager.background, "deletions wait"
     expected = written_again(world)
     assert keys_after_restart(world) == expected
 
@@ -447,7 +447,7 @@ def test_thousands_of_segments_are_deleted_a_few_a_step(how: str) -> None:
             world.partition.enforce_retention(NOW_MS + 10_000)
         assert world.partition.log_start_offset >= 299
         most = len(renames)
-        while world.manager.chores:
+        while world.manager.background:
             before = len(renames)
             world.step()
             most = max(most, len(renames) - before)
@@ -474,7 +474,7 @@ def test_a_kill_amid_the_deletion_of_many_segments_brings_none_back() -> None:
             world.step()
             world.run_job()
         world.manager.release()
-        world.job = None
+        world.call = None
         world.start()
         start = world.partition.log_start_offset
         offsets = [header.base_offset for _, header in iter_batches(memoryview(read_all(world.partition)))]
@@ -505,7 +505,7 @@ def test_what_compaction_replaced_is_closed_in_the_thread() -> None:
 
     with patch.object(type(files[0]), "close", close):
         world.manager.compact(NOW_MS)
-        while world.manager.chores:
+        while world.manager.background:
             world.step()
             is_in_job[0] = True
             world.run_job()

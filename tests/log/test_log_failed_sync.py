@@ -131,12 +131,12 @@ def test_a_directory_that_cannot_be_synced_takes_the_partition_offline(work: str
     disk.errors = {("sync", str(TP)): errno.EIO}
     dirty = partition.dirty_range(NOW_MS)
     assert dirty is not None
-    chores = {
+    background = {
         "snapshot": partition._producers.snapshots.write(12, partition._producers.table.image()),
         "compaction": partition.compact(dirty, NOW_MS),
     }
     with pytest.raises((OSError, KafkaStorageError)):
-        run(chores[work]) if work in chores else partition.delete_records(8, NOW_MS)
+        run(background[work]) if work in background else partition.delete_records(8, NOW_MS)
     disk.errors = {}
     assert partition.is_offline
     for use in (

@@ -18,7 +18,7 @@ import pytest
 from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, put, put_marker, read_all
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
-from oncelog.log.background import Chore
+from oncelog.log.background import BackgroundTask
 from oncelog.log.checkpoint import (
     CLEANED_OFFSETS,
     INDEX_STARTS,
@@ -344,7 +344,7 @@ def test_a_stop_and_a_start_wait_for_few_deletions(monkeypatch: pytest.MonkeyPat
     doomed = [TopicPartition("t", number) for number in range(20)]
     for tp in doomed:
         manager.open_partition(tp, config(), TOPIC_ID, NOW_MS)
-    manager.chores.on_added = lambda: None
+    manager.background.on_added = lambda: None
     for part in (doomed[:10], doomed[10:]):
         manager.delete_partitions(part)
 
@@ -537,7 +537,7 @@ def test_a_partition_that_cannot_be_compacted_keeps_no_other() -> None:
         partition.flush()
     run = Compaction.run
 
-    def failing(compaction: Compaction) -> Chore:
+    def failing(compaction: Compaction) -> BackgroundTask:
         if compaction._owner is partitions[0]:
             raise ValueError("a fault of ours")
         yield from run(compaction)
@@ -675,13 +675,13 @@ def test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed()
     """A stop left the other partitions as they were, and a deletion left the files open."""
     disk, other = MemoryDisk(), TopicPartition("other", 0)
     manager = _open(disk)
-    manager.chores.on_added = lambda: None
+    manager.background.on_added = lambda: None
     partitions = [manager.open_partition(tp, config(), TOPIC_ID, NOW_MS) for tp in (TP, other)]
     for partition in partitions:
         put(partition, batch(0, pid=1))
         partition._roll(NOW_MS)
     while not all(any(name.endswith(".tmp") for name in disk.list(str(tp))) for tp in (TP, other)):
-        manager.chores.step()
+        manager.background.step()
     disk.errors["remove", ".tmp"] = errno.EIO
     manager.close(NOW_MS)
     assert all(partition.is_closed for partition in partitions)

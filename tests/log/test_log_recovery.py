@@ -25,7 +25,7 @@ from helpers_log_model import read_rows
 
 from oncelog.errors import CorruptMessage, KafkaStorageError, OutOfOrderSequenceNumber
 from oncelog.limits import Limits
-from oncelog.log.background import Chores, run
+from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import write_synced
 from oncelog.log.partition import Partition
@@ -711,9 +711,9 @@ def test_what_recovery_removed_stays_removed_after_a_power_loss() -> None:
     first = disk.open(partition._segments.first.log_path)
     first.truncate(first.size() - len(batch(value=b"old")))
     first.sync()
-    disk, chores = disk.after_kill(), Chores()
-    chores.on_added = lambda: None  # the snapshot of a roll syncs the directory, a little later
-    partition = open_partition(disk, SMALL, chores=chores)
+    disk, background = disk.after_kill(), BackgroundQueue()
+    background.on_added = lambda: None  # the snapshot of a roll syncs the directory, a little later
+    partition = open_partition(disk, SMALL, background=background)
     assert partition.segment_count == 1
     kept = partition.log_end_offset
     # A roll syncs the directory, so look before the first one, too.

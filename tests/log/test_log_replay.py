@@ -10,7 +10,7 @@ from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_
 
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log import scan
-from oncelog.log.background import Chores
+from oncelog.log.background import BackgroundQueue
 from oncelog.log.producers import PartitionProducers
 from oncelog.log.scan import HEADERS, FoundBatch, scan_headers
 from oncelog.log.snapshot import Snapshots
@@ -19,7 +19,7 @@ from oncelog.wire.batch import HEADER_BYTES, read_header, stamp
 
 
 def _producers() -> PartitionProducers:
-    return PartitionProducers(Snapshots(MemoryDisk(), ""), Chores())
+    return PartitionProducers(Snapshots(MemoryDisk(), ""), BackgroundQueue())
 
 
 def _random_headers(rng: Random) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 
 from oncelog.errors import KafkaStorageError, OffsetOutOfRange
-from oncelog.log.background import Chores, run
+from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.config import LogConfig
 from oncelog.log.partition import Partition
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
@@ -336,17 +336,17 @@ def test_a_full_disk_with_unflushed_aborts_gets_room() -> None:
 @pytest.mark.parametrize("is_run_by_driver", [False, True])
 def test_a_full_disk_with_one_segment_gets_room(is_run_by_driver: bool) -> None:
     """Neither its indexes nor a first producer snapshot have room; its offset index makes some."""
-    disk, log_config, chores = MemoryDisk(), config(index_interval_bytes=SIZE), Chores()
+    disk, log_config, background = MemoryDisk(), config(index_interval_bytes=SIZE), BackgroundQueue()
     if is_run_by_driver:
-        chores.on_added = lambda: None
-    partition = open_partition(disk, log_config, chores=chores)
+        background.on_added = lambda: None
+    partition = open_partition(disk, log_config, background=background)
     for number in range(600):
         put(partition, batch(number, timestamp_ms=NOW_MS + number))
     disk.capacity_bytes = disk.used_bytes()
     for _ in range(3):
         free_full_disk(partition, disk)
         with suppress(OSError):
-            chores.finish()
+            background.finish()
     assert (partition.log_start_offset, partition.segment_count) == (600, 1)
     assert disk.used_bytes() < disk.capacity_bytes // 10
     for seed in range(10):

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from oncelog.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
 from oncelog.limits import Limits
-from oncelog.log.background import Chores
+from oncelog.log.background import BackgroundQueue
 from oncelog.log.partition import Partition
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.batch import iter_batches
@@ -44,7 +44,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.disk = MemoryDisk()
-        self.chores = Chores()
+        self.background = BackgroundQueue()
         self.partition = self.opened()
         self.stored: list[Stored] = []
         self.open: dict[int, int] = {}
@@ -53,13 +53,13 @@ class PartitionMachine(RuleBasedStateMachine):
         self.flushed_offset = 0
 
     def opened(self, **how: Any) -> Partition:
-        """Chores left by the process before end with it."""
-        self.chores = Chores()
+        """Background tasks left by the process before end with it."""
+        self.background = BackgroundQueue()
         self.drive()
-        return open_partition(self.disk, self.log_config, chores=self.chores, **how)
+        return open_partition(self.disk, self.log_config, background=self.background, **how)
 
     def drive(self) -> None:
-        """Nobody does: chores run at once."""
+        """Nobody does: background tasks run at once."""
 
     def _of(self, pid: int) -> list[Stored]:
         return [item for item in self.stored if item.pid == pid]
@@ -191,15 +191,15 @@ class DrivenMachine(PartitionMachine):
     log_config = PARTED
 
     def drive(self) -> None:
-        self.chores.on_added = lambda: None
+        self.background.on_added = lambda: None
 
     @rule(count=st.integers(1, 30))
     def step(self, count: int) -> None:
         for _ in range(count):
-            if self.chores:
-                job = self.chores.step()
-                if job is not None:
-                    job()
+            if self.background:
+                call = self.background.step()
+                if call is not None:
+                    call()
 
 
 TestDrivenMachine = DrivenMachine.TestCase

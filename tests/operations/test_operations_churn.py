@@ -164,7 +164,7 @@ class Census:
             self._running.server._tick()
 
         self._thread.run(go_on(), PATIENCE_S)
-        wait_until(lambda: not self._running.node.log_manager.chores)
+        wait_until(lambda: not self._running.node.log_manager.background)
 
     def take(self) -> Counter[str]:
         async def count() -> Counter[str]:

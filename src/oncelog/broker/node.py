@@ -34,7 +34,7 @@ from oncelog.broker.topics.takeover import take_over
 from oncelog.broker.topics.topics import Topics
 from oncelog.config import INT64_MAX
 from oncelog.limits import Limits
-from oncelog.log.background import Chore
+from oncelog.log.background import BackgroundTask
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.limits.connections import Holdings
@@ -384,12 +384,12 @@ def _write_checkpoints(node: Node, now_ms: int) -> None:
 
 def _resume_deletions(node: Node, now_ms: int) -> None:
     """Try again what a failing disk kept of deleted topics and partitions."""
-    node.log_manager.chores.add(_finish_deletions(node, now_ms))
+    node.log_manager.background.add(_finish_deletions(node, now_ms))
     node.log_manager.remove_deleted()
 
 
-def _finish_deletions(node: Node, now_ms: int) -> Chore:
-    # In one chore: no topic of the name may be made before its offsets are being deleted.
+def _finish_deletions(node: Node, now_ms: int) -> BackgroundTask:
+    # In one background task: no topic of the name may be made before its offsets are being deleted.
     marked = yield from node.topics.resume_deletions()
     yield from node.groups.delete_offsets_of(marked, now_ms)
 

@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncelog.broker.purgatory import Deferred, Disconnect
-from oncelog.log.background import Chore, Job, Kind
+from oncelog.log.background import BackgroundTask, BlockingCall, Kind
 
 if TYPE_CHECKING:
     from oncelog.broker.node import Node
 
 _T = TypeVar("_T")
-Work = Generator[Job | None, None, _T]
+Work = Generator[BlockingCall | None, None, _T]
 """Work in bounded steps, as `oncelog.log.background` does it, and what comes of it."""
 
 
@@ -150,7 +150,7 @@ def answer_in_steps(
     size, by which the connection bounds it. Such work waits for no place either.
     """
     try:
-        job = next(work)
+        call = next(work)
     except StopIteration as done:
         return done.value
     deferred = Deferred(holds_later_requests=True)
@@ -158,10 +158,10 @@ def answer_in_steps(
         keep_request(deferred)
     answer = _Answer(node, work, deferred, is_dropped=is_dropped, has_place=node.steps.keep())
     answer.needs_place = is_dropped and keep_request is None
-    answer.go_on(job)
+    answer.go_on(call)
     if not deferred.is_done:
         return deferred
-    answers: list[Any] = []  # nobody drives the chores, and nothing waits for the disk: all is done
+    answers: list[Any] = []  # no runner steps the background tasks, so all of it is done at once
     deferred.listen(answers.append)
     return answers[0]
 
@@ -175,31 +175,31 @@ class _Answer:
     """An answer that is being made in steps."""
 
     __slots__ = (
-        "_chores", "_deferred", "_free_steps", "_has_place", "_is_dropped", "_job", "_kind", "_on_cancelled",
-        "_queue", "_work", "needs_place",
+        "_background", "_call", "_deferred", "_free_steps", "_has_place", "_is_dropped", "_kind",
+        "_on_cancelled", "_queue", "_work", "needs_place",
     )  # fmt: skip
 
     def __init__(
         self, node: Node, work: Work[Any], deferred: Deferred, *, is_dropped: bool, has_place: bool
     ) -> None:
-        self._chores, self._queue = node.log_manager.chores, node.steps
+        self._background, self._queue = node.log_manager.background, node.steps
         self._work, self._deferred = work, deferred
         self._is_dropped, self._has_place = is_dropped, has_place
         self.needs_place = is_dropped
         self._free_steps = FREE_STEPS
-        self._job: Job | None = None
+        self._call: BlockingCall | None = None
         self._kind = Kind.REQUEST
         self._on_cancelled: Callable[[], None] | None = None
         """The deferred's callback for a cancelled request from before it waited for its place."""
 
-    def go_on(self, job: Job | None) -> None:
+    def go_on(self, call: BlockingCall | None) -> None:
         """Do the job, which the last step asked for, and then the next steps."""
-        self._job = job
-        if job is not None:
-            self._kind = Kind.REQUEST_WITH_JOBS
-        self._chores.add(self._steps(), self._kind)
+        self._call = call
+        if call is not None:
+            self._kind = Kind.REQUEST_WITH_CALLS
+        self._background.add(self._steps(), self._kind)
 
-    def _steps(self) -> Chore:
+    def _steps(self) -> BackgroundTask:
         has_moved = False
         try:
             while not self._is_over:
@@ -207,9 +207,9 @@ class _Answer:
                     return
                 if (yield from self._step()):
                     return
-                if self._job is not None and self._kind is Kind.REQUEST:
+                if self._call is not None and self._kind is Kind.REQUEST:
                     has_moved = True
-                    self.go_on(self._job)
+                    self.go_on(self._call)
                     return
             self._work.close()
         finally:
@@ -236,7 +236,7 @@ class _Answer:
     def _called(self) -> None:
         self._has_place = self._queue.take(self._called)
         self._deferred.on_cancelled = self._on_cancelled
-        self.go_on(self._job)
+        self.go_on(self._call)
 
     def _give_up(self) -> None:
         self._queue.forget(self._called)
@@ -244,17 +244,17 @@ class _Answer:
         if self._on_cancelled is not None:
             self._on_cancelled()
 
-    def _step(self) -> Generator[Job | None, None, bool]:
+    def _step(self) -> Generator[BlockingCall | None, None, bool]:
         """Do one step and charge it; return True after the last one."""
         failure: Exception | None = None
         try:
-            yield self._job
+            yield self._call
         except Exception as error:
             failure = error
         if self._is_over:
             return False  # cancelled since the last step: where the broker stops, the log is closed by now
         try:
-            self._job = self._deferred.build(partial(_next_step, self._work, failure))
+            self._call = self._deferred.build(partial(_next_step, self._work, failure))
         except _Done as done:
             if done.answer is not self._deferred:
                 self._deferred.resolve_with(done.answer)
@@ -273,7 +273,7 @@ class _Done(Exception):
         self.answer = answer
 
 
-def _next_step(work: Work[Any], failure: Exception | None) -> Job | None:
+def _next_step(work: Work[Any], failure: Exception | None) -> BlockingCall | None:
     try:
         return next(work) if failure is None else work.throw(failure)
     except StopIteration as done:

@@ -1,8 +1,9 @@
-"""Work in bounded steps, between which requests are served: large requests, snapshots, deletions, rounds.
+"""Background work in bounded steps, between which the broker serves requests.
 
-A chore is a generator; each step is a bounded piece of work. What it yields is done before its next step:
-None is nothing, a function is a call that may take long (a sync, a deletion) and is safe in another
-thread. Without a driver a chore runs to its end in `add`, as tests and the simulator want it.
+Large requests, snapshots, deletions and the periodic rounds are background tasks. A task is a generator, and
+each step is a bounded piece of work. A step yields None, or a blocking call (a sync, a deletion) that is safe
+in another thread; the next step runs after that call. Without a runner, `add` runs a task to its end, as
+tests and tools do.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ from enum import IntEnum
 
 from oncelog.log.disk import PartitionClosed
 
-Job = Callable[[], None]
-Chore = Generator[Job | None, None, None]
+BlockingCall = Callable[[], None]
+BackgroundTask = Generator[BlockingCall | None, None, None]
 
 
 class Kind(IntEnum):
-    """What a chore is part of. A job holds up the chores of its own kind, and no others."""
+    """The kind of a background task. A blocking call delays only the tasks of its own kind."""
 
     LOG = 0
-    """What the log or the clock began. Nothing comes between a job and the step that follows it but requests
-    and their steps, so such a chore must expect any change that a request can make."""
+    """A task that the log or a timer started. Between a blocking call and the step after it, only requests
+    and their steps run. So such a task must expect any change that a request can make, and no other."""
     REQUEST = 1
-    """What a client waits for. It has no jobs."""
-    REQUEST_WITH_JOBS = 2
-    """What a client waits for, once it has had a job. One job at a time bounds their memory: a compressed
-    batch of 10 KB may become 256 MB."""
+    """A request that a client waits for, and that needs no blocking call."""
+    REQUEST_WITH_CALLS = 2
+    """A request that a client waits for, from its first blocking call on. One call at a time bounds their
+    memory: a compressed batch of 10 KB may become 256 MB."""
 
 
-class Chores:
-    """Chores under way; their kinds take turns, and so do the chores of a kind.
+class BackgroundQueue:
+    """The background tasks under way. The kinds take turns, and so do the tasks of one kind.
 
-    `on_added` is set by a driver, who then calls `step` until there is nothing left, and runs the jobs.
+    A runner sets `on_added`. It then calls `step` until nothing is left, and runs the blocking calls.
     """
 
     def __init__(self) -> None:
-        self._queues = [_Queue() for _ in Kind]
+        self._queues = [_KindQueue() for _ in Kind]
         self._turn = 0
         self.on_added: Callable[[], None] | None = None
 
@@ -48,21 +49,21 @@ class Chores:
 
     @property
     def is_ready(self) -> bool:
-        """True if `step` has something to do, whatever jobs are running."""
+        """True if `step` can run something now, even while blocking calls are running."""
         return any(queue.is_ready for queue in self._queues)
 
-    def add(self, chore: Chore, kind: Kind = Kind.LOG) -> None:
-        """Begin a chore. Small ones are done when this returns; what they raise is raised here."""
+    def add(self, task: BackgroundTask, kind: Kind = Kind.LOG) -> None:
+        """Start a task. Without a runner, run it to its end and raise what it raises."""
         if self.on_added is None:
-            run(chore)
+            run(task)
             return
-        self._queues[kind].waiting.append(chore)
+        self._queues[kind].waiting.append(task)
         self.on_added()
 
-    def step(self) -> RunningJob | None:
-        """One step of the chore whose turn it is; if it returns a job, that must be run.
+    def step(self) -> RunningCall | None:
+        """Run one step of the next task, and return the blocking call that the caller must run, if any.
 
-        Raises what the chore raised, which is over then. A chore of a partition that was closed just ends.
+        Raises what the task raised, which ends it. A task of a closed partition ends silently.
         """
         for _ in self._queues:
             queue = self._queues[self._turn]
@@ -72,84 +73,84 @@ class Chores:
         return None
 
     def finish(self) -> None:
-        """Everything now, as on closing: no job is running.
+        """Run all tasks to their ends, as on closing; no blocking call may be running.
 
-        Raises the first error, after the other chores.
+        Raises the first error after the other tasks have ended.
         """
         errors: list[Exception] = []
         for queue in self._queues:
-            queue.job = None
+            queue.call = None
         while self:
             try:
-                job = self.step()
+                call = self.step()
             except Exception as error:
                 errors.append(error)
                 continue
-            if job is not None:
-                with suppress(Exception):  # its chore is told
-                    job()
+            if call is not None:
+                with suppress(Exception):  # the next step of its task gets the error
+                    call()
         if errors:
             raise errors[0]
 
 
-class _Queue:
-    """The chores of one kind. `job`: of the first one, while it is running; `error`: what it raised."""
+class _KindQueue:
+    """The tasks of one kind. `call` is the running call of the first one; `error` is what it raised."""
 
     def __init__(self) -> None:
-        self.waiting: deque[Chore] = deque()
-        self.job: RunningJob | None = None
+        self.waiting: deque[BackgroundTask] = deque()
+        self.call: RunningCall | None = None
         self.error: Exception | None = None
 
     @property
     def is_ready(self) -> bool:
-        return self.job is None and bool(self.waiting)
+        return self.call is None and bool(self.waiting)
 
-    def step(self) -> RunningJob | None:
-        chore, error = self.waiting.popleft(), self.error
+    def step(self) -> RunningCall | None:
+        task, error = self.waiting.popleft(), self.error
         self.error = None
-        if inspect.getgeneratorstate(chore) == inspect.GEN_CLOSED:
-            return None  # given up while its job ran, which may have met files that were closed
+        if inspect.getgeneratorstate(task) == inspect.GEN_CLOSED:
+            return None  # abandoned during its call, which may have met closed files
         try:
-            job = next(chore) if error is None else chore.throw(error)
+            call = next(task) if error is None else task.throw(error)
         except (StopIteration, PartitionClosed):
             return None
-        if job is None:
-            self.waiting.append(chore)
+        if call is None:
+            self.waiting.append(task)
             return None
-        # No chore of the kind comes between a job and the step that follows it.
-        self.waiting.appendleft(chore)
-        self.job = RunningJob(self, job)
-        return self.job
+        # First in the queue: no task of this kind runs between a call and the step after it.
+        self.waiting.appendleft(task)
+        self.call = RunningCall(self, call)
+        return self.call
 
 
-class RunningJob:
-    """A job to be called once, in any thread. The next step of its chore is told what it raises."""
+class RunningCall:
+    """A blocking call, to be made once and in any thread. Its task's next step gets what it raises."""
 
-    __slots__ = ("_queue", "job")
+    __slots__ = ("_queue", "call")
 
-    def __init__(self, queue: _Queue, job: Job) -> None:
-        self._queue, self.job = queue, job
+    def __init__(self, queue: _KindQueue, call: BlockingCall) -> None:
+        self._queue, self.call = queue, call
 
     def __call__(self) -> None:
         try:
-            self.job()
+            self.call()
         except Exception as error:
             self.end(error)
             raise
         self.end(None)
 
     def end(self, error: Exception | None) -> None:
-        """Let its chore go on. Does nothing if it has ended already."""
-        if self._queue.job is self:
+        """Let the task continue, with `error` if the call failed. A second call of `end` has no effect."""
+        if self._queue.call is self:
             self._queue.error = error
-            self._queue.job = None  # last: from here on the thread of the steps goes on
+            self._queue.call = None  # last: the thread of the steps may continue from here
 
 
-def run(chore: Chore) -> None:
-    """Do a chore to its end. Raises what it raises; what a job raises it may handle."""
-    alone = Chores()
-    alone._queues[Kind.LOG].waiting.append(chore)
+def run(task: BackgroundTask) -> None:
+    """Run a task to its end. Raises what the task raises; a task may handle the errors of its calls."""
+    queue = BackgroundQueue()
+    queue._queues[Kind.LOG].waiting.append(task)
     try:
-        alone.finish()
+        queue.finish()
     finally:
-        chore.close()
+        task.close()

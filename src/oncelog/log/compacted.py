@@ -12,7 +12,7 @@ from traceback import clear_frames
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.log.aborted_index import restore_aborted
-from oncelog.log.background import Chore
+from oncelog.log.background import BackgroundTask
 from oncelog.log.compaction import Compaction, discard_leftovers, swap_in
 from oncelog.log.disk import explain
 from oncelog.log.index import AbortedTransaction
@@ -126,7 +126,7 @@ class CompactedStore(PartitionStore):
         except OSError as error:
             raise KafkaStorageError(f"{self.topic_partition}: {error}") from error
 
-    def compact(self, dirty: DirtyRange, now_ms: int) -> Chore:
+    def compact(self, dirty: DirtyRange, now_ms: int) -> BackgroundTask:
         """Forget what newer records of the same keys have replaced. Raises KafkaStorageError."""
         self._check_online()
         sources = [each for each in self._segments if each.base_offset < dirty.end_offset]
@@ -213,7 +213,7 @@ class CompactedStore(PartitionStore):
         """True while a compacted segment waits for its names."""
         return self._unfinished_swap is not None and not self._is_closed and self._failure is None
 
-    def finish_swap(self) -> Chore:
+    def finish_swap(self) -> BackgroundTask:
         """Try once more to swap in what could not be. Raises KafkaStorageError."""
         if self._unfinished_swap is None or not self.has_unfinished_swap:
             return

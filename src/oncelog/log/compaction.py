@@ -16,7 +16,7 @@ from typing import Protocol
 
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError
-from oncelog.log.background import Chore, Job
+from oncelog.log.background import BackgroundTask, BlockingCall
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.index import AbortedTransaction
@@ -93,7 +93,7 @@ class Compaction:
         self._aborted_by_marker = {entry.last_offset: entry for entry in aborted}
         self._now_ms = now_ms
 
-    def run(self) -> Chore:
+    def run(self) -> BackgroundTask:
         """Raises KafkaStorageError for a batch that cannot be read, OSError; what was swapped in stays."""
         # About 100 bytes for each key.
         latest = LatestOffsets(self._config.limits.max_compaction_keys)
@@ -108,7 +108,7 @@ class Compaction:
                 return
         self.cleaned_to = end_offset
 
-    def _learn_keys(self, latest: LatestOffsets) -> Generator[Job | None, None, int]:
+    def _learn_keys(self, latest: LatestOffsets) -> Generator[BlockingCall | None, None, int]:
         """Note the keys of the dirty range; where it ended, which is earlier if there are too many."""
         transactions = SeenTransactions(self._aborted)
         end_offset, items = self._dirty.first_offset, 0
@@ -139,7 +139,7 @@ class Compaction:
 
     def _clean(
         self, group: list[Segment], cleaning: Cleaning, end_offset: int
-    ) -> Generator[Job | None, None, bool]:
+    ) -> Generator[BlockingCall | None, None, bool]:
         """Write a group's segments anew as one and swap it in; False if they are not wanted any more."""
         disk, base_offset = self._disk, group[0].base_offset
         output = Segment.create(
@@ -178,7 +178,7 @@ class Compaction:
 
     def _take(
         self, output: Segment, found: FoundBatch, cleaning: Cleaning, end_offset: int
-    ) -> Generator[Job | None, None, int]:
+    ) -> Generator[BlockingCall | None, None, int]:
         """Write what stays of a batch; how many records it had."""
         header = found.header
         if header.base_offset >= end_offset:
@@ -250,7 +250,7 @@ class Compaction:
         self._disk.sync_directory(self._directory)
 
 
-def swap_in(owner: Owner, disk: Disk, directory: str, group: list[Segment]) -> Chore:
+def swap_in(owner: Owner, disk: Disk, directory: str, group: list[Segment]) -> BackgroundTask:
     """Have what was made whole take the place of a group; once more where that failed on the way."""
     error: Exception | None = None
     try:
@@ -376,19 +376,19 @@ def _groups(segments: Iterable[Segment], config: LogConfig) -> Iterator[list[Seg
         yield group
 
 
-def _do(job: Job, header: BatchHeader, step_items: int) -> Chore:
+def _do(call: BlockingCall, header: BatchHeader, step_items: int) -> BackgroundTask:
     """Open a batch: at once, or in a thread if it has many records or may become large.
 
     Few records prove nothing: 10 KB can become 256 MB.
     """
     is_large = most_output(header.compression, header.size_bytes) > _LARGE_BYTES
     if header.records_count > step_items or (is_large and header.compression):
-        yield job
+        yield call
     else:
-        job()
+        call()
 
 
-def _note_keys(found: FoundBatch, latest: LatestOffsets, step_items: int) -> Chore:
+def _note_keys(found: FoundBatch, latest: LatestOffsets, step_items: int) -> BackgroundTask:
     """Note where the keys of a batch stand, in bounded steps."""
     parts: list[Iterator[list[DecodedRecord]]] = []
     records: list[DecodedRecord] = []

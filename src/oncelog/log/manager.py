@@ -22,7 +22,7 @@ from typing import cast
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
-from oncelog.log.background import Chore, Chores
+from oncelog.log.background import BackgroundQueue, BackgroundTask
 from oncelog.log.checkpoint import (
     CLEANED_OFFSETS,
     HIGH_WATERMARKS,
@@ -67,8 +67,8 @@ _PARTITION_FILE = re.compile(
 
 
 class LogManager:
-    """An open data directory. `partitions` is read-only for others; whoever drives `chores` must call
-    everything here from one thread.
+    """An open data directory. `partitions` is read-only for others; whoever drives `background tasks` must
+    call everything here from one thread.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class LogManager:
         self._unindexed: set[TopicPartition] = set()
         """Partitions with entries of aborted transactions that could not be stored at their opening."""
         self._written_points = dict(self._recovery_points)
-        self.chores = Chores()
+        self.background = BackgroundQueue()
         self._lock = lock
         self._new_uuid = new_uuid
         self._deletion_count = 0
@@ -195,7 +195,7 @@ class LogManager:
             log_start_offset=self._log_starts.get(topic_partition, 0),
             cleaned_to=cleaned_to,
             indexed_from=self._index_starts.get(topic_partition),
-            chores=self.chores,
+            background=self.background,
         )
         if self._index_starts.get(topic_partition) != partition.indexed_from:
             self._index_starts[topic_partition] = partition.indexed_from
@@ -327,7 +327,7 @@ class LogManager:
             for tp in doomed:
                 failures.setdefault(tp.topic, KafkaStorageError(f"{tp} cannot be deleted: {error}"))
         with suppress(OSError):  # `remove_deleted` tries those again
-            self.chores.add(self._remove_trees(renamed))
+            self.background.add(self._remove_trees(renamed))
         return failures
 
     def _others_first(self) -> Iterator[None]:
@@ -372,9 +372,9 @@ class LogManager:
         """Begin to remove what earlier runs and attempts left of deleted partitions, between requests."""
         directories, self._left_deletions = self._left_deletions, []
         if directories:
-            self.chores.add(self._remove_trees(directories))
+            self.background.add(self._remove_trees(directories))
 
-    def _remove_trees(self, directories: list[str]) -> Chore:
+    def _remove_trees(self, directories: list[str]) -> BackgroundTask:
         failure = None
         for directory in directories:
             if self._is_closing:
@@ -399,9 +399,9 @@ class LogManager:
 
         A partition that fails does not keep the others waiting; the first KafkaStorageError is raised last.
         """
-        self.chores.add(self._round(work))
+        self.background.add(self._round(work))
 
-    def _round(self, work: Callable[[Partition], Iterator[object] | None]) -> Chore:
+    def _round(self, work: Callable[[Partition], Iterator[object] | None]) -> BackgroundTask:
         failures = []
         for at, partition in list(self.partitions.items()):
             if self._is_closing or self.partitions.get(at) is not partition:
@@ -419,9 +419,9 @@ class LogManager:
         """Begin to compact the partitions where that is due, one after the other; a round at a time."""
         if not self._is_compacting:
             self._is_compacting = True
-            self.chores.add(self._compact(now_ms))
+            self.background.add(self._compact(now_ms))
 
-    def _compact(self, now_ms: int) -> Chore:
+    def _compact(self, now_ms: int) -> BackgroundTask:
         failures, has_cleaned = [], False
         try:
             for at, partition in list(self.partitions.items()):
@@ -461,9 +461,9 @@ class LogManager:
 
     def write_checkpoints(self) -> None:
         """Write down recovery points, log starts and high watermarks. Raises KafkaStorageError."""
-        self.chores.add(self._checkpoint())
+        self.background.add(self._checkpoint())
 
-    def _checkpoint(self) -> Chore:
+    def _checkpoint(self) -> BackgroundTask:
         try:
             for partition in list(self.partitions.values()):
                 if not self._is_closing:
@@ -481,7 +481,7 @@ class LogManager:
         except OSError as error:
             raise KafkaStorageError(f"checkpoints cannot be written: {error}") from error
 
-    def _write_aside(self, path: str) -> Chore:
+    def _write_aside(self, path: str) -> BackgroundTask:
         """Write one file with its sync in another thread, and not if a partition was deleted meanwhile."""
         data, deletion_count, written = self._encode_offsets(path), self._deletion_count, path + ".new"
         points = dict(self._recovery_points)
@@ -498,9 +498,9 @@ class LogManager:
         """A log start moved within a segment: only the checkpoint knows."""
         if not self._is_noting_log_starts:
             self._is_noting_log_starts = True
-            self.chores.add(self._write_log_starts())
+            self.background.add(self._write_log_starts())
 
-    def _write_log_starts(self) -> Chore:
+    def _write_log_starts(self) -> BackgroundTask:
         self._is_noting_log_starts = False
         yield from self._write_aside(LOG_STARTS)
 
@@ -550,7 +550,7 @@ class LogManager:
             except KafkaStorageError as error:
                 failures.append(error)
         try:
-            self.chores.finish()
+            self.background.finish()
             if not failures:
                 self._write_offsets()
             if not failures and not any(partition.is_offline for partition in self.partitions.values()):

@@ -235,12 +235,12 @@ class Partition(CompactedStore):
             search = search_timestamp(segments, timestamp_ms, start_offset, cost)
         while True:
             try:
-                job = next(search)
+                call = next(search)
             except StopIteration as done:
                 return cast(FoundTime | None, done.value)
             except OSError as error:
                 raise KafkaStorageError(f"{self.topic_partition}: reading failed: {error}") from error
-            yield job
+            yield call
             if self._is_closed:
                 raise KafkaStorageError(f"{self.topic_partition} was closed meanwhile")
 
@@ -382,8 +382,8 @@ class Partition(CompactedStore):
 def _finish(search: Search) -> FoundTime | None:
     while True:
         try:
-            job = next(search)
+            call = next(search)
         except StopIteration as done:
             return cast(FoundTime | None, done.value)
-        if job is not None:
-            job()
+        if call is not None:
+            call()

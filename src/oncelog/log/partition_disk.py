@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 
-from oncelog.log.background import Job
+from oncelog.log.background import BlockingCall
 from oncelog.log.disk import Disk, DiskLock, File, PartitionClosed, SyncFailed, remove_if_exists
 
 DROPPED_SUFFIX = ".deleted"
@@ -39,7 +39,7 @@ class PartitionDisk:
         with self._lock:
             self._is_closed = True
 
-    def drop(self, paths: Iterable[str]) -> Job:
+    def drop(self, paths: Iterable[str]) -> BlockingCall:
         """Give files names that no other file ever has; return what removes them, at any time, in any thread.
 
         The first path must exist, others may be missing. Raises OSError when the first cannot be renamed;

@@ -14,7 +14,7 @@ from itertools import islice
 import numpy as np
 
 from oncelog.errors import CorruptMessage, InvalidRecord
-from oncelog.log.background import Chore, Chores, Job, run
+from oncelog.log.background import BackgroundQueue, BackgroundTask, BlockingCall, run
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.snapshot import Snapshot, Snapshots, around
 from oncelog.rules.idempotence.append import (
@@ -41,7 +41,7 @@ from oncelog.wire.control import ControlType, decode_control
 
 _MAX_UNSYNCED = 100
 """Complete transactions that are noted one by one until their markers are synced."""
-_Wanted = tuple[int, ProducerImage, Callable[[], Chore]]
+_Wanted = tuple[int, ProducerImage, Callable[[], BackgroundTask]]
 
 
 def produced_batch(header: BatchHeader) -> ProducedBatch:
@@ -78,7 +78,7 @@ class PartitionProducers:
     `snapshot_offset`: where the newest snapshot known to be on disk stands, None without one.
     """
 
-    def __init__(self, snapshots: Snapshots, chores: Chores) -> None:
+    def __init__(self, snapshots: Snapshots, background: BackgroundQueue) -> None:
         limits = snapshots.limits
         self.table = ProducerTable(limits.max_producers_at_work, limits.producer_shard_entries)
         self._max_verifying = limits.max_verifying_producers
@@ -94,8 +94,8 @@ class PartitionProducers:
         self._snapshot_offsets: set[int] = set()
         self._hidden: deque[tuple[int, int]] = deque()
         self._unsynced: deque[tuple[int, int]] = deque()
-        self._chores = chores
-        self._writing: Chore | None = None
+        self._background = background
+        self._writing: BackgroundTask | None = None
         self._wanted: _Wanted | None = None
 
     def load(self, snapshot: Snapshot, expired_before_ms: int) -> None:
@@ -240,21 +240,21 @@ class PartitionProducers:
         """First offset of the oldest open transaction."""
         return next(iter(self.open_transactions.values()), None)
 
-    def snapshot(self, offset: int, then: Callable[[], Chore]) -> None:
+    def snapshot(self, offset: int, then: Callable[[], BackgroundTask]) -> None:
         """Write the state down as of now, which is `offset`; goes on with `then` once that is durable.
 
         While one is being written a second waits for it, and a third takes the place of the second.
         Raises OSError when it is done at once and fails.
         """
         if self.snapshot_offset == offset:
-            self._chores.add(then())
+            self._background.add(then())
             return
         self._wanted = offset, self.table.image(), then
         if self._writing is None:
             self._writing = self._write_wanted()
-            self._chores.add(self._writing)
+            self._background.add(self._writing)
 
-    def _write_wanted(self) -> Chore:
+    def _write_wanted(self) -> BackgroundTask:
         try:
             while self._wanted is not None:
                 (offset, image, then), self._wanted = self._wanted, None
@@ -288,7 +288,7 @@ class PartitionProducers:
         """Return where the newest snapshot known to be on disk stands, of those at or below an offset."""
         return max((known for known in self._snapshot_offsets if known <= offset), default=None)
 
-    def keep_snapshots(self, offsets: Iterable[int], synced_to: int) -> Job:
+    def keep_snapshots(self, offsets: Iterable[int], synced_to: int) -> BlockingCall:
         """Forget other snapshots than these and the two next to `synced_to`; return what removes them."""
         kept = {*offsets, *around(self._snapshot_offsets, synced_to)}
         self._snapshot_offsets &= kept

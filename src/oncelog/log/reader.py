@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from oncelog.errors import CorruptMessage
-from oncelog.log.background import Job
+from oncelog.log.background import BlockingCall
 from oncelog.log.disk import Buffer
 from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, scan
 from oncelog.log.segment import Segment
@@ -43,7 +43,7 @@ class FoundTime(NamedTuple):
     offset: int
 
 
-Search = Generator[Job | None, None, FoundTime | None]
+Search = Generator[BlockingCall | None, None, FoundTime | None]
 """A look-up in bounded steps, as `oncelog.log.background` does them; it returns what was found."""
 
 _BYTES_PER_COST = 1024
@@ -184,14 +184,14 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
             cost.spent += 1 + header.size_bytes // _BYTES_PER_COST
             if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
                 records: list[FoundTime | None] = []
-                job = partial(_append_first_record, records, found, timestamp_ms, start_offset)
+                call = partial(_append_first_record, records, found, timestamp_ms, start_offset)
                 cost.spent += header.records_count
                 # Opening a compressed batch may take long whatever its size: 10 KB can become 256 MB.
                 if header.records_count > step_cost or header.compression is not Compression.NONE:
-                    yield job
+                    yield call
                     is_next_step = True
                 else:
-                    job()
+                    call()
                 if records[0] is not None:
                     return records[0]
             start_offset = max(start_offset, header.last_offset + 1)

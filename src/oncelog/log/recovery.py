@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from oncelog.errors import BrokerError, CorruptMessage, StorageError
-from oncelog.log.background import Chores
+from oncelog.log.background import BackgroundQueue
 from oncelog.log.compaction import finish_swaps
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists
@@ -65,7 +65,7 @@ class OpenAs:
     log_start_offset: int
     cleaned_to: int
     now_ms: int
-    chores: Chores
+    background: BackgroundQueue
     indexed_from: int | None = None
 
 
@@ -86,7 +86,7 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
     log_start_offset = max(how.log_start_offset, segments[0].base_offset)
     recovered = Recovered(
         Segments(segments),
-        PartitionProducers(Snapshots(disk, directory, how.config.limits), how.chores),
+        PartitionProducers(Snapshots(disk, directory, how.config.limits), how.background),
         log_start_offset,
         reports,
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
-from oncelog.log.background import Job
+from oncelog.log.background import BlockingCall
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Buffer, Disk, File, remove_if_exists
 from oncelog.log.index import OffsetIndex, TimeIndex, TransactionIndex
@@ -625,7 +625,7 @@ class Segment:
     def close(self) -> None:
         self.file.close()
 
-    def drop(self, disk: PartitionDisk) -> Job:
+    def drop(self, disk: PartitionDisk) -> BlockingCall:
         """Give the files up; return what closes and deletes them, at any time. Raises OSError.
 
         The log is renamed first: indexes without a log are swept at start.

@@ -27,7 +27,7 @@ import numpy as np
 
 from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
-from oncelog.log.background import Chore
+from oncelog.log.background import BackgroundTask
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.segment import file_name
 from oncelog.rules.idempotence.append import ProducerEntry, RememberedBatch
@@ -227,7 +227,9 @@ class _SealedFile:
             remove_if_exists(self._disk, self._path)
 
 
-def _write_files(full: _SealedFile, snapshot: _SealedFile, image: ProducerImage, limits: Limits) -> Chore:
+def _write_files(
+    full: _SealedFile, snapshot: _SealedFile, image: ProducerImage, limits: Limits
+) -> BackgroundTask:
     ids: list[bytes] = []
     lengths: list[bytes] = []
     snapshot.write(_COUNT.pack(image.entry_count))
@@ -270,7 +272,7 @@ class Snapshots:
         """Ascending."""
         return sorted(_offsets_in(self._disk.list(self._directory)))
 
-    def write(self, offset: int, image: ProducerImage) -> Chore:
+    def write(self, offset: int, image: ProducerImage) -> BackgroundTask:
         """Write both files, a part of the image a step; uses the image up.
 
         Raises OSError; an earlier snapshot of the same offset may then be gone, others stand.

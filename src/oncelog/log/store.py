@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError, StorageError
-from oncelog.log.background import Chore, Chores, Job, run
+from oncelog.log.background import BackgroundQueue, BackgroundTask, BlockingCall, run
 from oncelog.log.checkpoint import (
     LEADER_EPOCHS,
     PARTITION_METADATA,
@@ -40,7 +40,7 @@ class _Dropped(NamedTuple):
     """A segment that is out of the list; `remove` deletes its files, whatever became of their directory."""
 
     end_offset: int
-    remove: Job
+    remove: BlockingCall
 
 
 class PartitionStore:
@@ -58,7 +58,7 @@ class PartitionStore:
         topic_id: bytes | None,
         recovered: Recovered,
         epochs: LeaderEpochs,
-        chores: Chores,
+        background: BackgroundQueue,
     ) -> None:
         self._disk = disk
         disk.on_sync_failed = self._fail
@@ -70,7 +70,7 @@ class PartitionStore:
         self._segments = recovered.segments
         self._producers = recovered.producers
         self._epochs = epochs
-        self._chores = chores
+        self._background = background
         self._leader_epoch = epochs.latest or 0
         self._log_start_offset = recovered.log_start_offset
         self._log_end_offset = recovered.segments.active.end_offset
@@ -111,7 +111,7 @@ class PartitionStore:
         cleaned_to: int = 0,
         indexed_from: int | None = None,
         leader_epoch: int = 0,
-        chores: Chores | None = None,
+        background: BackgroundQueue | None = None,
     ) -> Self:
         """Open or make the partition in `directory`. `topic_id` None takes the stored one.
 
@@ -120,13 +120,12 @@ class PartitionStore:
         `recovery_point`: everything below is synced; without a clean shutdown the rest is checked.
         `cleaned_to`: everything below was compacted, as far as that is known.
         `indexed_from`: segments from there on had an index file of aborted transactions; None: unknown.
-        `chores` takes what need not be done at once; None: it is done at once.
+        `background tasks` takes what need not be done at once; None: it is done at once.
         Raises StorageError naming file and position.
         """
-        disk, chores = PartitionDisk(disk), Chores() if chores is None else chores
-        how = OpenAs(
-            config, clean_shutdown, recovery_point, log_start_offset, cleaned_to, now_ms, chores, indexed_from
-        )
+        disk, background = PartitionDisk(disk), BackgroundQueue() if background is None else background
+        points = recovery_point, log_start_offset, cleaned_to
+        how = OpenAs(config, clean_shutdown, *points, now_ms, background, indexed_from)
         is_new = False
         try:
             if not disk.exists(directory):
@@ -142,7 +141,7 @@ class PartitionStore:
             if end_offset < recovery_point:
                 text = f"ends at offset {end_offset}, though {recovery_point} were synced: files are missing,"
                 recovered.reports.append(f"{text} or were copied while a broker wrote (docs/operations.md)")
-            partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs, chores)
+            partition = cls(disk, directory, topic_partition, config, topic_id, recovered, epochs, background)
             partition._settle_recovery_point(recovered.rebuilt_from, how)
             is_in_order = clean_shutdown and not recovered.reports and stored_id is not None
             if end_offset == 0 or (is_in_order and recovered.producers.snapshot_offset == end_offset):
@@ -336,7 +335,7 @@ class PartitionStore:
         self._unsnapshotted_bytes = 0
         self._producers.snapshot(self._log_end_offset, self._after_snapshot)
 
-    def _after_snapshot(self) -> Chore:
+    def _after_snapshot(self) -> BackgroundTask:
         """Drop snapshots within segments that are needed no more, then segments that waited for one."""
         kept = [segment.base_offset for segment in self._segments]
         if self._producers.snapshot_offset is not None:
@@ -362,7 +361,7 @@ class PartitionStore:
                 except OSError as error:
                     failure = error  # what an older snapshot suffices for can go, and makes room
             if dropped := self._drop_dead():
-                self._chores.add(self._remove(dropped))
+                self._background.add(self._remove(dropped))
             if failure is not None:
                 raise failure
             self._epochs.cut_start(self._log_start_offset)
@@ -438,7 +437,7 @@ class PartitionStore:
         self._places.clear()
         return dropped
 
-    def _remove(self, dropped: list[_Dropped]) -> Chore:
+    def _remove(self, dropped: list[_Dropped]) -> BackgroundTask:
         """Delete the files of dropped segments, then drop the next; thousands may go at once."""
         end_offset = None
         while dropped:
@@ -512,7 +511,7 @@ class PartitionStore:
         if 0 < self._deletion_needs <= self._recovery_point and not self._is_closed:
             self._deletion_needs = 0
             with suppress(OSError):  # the next round of retention meets them again
-                self._chores.add(self._remove(self._drop_dead()))
+                self._background.add(self._remove(self._drop_dead()))
 
     def rest_closed_files(self) -> None:
         """Give up the descriptors of closed segments that are synced; the next read opens them again.

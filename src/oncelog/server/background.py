@@ -1,8 +1,8 @@
-"""Drives a log's chores on the event loop: a little work, then a rest in which requests are served.
+"""Run a log's background tasks on the event loop: a little work, then a pause in which requests are served.
 
-What a chore wants done elsewhere (syncs, deletions) runs in a thread, for each kind of chore one at a time.
-Chores of other kinds go on meanwhile: a large request does not wait for a sync of the log on a slow disk.
-See test_large_requests_are_answered_while_a_job_of_the_log_is_running.
+Blocking calls (syncs, deletions) run in threads, one at a time for each kind of task. Tasks of other kinds
+continue meanwhile, so a large request does not wait for a sync of the log on a slow disk. See
+test_large_requests_are_answered_while_a_job_of_the_log_is_running.
 """
 
 from __future__ import annotations
@@ -10,87 +10,86 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from oncelog.log.background import Chores, RunningJob
+from oncelog.log.background import BackgroundQueue, RunningCall
 from oncelog.runtime import system
 from oncelog.runtime.event_log import log_event
 
 WORK_SECONDS = 0.002
-"""No longer than this, or one step if that takes longer, are requests held up at a time: by chores of all
-kinds together."""
+"""The longest time for which background work delays requests, unless a single step takes longer."""
 REST_SECONDS = 0.004
 
 
-class ChoreDriver:
-    """From `start` to `stop` chores are done between requests; before and after, at once.
+class BackgroundRunner:
+    """Runs background tasks between requests from `start` to `stop`; before and after, they run at once.
 
-    `after_work` is called after each piece of work, which may have asked for syncs and woken fetches.
+    `after_work` is called after each piece of work, which may have asked for syncs and completed fetches.
     """
 
-    def __init__(self, chores: Chores, after_work: Callable[[], None]) -> None:
-        self._chores, self._after_work = chores, after_work
+    def __init__(self, background: BackgroundQueue, after_work: Callable[[], None]) -> None:
+        self._background, self._after_work = background, after_work
         self._work_seconds = system.current().work_seconds
         self._wake = asyncio.Event()
-        """Set when a chore was added or a job has ended."""
+        """Set when a task was added or a blocking call has ended."""
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        self._chores.on_added = self._wake.set
+        self._background.on_added = self._wake.set
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """The step and the jobs under way end; what is left stays for whoever closes the log."""
+        """Wait for the current step and the running calls. The tasks that remain are for closing the log."""
         self._is_stopping = True
         self._wake.set()
         if self._task is not None:
             await self._task
-        if self._jobs:
-            await asyncio.wait(self._jobs)
-        self._chores.on_added = None
+        if self._calls:
+            await asyncio.wait(self._calls)
+        self._background.on_added = None
 
     async def _run(self) -> None:
         while not self._is_stopping:
             await self._wake.wait()
             self._wake.clear()
-            while self._chores.is_ready and not self._is_stopping:
-                has_begun_job = self._work()
+            while self._background.is_ready and not self._is_stopping:
+                has_begun_call = self._work()
                 try:
                     self._after_work()
                 except Exception as error:
                     _report(error)
-                if has_begun_job and not self._chores.is_ready:
-                    break  # deletions have a job in every step: no rest but while it is running
+                if has_begun_call and not self._background.is_ready:
+                    break  # a deletion has a call in every step: the call itself is the pause
                 await asyncio.sleep(REST_SECONDS)
 
     def _work(self) -> bool:
-        """Steps until the time is up, or until there are only jobs to wait for; true if a job has begun."""
-        until, has_begun_job = self._work_seconds() + WORK_SECONDS, False
-        while self._chores.is_ready and self._work_seconds() < until:
+        """Run steps until the time is up or only calls remain; return True if a call has begun."""
+        until, has_begun_call = self._work_seconds() + WORK_SECONDS, False
+        while self._background.is_ready and self._work_seconds() < until:
             try:
-                job = self._chores.step()
+                call = self._background.step()
             except Exception as error:
-                # A full disk, say: what periodic work could not do it tries again when it is next due.
+                # A full disk, for example. Periodic work tries again when it is next due.
                 _report(error)
             else:
-                if job is not None:
-                    has_begun_job = True
-                    self._begin(job)
-        return has_begun_job
+                if call is not None:
+                    has_begun_call = True
+                    self._begin_call(call)
+        return has_begun_call
 
-    def _begin(self, job: RunningJob) -> None:
-        task = asyncio.get_running_loop().create_task(self._elsewhere(job))
-        self._jobs.add(task)
-        task.add_done_callback(self._ended)
+    def _begin_call(self, call: RunningCall) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_in_thread(call))
+        self._calls.add(task)
+        task.add_done_callback(self._on_call_done)
 
-    async def _elsewhere(self, job: RunningJob) -> None:
+    async def _run_in_thread(self, call: RunningCall) -> None:
         try:
-            await asyncio.get_running_loop().run_in_executor(None, job)
+            await asyncio.get_running_loop().run_in_executor(None, call)
         except Exception as error:
-            job.end(error)  # if no thread could be started; else its chore was told
+            call.end(error)  # if no thread could be started; otherwise the call has ended already
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._jobs.discard(task)
+    def _on_call_done(self, task: asyncio.Task[None]) -> None:
+        self._calls.discard(task)
         self._wake.set()
 
 

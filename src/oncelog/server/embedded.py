@@ -33,7 +33,7 @@ from oncelog.runtime.clock import Clock
 from oncelog.runtime.event_log import log_event
 from oncelog.runtime.loop_thread import LoopThread, close_loop, new_event_loop
 from oncelog.runtime.tls import uses_sasl, uses_tls
-from oncelog.server.background import ChoreDriver
+from oncelog.server.background import BackgroundRunner
 from oncelog.server.disk import RealDisk
 from oncelog.server.gc_tuner import Collector
 from oncelog.server.listener import Listen, listen
@@ -58,7 +58,7 @@ class RunningBroker:
     ) -> None:
         self.node, self.clock = node, clock
         self.server = Server(node, clock, listeners, listen)
-        self.chores = ChoreDriver(node.log_manager.chores, self.server.after_work)
+        self.background = BackgroundRunner(node.log_manager.background, self.server.after_work)
         self.metrics_server = MetricsServer(node, *metrics) if metrics is not None else None
 
     @property
@@ -68,7 +68,7 @@ class RunningBroker:
 
     async def start(self) -> None:
         """Listen. Raises StorageError when an address cannot be bound; the log is then closed again."""
-        self.chores.start()
+        self.background.start()
         try:
             await self.server.start()
             if self.metrics_server is not None:
@@ -86,7 +86,7 @@ class RunningBroker:
         if self.metrics_server is not None:
             await self.metrics_server.stop()
         await self.server.stop()
-        await self.chores.stop()
+        await self.background.stop()
         self.node.close(self.clock.now_ms())
         log_event("info", "stopped", port=self.listeners[0].port)
 

@@ -38,7 +38,7 @@ class ConsumerGroups:
         self._node, self._topic = node, topic
         self._groups: dict[str, ConsumerGroup] = {}
         self._deadlines = Deadlines()
-        self.patterns = TopicPatterns(node.log_manager.chores, node.limits.pattern_step_cost)
+        self.patterns = TopicPatterns(node.log_manager.background, node.limits.pattern_step_cost)
         self._max_patterns = 100
         self._catalogues: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
         self._catalogued = 0

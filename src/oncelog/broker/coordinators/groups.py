@@ -27,7 +27,7 @@ from oncelog.errors import (
     StaleMemberEpoch,
     UnknownMemberId,
 )
-from oncelog.log.background import Chore
+from oncelog.log.background import BackgroundTask
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.consumer import Heartbeat, HeartbeatResult
 from oncelog.rules.groups.deadlines import Deadlines
@@ -66,7 +66,7 @@ class GroupCoordinator:
         self._offsets_left: set[str] = set()
         """Deleted topics of which the log holds offsets that memory does not: the next start deletes them."""
         self._deadlines = Deadlines()
-        self._expiring = ExpiryRounds(node.log_manager.chores, node.limits.expire_step_entries)
+        self._expiring = ExpiryRounds(node.log_manager.background, node.limits.expire_step_entries)
 
     # Groups
 
@@ -366,7 +366,7 @@ class GroupCoordinator:
         pace = Pace(self._node.limits.request_step_elements)
         self._expiring.begin(self.group_ids(), lambda group_id: self._forget_expired(group_id, pace, now_ms))
 
-    def _forget_expired(self, group_id: str, pace: Pace, now_ms: int) -> Chore:
+    def _forget_expired(self, group_id: str, pace: Pace, now_ms: int) -> BackgroundTask:
         try:
             for partitions in self._slices([*self.offsets.of(group_id)]):
                 self._forget_expired_offsets(group_id, partitions, now_ms)

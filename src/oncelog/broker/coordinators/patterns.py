@@ -18,7 +18,7 @@ import re2
 
 from oncelog.errors import InvalidRegularExpression
 from oncelog.limits import DEFAULT_LIMITS
-from oncelog.log.background import Chore, Chores, Kind
+from oncelog.log.background import BackgroundQueue, BackgroundTask, Kind
 
 MAX_PATTERN_BYTES = 4096
 """Far above what people write; a pattern of this length compiles in milliseconds."""
@@ -116,8 +116,10 @@ class TopicPatterns:
     until then it matches nothing, as on Kafka, which always resolves in the background.
     """
 
-    def __init__(self, chores: Chores, step_cost: int = DEFAULT_LIMITS.pattern_step_cost) -> None:
-        self._chores = chores
+    def __init__(
+        self, background: BackgroundQueue, step_cost: int = DEFAULT_LIMITS.pattern_step_cost
+    ) -> None:
+        self._background = background
         self._step_cost = step_cost
         self._resolutions: dict[str, _Resolution] = {}
         self._listed: dict[str, None] = {}
@@ -171,7 +173,7 @@ class TopicPatterns:
             self._unresolved[text] = None
             if not self._is_resolving:
                 self._is_resolving = True
-                self._chores.add(self._resolve(), Kind.REQUEST)
+                self._background.add(self._resolve(), Kind.REQUEST)
         return resolution.names if resolution.was_complete else []
 
     def is_pending(self, texts: Collection[str]) -> bool:
@@ -212,7 +214,7 @@ class TopicPatterns:
         resolution.pattern = None  # compiled again for the next new topic: it may keep 256 KB
         return steps
 
-    def _resolve(self) -> Chore:
+    def _resolve(self) -> BackgroundTask:
         try:
             while self._unresolved:
                 text = next(iter(self._unresolved))

@@ -39,7 +39,7 @@ from oncelog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
-from oncelog.log.background import Chore, Kind
+from oncelog.log.background import BackgroundTask, Kind
 from oncelog.log.partition import Partition
 from oncelog.rules.idempotence.append import Refuse
 from oncelog.rules.idempotence.lost_markers import (
@@ -129,9 +129,9 @@ class TransactionCoordinator:
         """By producer id of the same: the transactional id that the log names it with."""
         self._ends: tuple[int, dict[int, int]] = -1, {}
         """A time, and where the log ended then."""
-        chores, step_entries = node.log_manager.chores, node.limits.expire_step_entries
-        self._timing_out = ExpiryRounds(chores, step_entries)
-        self._expiring = ExpiryRounds(chores, step_entries)
+        background, step_entries = node.log_manager.background, node.limits.expire_step_entries
+        self._timing_out = ExpiryRounds(background, step_entries)
+        self._expiring = ExpiryRounds(background, step_entries)
 
     # Requests
 
@@ -434,7 +434,7 @@ class TransactionCoordinator:
 
         pace = Pace(self._node.limits.request_step_elements)
 
-        def look(transactional_id: str) -> Chore:
+        def look(transactional_id: str) -> BackgroundTask:
             entry = self._entries.get(transactional_id)
             if entry is not None and is_timed_out(entry, now_ms):
                 # The log failed, or no producer id could be reserved: the next round decides again.
@@ -548,13 +548,13 @@ class TransactionCoordinator:
             self._markers_at_once -= max(len(self._unfinished[transactional_id]), 1)
             if next(work, work) is work:
                 return
-        self._node.log_manager.chores.add(work, Kind.REQUEST)
+        self._node.log_manager.background.add(work, Kind.REQUEST)
 
     def end_round(self) -> None:
         """Let the next requests write markers at once: others have had their turn."""
         self._markers_at_once = MAX_MARKERS_AT_ONCE
 
-    def _write_in_steps(self, transactional_id: str, now_ms: int) -> Chore:
+    def _write_in_steps(self, transactional_id: str, now_ms: int) -> BackgroundTask:
         # The entry stays as it is: nothing but its markers ends the state Prepare*.
         entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]
         marked = self._marked.setdefault(transactional_id, [])

@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant(
         "a snapshot changes with its table",
         ((producer_table.ProducerTable, "_own", _share_the_shard),),
-        guards=("log/test_log_chores.py::test_a_large_snapshot_is_written_while_appends_go_on",),
+        guards=("log/test_log_background.py::test_a_large_snapshot_is_written_while_appends_go_on",),
     ),
     Mutant(
         "a closed segment lacks its last time",

@@ -12,7 +12,7 @@ from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, open_partition, put
 
 from oncelog.errors import KafkaStorageError
 from oncelog.limits import Limits
-from oncelog.log.background import Chore, Chores, Job, Kind, RunningJob, run
+from oncelog.log.background import BackgroundQueue, BackgroundTask, BlockingCall, Kind, RunningCall, run
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.log.snapshot import Snapshots
@@ -28,23 +28,23 @@ SMALL = config(segment_bytes=2000, index_interval_bytes=100, limits=PARTS)
 
 
 class Driven:
-    """Chores that a test steps; `step` runs the job as well."""
+    """Background tasks that a test steps; `step` runs its call as well."""
 
     def __init__(self) -> None:
-        self.chores = Chores()
+        self.background = BackgroundQueue()
         self.added = 0
-        self.chores.on_added = self._on_added
+        self.background.on_added = self._on_added
 
     def _on_added(self) -> None:
         self.added += 1
 
     def step(self) -> bool:
         """Whether anything is left."""
-        job = self.chores.step()
-        if job is not None:
-            with suppress(OSError):  # its chore is told
-                job()
-        return bool(self.chores)
+        call = self.background.step()
+        if call is not None:
+            with suppress(OSError):  # the next step of its task gets the error
+                call()
+        return bool(self.background)
 
     def finish(self) -> None:
         while self.step():
@@ -76,10 +76,10 @@ def _snapshot_names(disk: MemoryDisk) -> list[str]:
 @pytest.mark.behaviour("I19", "I20")
 def test_a_large_snapshot_is_written_while_appends_go_on() -> None:
     disk, driven = MemoryDisk(), Driven()
-    partition = open_partition(disk, SMALL, chores=driven.chores)
+    partition = open_partition(disk, SMALL, background=driven.background)
     stored = _fill_until_roll(partition)
     base, steps = stored[-1][1], 0
-    assert len(driven.chores) == 1
+    assert len(driven.background) == 1
     while driven.step():
         stored += _fill(partition, range(len(stored), len(stored) + 1))
         steps += 1
@@ -110,7 +110,7 @@ def test_a_crash_at_every_step_of_a_snapshot(ends: str) -> None:
 def _crash_in_snapshot(step: int | None) -> tuple[list[tuple[int, int]], MemoryDisk, int, int]:
     """What was flushed, the disk, and its steps when the snapshot began and ended."""
     disk, driven = MemoryDisk(), Driven()
-    partition = open_partition(disk, SMALL, chores=driven.chores)
+    partition = open_partition(disk, SMALL, background=driven.background)
     stored = _fill_until_roll(partition)
     partition.flush()
     before = disk.steps
@@ -125,7 +125,7 @@ def _crash_in_snapshot(step: int | None) -> tuple[list[tuple[int, int]], MemoryD
 
 def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
     disk, driven = MemoryDisk(), Driven()
-    partition = open_partition(disk, SMALL, chores=driven.chores)
+    partition = open_partition(disk, SMALL, background=driven.background)
     bases: list[int] = []
     stored: list[tuple[int, int]] = []
     while len(bases) < 3:  # few enough steps that the first is still being written
@@ -148,7 +148,7 @@ def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
 @pytest.mark.behaviour("I17", "I20")
 def test_deleting_waits_until_the_producers_are_safe() -> None:
     disk, driven = MemoryDisk(), Driven()
-    partition = open_partition(disk, SMALL, chores=driven.chores)
+    partition = open_partition(disk, SMALL, background=driven.background)
     stored = _fill(partition, range(30))
     assert partition.delete_records(None, NOW_MS) == 30
     assert partition.segment_count > 1, "the snapshot is not there yet"
@@ -179,7 +179,7 @@ def test_a_failed_snapshot_stops_nothing() -> None:
 @pytest.mark.behaviour("I17")
 def test_a_snapshot_that_cannot_be_synced_is_not_there() -> None:
     disk, driven = MemoryDisk(), Driven()
-    partition = open_partition(disk, SMALL, chores=driven.chores)
+    partition = open_partition(disk, SMALL, background=driven.background)
     _fill_until_roll(partition)
     disk.errors = {("sync", ".snapshot.tmp"): errno.EIO}
     with pytest.raises(OSError, match="Input/output"):
@@ -192,7 +192,7 @@ def test_a_snapshot_that_cannot_be_synced_is_not_there() -> None:
 
 def test_closing_finishes_what_waits_and_abandoning_leaves_nothing_open() -> None:
     disk, driven = MemoryDisk(), Driven()
-    partition = open_partition(disk, SMALL, chores=driven.chores)
+    partition = open_partition(disk, SMALL, background=driven.background)
     stored = _fill_until_roll(partition)
     driven.step()
     assert [name for name in disk.list(str(TP)) if name.endswith(".tmp")]
@@ -257,8 +257,8 @@ def test_a_round_looks_at_one_partition_a_step_and_a_failing_one_stops_no_other(
     manager = _manager(MemoryDisk())
     partitions, seen = _open(manager, 5), []
     driven = Driven()
-    manager.chores.on_added = driven.chores.on_added
-    driven.chores = manager.chores
+    manager.background.on_added = driven.background.on_added
+    driven.background = manager.background
 
     def work(partition: Partition) -> Iterator[None]:
         seen.append(partition)
@@ -283,11 +283,11 @@ def test_closing_ends_the_rounds_under_way() -> None:
     partitions = _open(manager, 3)
     for partition in partitions:
         _fill(partition, range(3))
-    manager.chores.on_added = lambda: None
+    manager.background.on_added = lambda: None
     looked_at: list[Partition] = []
     manager.for_each_partition(looked_at.append)
     manager.write_checkpoints()
-    manager.chores.step()
+    manager.background.step()
     manager.close(NOW_MS)
     assert looked_at == partitions[:1]
     assert disk.exists(".kafka_cleanshutdown")
@@ -312,96 +312,96 @@ def test_checkpoints_written_aside_never_bring_back_a_deleted_partition() -> Non
     partition = _open(manager, 1)[0]
     _fill(partition, range(10))
     partition.delete_records(4, NOW_MS)
-    manager.chores.on_added = lambda: None
+    manager.background.on_added = lambda: None
     manager.write_checkpoints()
-    jobs: list[Job] = []
-    while manager.chores and not jobs:
-        jobs += [job] if (job := manager.chores.step()) is not None else []
+    calls: list[BlockingCall] = []
+    while manager.background and not calls:
+        calls += [call] if (call := manager.background.step()) is not None else []
     manager.delete_partitions([TopicPartition("t", 0)])
-    jobs[0]()
-    manager.chores.finish()
+    calls[0]()
+    manager.background.finish()
     assert disk.read("log-start-offset-checkpoint") == b"0\n0\n"
-    manager.chores.on_added = None
+    manager.background.on_added = None
     assert _open(manager, 1)[0].log_start_offset == 0
 
 
-def test_a_job_that_raises_is_told_to_its_chore() -> None:
-    told: list[str] = []
+def test_a_blocking_call_that_raises_raises_in_its_task() -> None:
+    events: list[str] = []
 
     def fails() -> None:
         raise OSError(errno.EIO, "broken")
 
-    def chore() -> Chore:
+    def task() -> BackgroundTask:
         try:
             yield fails
         except OSError as error:
-            told.append(str(error.strerror))
+            events.append(str(error.strerror))
         yield None
         raise OSError(errno.ENOSPC, "full")
 
     with pytest.raises(OSError, match="full"):
-        run(chore())
-    assert told == ["broken"]
+        run(task())
+    assert events == ["broken"]
 
 
-KINDS = {"L": Kind.LOG, "R": Kind.REQUEST, "J": Kind.REQUEST_WITH_JOBS}
+KINDS = {"L": Kind.LOG, "R": Kind.REQUEST, "J": Kind.REQUEST_WITH_CALLS}
 
 
 @pytest.mark.parametrize(
-    ("chores", "expected"),
+    ("tasks", "expected"),
     [
-        # A letter is a kind; what follows are its steps: a dot none, an asterisk a job that does not end.
-        ("L... L..", "0 1 0 1 0"),  # chores of a kind take turns
-        ("L... R.. J.", "0 1 2 0 1 0"),  # so do kinds,
-        ("L... R. R. R.", "0 1 0 2 0 3"),  # however many of another there are
-        ("L*. L.. R..", "0* 2 2"),  # a job holds up its kind, and no other
+        # A letter is the kind of a task. A dot is a plain step, an asterisk a blocking call that never ends.
+        ("L... L..", "0 1 0 1 0"),  # tasks of a kind take turns
+        ("L... R.. J.", "0 1 2 0 1 0"),  # and so do the kinds,
+        ("L... R. R. R.", "0 1 0 2 0 3"),  # however many tasks another kind has
+        ("L*. L.. R..", "0* 2 2"),  # a call delays its kind, and no other
         ("J*. J. R.. L..", "3 2 0* 3 2"),
         ("L.*. L.. J..", "0 2 1 2 0*"),
         ("L*. J*. R...", "0* 2 1* 2 2"),
         ("L*. J*. R", "0* 1*"),
     ],
 )
-def test_a_job_holds_up_only_chores_of_its_kind(chores: str, expected: str) -> None:
-    driven, done = Chores(), list[str]()
+def test_a_blocking_call_delays_only_tasks_of_its_kind(tasks: str, expected: str) -> None:
+    driven, done = BackgroundQueue(), list[str]()
     driven.on_added = lambda: None
 
-    def chore(number: int, steps: str) -> Chore:
+    def task(number: int, steps: str) -> BackgroundTask:
         for step in steps:
             done.append(f"{number}{step.strip('.')}")
             yield (lambda: None) if step == "*" else None
 
-    for number, text in enumerate(chores.split()):
-        driven.add(chore(number, text[1:]), KINDS[text[0]])
+    for number, text in enumerate(tasks.split()):
+        driven.add(task(number, text[1:]), KINDS[text[0]])
     while driven.is_ready:
         driven.step()
     assert sorted(done) == sorted(expected.split())
     assert done == expected.split()
 
 
-def test_a_job_that_ends_tells_its_own_chore() -> None:
-    driven, told = Chores(), list[str]()
+def test_a_blocking_call_that_ends_resumes_its_own_task() -> None:
+    driven, events = BackgroundQueue(), list[str]()
     driven.on_added = lambda: None
 
     def fail() -> None:
-        raise OSError(errno.EIO, "job")
+        raise OSError(errno.EIO, "call")
 
-    def chore(name: str, job: Job) -> Chore:
+    def task(name: str, call: BlockingCall) -> BackgroundTask:
         try:
-            yield job
+            yield call
         except OSError as error:
-            told.append(f"{name} failed: {error.strerror}")
+            events.append(f"{name} failed: {error.strerror}")
         else:
-            told.append(f"{name} went on")
+            events.append(f"{name} went on")
 
-    driven.add(chore("log", lambda: None))
-    driven.add(chore("look-up", fail), Kind.REQUEST_WITH_JOBS)
-    jobs: list[RunningJob | None] = [driven.step(), driven.step()]
+    driven.add(task("log", lambda: None))
+    driven.add(task("look-up", fail), Kind.REQUEST_WITH_CALLS)
+    calls: list[RunningCall | None] = [driven.step(), driven.step()]
     assert driven.step() is None and not driven.is_ready and len(driven) == 2
-    for job in reversed(jobs):
-        assert job is not None
+    for call in reversed(calls):
+        assert call is not None
         with suppress(OSError):
-            job()
-        job.end(OSError("told too late"))
+            call()
+        call.end(OSError("too late"))
         driven.step()
-    assert told == ["look-up failed: job", "log went on"] and not driven
+    assert events == ["look-up failed: call", "log went on"] and not driven
     driven.finish()
