@@ -216,5 +216,5 @@ def log_in_again(producer: Producer) -> None:
 def logins_again(broker: Broker) -> int:
     """Count the open connections of a broker in this process whose clients authenticated again."""
     assert broker._running is not None
-    doors = [connection.door for connection in broker._running.server.connections]
+    doors = [connection.auth.authenticator for connection in broker._running.server.connections]
     return sum(door._authenticated_again_ms is not None and not door.is_authenticating for door in doors)

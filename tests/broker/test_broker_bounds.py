@@ -26,7 +26,7 @@ from oncelog.log.index import AbortedTransaction
 from oncelog.log.partition import Partition
 from oncelog.log.reader import StepCost
 from oncelog.rules.storage.read_committed import Verdict
-from oncelog.server import connection as server_connection
+from oncelog.server.connection import Connection
 from oncelog.server.embedded import Broker, recover_node
 from oncelog.types import Compression, TopicPartition
 from oncelog.wire import columns, compression, records
@@ -99,20 +99,20 @@ COMPACTED = {"cleanup_policy": "compact"}
 @pytest.mark.behaviour("I29")
 def test_batches_that_are_opened_take_turns_with_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[int] = []
-    go_through, begin = server_connection.Connection._go_through, server_connection.Connection._begin
+    start_requests, start_request = Connection._start_requests, Connection._start_request
 
     def counted_round(self: Any, *args: Any) -> Any:
         rounds.append(0)
-        return go_through(self, *args)
+        return start_requests(self, *args)
 
     def counted(self: Any, *args: Any) -> Any:
         rounds[-1] += 1
-        return begin(self, *args)
+        return start_request(self, *args)
 
     with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t", 1, **COMPACTED)
-        monkeypatch.setattr(server_connection.Connection, "_go_through", counted_round)
-        monkeypatch.setattr(server_connection.Connection, "_begin", counted)
+        monkeypatch.setattr(Connection, "_start_requests", counted_round)
+        monkeypatch.setattr(Connection, "_start_request", counted)
         message = produce_request("t", bytes(bomb(20_000)), acks=1)
         client.socket.sendall(b"".join(encode_request(message, 9, number, "c") for number in range(20)))
         for _ in range(20):

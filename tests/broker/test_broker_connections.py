@@ -230,7 +230,7 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
         wait_until(lambda: node.requests_held.total_bytes >= waiting_count * frame_bytes)
         assert is_served(broker)
         assert len(background) == MAX_LARGE
-        assert {connection._request_ms for connection in broker._running.server.connections} == {None}
+        assert {c.reader.incomplete_since_ms for c in broker._running.server.connections} == {None}
         clients.pop().socket.close()  # one that waits, perhaps
         gate.set()
         for client in clients:

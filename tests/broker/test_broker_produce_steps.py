@@ -202,7 +202,7 @@ def test_requests_of_several_steps_without_an_answer_are_carried_out_after_the_e
             other.socket.sendall(frame * 3)
             wait_until(lambda: metrics.records_stored == 2 * COUNT)
             kept = node.requests_held.total_bytes
-        wait_until(lambda: any(connection._is_gone for connection in connections))
+        wait_until(lambda: any(connection.is_gone for connection in connections))
         assert kept >= (MANY - 2) * len(records())
         gate.set()
         wait_until(lambda: metrics.records_stored == 3 * MANY * COUNT)

@@ -19,8 +19,7 @@ from oncelog.broker.quota_manager import FILE_NAME, Quotas
 from oncelog.config import BROKER
 from oncelog.errors import KafkaStorageError, StorageError, ThrottlingQuotaExceeded
 from oncelog.rules.limits.quotas import DEFAULT, Payer, QuotaEntity
-from oncelog.server import connection as server_connection
-from oncelog.server import throttle
+from oncelog.server import request_handler, throttle
 from oncelog.server.disk import RealDisk
 from oncelog.wire import messages as m
 from oncelog.wire.frames import encode_request
@@ -322,7 +321,7 @@ class WorkClock:
         self.charged: list[float] = []
         monkeypatch.setattr(throttle, "perf_counter", lambda: self.now)
         decode, handle = m.ListGroupsRequest.decode, Node.handle
-        encode, encode_large = server_connection.encode_response, server_connection.encode_large_response
+        encode, encode_large = request_handler.encode_response, request_handler.encode_large_response
 
         def worked(quotas: Quotas, payer: Payer | None, seconds: float, now_ms: int) -> None:
             if payer is not None and payer.client_id == "raw":
@@ -338,8 +337,8 @@ class WorkClock:
         monkeypatch.setattr(Quotas, "worked", worked)
         monkeypatch.setattr(m.ListGroupsRequest, "decode", taking(1, decode))
         monkeypatch.setattr(Node, "handle", taking(10, handle))
-        monkeypatch.setattr(server_connection, "encode_response", taking(100, encode))
-        monkeypatch.setattr(server_connection, "encode_large_response", taking(100, encode_large))
+        monkeypatch.setattr(request_handler, "encode_response", taking(100, encode))
+        monkeypatch.setattr(request_handler, "encode_large_response", taking(100, encode_large))
 
     def total(self) -> float:
         return sum(self.charged)

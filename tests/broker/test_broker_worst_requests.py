@@ -22,7 +22,7 @@ from oncelog.broker.purgatory import Deferred
 from oncelog.broker.registry import OFFERED
 from oncelog.broker.request_limits import MAX_BYTES, MAX_NAMES, MAX_PARTITIONS, MAX_TOPICS, max_elements
 from oncelog.errors import OncelogError, PeerError
-from oncelog.server import connection as server_connection
+from oncelog.server.connection import Connection
 from oncelog.server.embedded import Broker
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.frames import decode_request_header, encode_response
@@ -178,19 +178,18 @@ def test_a_resource_that_is_named_again_and_again_is_described_once(monkeypatch:
 def test_large_requests_take_turns_with_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round is over after so many bytes of requests, not only after so many requests."""
     rounds: list[int] = []
-    go_through = server_connection.Connection._go_through
-    begin = server_connection.Connection._begin
+    start_requests, start_request = Connection._start_requests, Connection._start_request
 
     def counted_round(self: Any, *args: Any) -> Any:
         rounds.append(0)
-        return go_through(self, *args)
+        return start_requests(self, *args)
 
     def counted(self: Any, *args: Any) -> Any:
         rounds[-1] += 1
-        return begin(self, *args)
+        return start_request(self, *args)
 
-    monkeypatch.setattr(server_connection.Connection, "_go_through", counted_round)
-    monkeypatch.setattr(server_connection.Connection, "_begin", counted)
+    monkeypatch.setattr(Connection, "_start_requests", counted_round)
+    monkeypatch.setattr(Connection, "_start_request", counted)
     with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
         for _ in range(20):
             client.send(DescribeGroupsRequest(groups=["x" * 20_000]), 5)

@@ -37,7 +37,7 @@ from oncelog.errors import (
     UnacceptableCredential,
 )
 from oncelog.rules.security.scram import Mechanism
-from oncelog.server import connection as server_connection
+from oncelog.server import request_handler
 from oncelog.server.embedded import Broker
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.frames import encode_request
@@ -237,7 +237,7 @@ def test_clients_stay_in_order_while_they_log_in_again(tmp_path: Path) -> None:
 
 
 def test_a_failure_is_answered_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timers = HeldTimers(monkeypatch, server_connection)
+    timers = HeldTimers(monkeypatch, request_handler)
     with (
         secured_broker(
             tmp_path, users=("alice",), **{"connection.failed.authentication.delay.ms": 400}

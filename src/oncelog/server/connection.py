@@ -1,495 +1,434 @@
-"""One client's connection to the broker: frames in, answers out in their order, bounds kept.
+"""The server side of one TCP connection: when its requests are started, and when it is closed.
 
-A request is begun as soon as nothing before it on the connection holds it back (a waiting fetch
-does, an append that waits for the disk does not, answers that the client does not take do); what is behind it
-stays as bytes, uncut. Reading stops while too many of them are there or answers are not taken. A connection
-with many requests gets a round of them at a time, between which others have theirs.
+A request is started as soon as no earlier one blocks the pipeline. A fetch that waits for records blocks it,
+and so do responses that the client does not accept. An append that waits for the disk does not. Bytes behind
+a blocked request stay in the reader's backlog, uncut, and reading pauses while there are too many of them. A
+connection with many requests starts a round of them at a time, and others are served in between.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
-from oncelog.broker.handlers import join_group, sync_group
-from oncelog.broker.handlers.produce import KEY as PRODUCE
-from oncelog.broker.handlers.produce_direct import answer as answer_produce
-from oncelog.broker.node import Request
-from oncelog.broker.purgatory import Deferred, Disconnect
-from oncelog.broker.request_limits import max_elements
-from oncelog.broker.security.authenticator import Door, Farewell
-from oncelog.broker.security.authorizer import Access
+from oncelog.broker.handlers import join_group, produce, sync_group
+from oncelog.broker.node import Node
 from oncelog.errors import ConfigError, OncelogError, PeerError
-from oncelog.rules.limits.connections import Bound, Phase, Standing
-from oncelog.rules.security.auth_state import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from oncelog.rules.limits.connections import Bound, Holdings, Phase, Standing
+from oncelog.runtime.clock import Clock
 from oncelog.runtime.event_log import log_event
+from oncelog.server.acceptor import Acceptor
+from oncelog.server.connection_auth import ConnectionAuth
 from oncelog.server.listener import Accepted
-from oncelog.server.response_queue import Outbox, Payload, Slot
+from oncelog.server.memory_account import MemoryAccount
+from oncelog.server.request_handler import MAX_ROUND_REQUESTS, RequestHandler
+from oncelog.server.request_reader import NO_BYTES, RequestReader
+from oncelog.server.response_queue import ResponseQueue
 from oncelog.server.throttle import Throttle
-from oncelog.wire.frames import (
-    FrameReader,
-    RequestHeader,
-    decode_request_header,
-    encode_large_response,
-    encode_response,
-)
-from oncelog.wire.messages import FetchResponse
 
-if TYPE_CHECKING:
-    from oncelog.server.acceptor import Acceptor
-    from oncelog.server.server import Server
-
-LARGE_REST_BYTES = 65_536
-"""From this on the rest of a frame is received in its own place; less goes through the shared buffer."""
-ROUND_REQUESTS = 64
-ROUND_ANSWER_BYTES = 65_536
-"""After so many requests or bytes of answers a connection waits until others had their turn."""
-REQUEST_BYTES = 256
-"""A request other than Produce counts once more in its round for so many bytes: its work grows with them."""
-OPENED_RECORDS = 256
-"""A Produce request counts once more in its round for so many records that were opened to look at them."""
+MAX_ROUND_RESPONSE_BYTES = 65_536
+"""Bytes of responses after which a round ends, as after MAX_ROUND_REQUESTS."""
 LARGE_REQUEST_BYTES = 4096
-"""A longer request may have to wait until fewer answers are being made in steps."""
-_UNDIVIDED = frozenset({PRODUCE, join_group.KEY, sync_group.KEY})
+"""A longer request may have to wait until fewer large responses are being made (`broker.stepwise`)."""
+_UNDIVIDED = frozenset({produce.KEY, join_group.KEY, sync_group.KEY})
 """Requests with data, which are answered in one step however long they are."""
-_NOTHING = memoryview(b"")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """The settings that every connection of a server has to keep.
+
+    max_unauthenticated_bytes   sasl.server.max.receive.size: the largest request before authentication
+    max_request_bytes           socket.request.max.bytes
+    max_pending_bytes           oncelog.connection.max.pending.bytes: backlog, and responses that wait
+    max_pending_requests        oncelog.connection.max.pending.requests
+    """
+
+    max_unauthenticated_bytes: int
+    max_request_bytes: int
+    max_pending_bytes: int
+    max_pending_requests: int
+
+
+class ConnectionOwner(Protocol):
+    """The server as its connections see it."""
+
+    @property
+    def node(self) -> Node: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def connection_limits(self) -> ConnectionLimits: ...
+
+    @property
+    def receive_view(self) -> memoryview:
+        """The buffer into which all connections receive."""
+        ...
+
+    def opened(self, connection: Connection, descriptor: int | None) -> bool:
+        """Register a new connection. Return False, and close it, if there are too many."""
+        ...
+
+    def lost(self, connection: Connection) -> None:
+        """Remove a connection that has ended. May be called twice."""
+        ...
+
+    def note_end(self, peer: str, reason: str, bound: Bound | None) -> None:
+        """Count and log a connection that the broker closes."""
+        ...
+
+    def evict(self, budget: Holdings[Any], bound: Bound, now_ms: int) -> None:
+        """Close connections until a memory budget is kept."""
+        ...
+
+    def after_round(self, now_ms: int) -> None:
+        """Do the work that a round of requests leaves: wake fetches, flush, set the timer."""
+        ...
 
 
 class Connection(Accepted):
-    """Server side of one TCP connection. Bytes arrive in the server's one shared buffer."""
+    """One connection, as asyncio's protocol of it."""
 
-    def __init__(self, server: Server, acceptor: Acceptor, connection_id: int) -> None:
-        self.server, self.node, self.connection_id = server, server.node, connection_id
-        self.acceptor = acceptor
-        self.transport: asyncio.Transport | None = None
+    def __init__(self, server: ConnectionOwner, acceptor: Acceptor, connection_id: int) -> None:
+        node, limits = server.node, server.connection_limits
+        self._server, self._node, self._acceptor, self._limits = server, node, acceptor, limits
+        self._clock = server.clock
+        self._transport: asyncio.Transport | None = None
+        self._handshake: asyncio.Task[None] | None = None
         self.peer = self.address = ""
+        """HOST:PORT and IP address of the client."""
         self.active_ms = self.opened_ms = server.clock.now_ms()
         self.is_closing = False
-        self._is_gone = False
-        """True once the transport has ended; requests that came before may still be carried out."""
-        self.door = Door(self.node, acceptor.listener, needs_sasl=True)
-        self._handshake: asyncio.Task[None] | None = None
-        self._is_plain = False
-        self._access: Access | None = None
-        self._reader = FrameReader(server.max_stranger_bytes)
-        self._room: memoryview | None = None
-        self._request_ms: int | None = None
-        self._backlog, self._arrived = _NOTHING, bytearray()
-        """Bytes that wait for their turn: those being cut, and what came after them."""
-        self._outbox = Outbox(self.node.metrics, self._note_large_answer)
-        self._received_bytes = self._taken_bytes = 0
-        self._holds = 0
+        self.is_gone = False
+        """True once the transport has ended. Requests received before may still be carried out."""
+        self.auth = ConnectionAuth(node, acceptor.listener, self._on_authenticated)
+        self.reader = RequestReader(server.receive_view, limits.max_unauthenticated_bytes)
+        self._responses = ResponseQueue(node.metrics, self._note_large_response)
+        self._throttle = Throttle(node.quotas, self.auth, self._on_mute)
+        self.memory = MemoryAccount(self, node.requests_held, node.answers_held, server.evict)
+        self._requests = RequestHandler(
+            node,
+            server.clock,
+            connection_id,
+            self.auth,
+            self._throttle,
+            self._responses,
+            close=self.close,
+            on_late_response=self._on_late_response,
+        )
+        self._quotas = node.quotas
         self._is_write_paused = self._is_read_paused = False
-        self._is_going_on = self._is_turn_asked = self._is_holding = False
-        self._quotas = self.node.quotas
-        self._throttle = Throttle(self._quotas, self._hold)
+        self._is_processing_backlog = self._is_turn_scheduled = False
 
-    # --- what asyncio calls
+    # --- asyncio's callbacks
 
     def admit(self, peer: Any, descriptor: int | None) -> bool:
-        """`peer`: its address as sockets have it. Whether the server lets it stay."""
+        """Register the connection.
+
+        `peer`: the socket's address tuple. Return False if the server rejects it.
+        """
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown"
         self.address = peer[0] if peer else ""
-        return self.server.opened(self, descriptor)
+        return self._server.opened(self, descriptor)
 
     def prepare(self, handshake: asyncio.Task[None]) -> None:
         self._handshake = handshake
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self._transport = cast(asyncio.Transport, transport)
         if self.is_closing:
-            self.transport.abort()
+            self._transport.abort()
         elif self._handshake is not None or self.admit(transport.get_extra_info("peername"), None):
-            self._enter(self.transport)
+            self._start(self._transport)
 
-    def _enter(self, transport: asyncio.Transport) -> None:
-        self._outbox.transport = transport
-        transport.set_write_buffer_limits(high=self.server.max_pending_bytes)
-        if self._throttle.turns_away(self.address, self.opened_ms, transport):
+    def _start(self, transport: asyncio.Transport) -> None:
+        self._responses.transport = transport
+        transport.set_write_buffer_limits(high=self._limits.max_pending_bytes)
+        if self._throttle.rejects(self.address, self.opened_ms, transport):
             return
-        listener, needs_sasl = self.acceptor.listener, self.acceptor.needs_sasl
+        acceptor = self._acceptor
         try:
-            principal = self.acceptor.principal_of(transport)
+            principal = acceptor.principal_of(transport)
         except ConfigError as error:
             self.close(str(error), at_once=True)
             return
-        self.door = Door(self.node, listener, self.address, needs_sasl=needs_sasl, principal=principal)
-        self._look_at_door()
+        self.auth.start(acceptor.listener, self.address, needs_sasl=acceptor.needs_sasl, principal=principal)
 
-    def _look_at_door(self) -> None:
-        """What follows from its state for the next requests."""
-        self._is_plain = self.door.is_plain
-        if self.door.is_open:
-            self._reader.max_frame_bytes = self.server.max_request_bytes
-            self._access = None if self.node.authorizer is None else self.door.access
+    def _on_authenticated(self) -> None:
+        self.reader.frames.max_frame_bytes = self._limits.max_request_bytes
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        # What is behind a backlog may not overtake it.
-        self._room = None if self._backlog else self._reader.room(LARGE_REST_BYTES)
-        return self.server.receive_view if self._room is None else self._room
+        return self.reader.get_buffer()
 
     def buffer_updated(self, size_bytes: int) -> None:
         if self.is_closing:
             return
-        now_ms = self.active_ms = self.server.clock.now_ms()
-        self.node.metrics.bytes_received += size_bytes
-        self._received_bytes += size_bytes
+        now_ms = self.active_ms = self._clock.now_ms()
+        self._node.metrics.bytes_received += size_bytes
         started = perf_counter()
-        data = _NOTHING
-        if self._room is None:
-            data = self.server.receive_view[:size_bytes]
-        else:
-            self._room = None
-            self._reader.fill(size_bytes)
-        if self._backlog:
-            self._arrived += data
-        else:
-            rest = self._go_through(data, now_ms, started)
-            if rest:
-                # The shared buffer is overwritten by the next read.
-                self._backlog = memoryview(bytes(rest))
+        data = self.reader.receive(size_bytes)
+        if data is not None:
+            self.reader.keep(self._start_requests(data, now_ms, started))
         self._end_round(now_ms)
-        self.server.after_round(now_ms)
+        self._server.after_round(now_ms)
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
-        self.note_answers(self.server.clock.now_ms())
+        self.note_responses(self._clock.now_ms())
         self._pace_reading()
 
     def resume_writing(self) -> None:
         self._is_write_paused = False
-        self.note_answers(self.server.clock.now_ms())
-        self._go_on_now()
+        self.note_responses(self._clock.now_ms())
+        self._resume()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._is_gone = True
-        if self._backlog or self._arrived:
-            self._outbox.pass_over()
-        if self.is_closing or self._has_no_more:
+        self.is_gone = True
+        if self.reader.has_backlog:
+            self._responses.abandon()
+        if self.is_closing or self._is_finished:
             self._finish()
             return
-        # A producer with acks=0 closes as soon as the system has taken its last request. Kafka, too, carries
-        # out what it has received. Guard: test_requests_without_an_answer_are_carried_out_after_the_end.
-        self._outbox.discard(but_last=self._outbox.outlives_client)
-        self._outbox.transport = None
+        # A producer with acks=0 closes as soon as the system has accepted its last request. Like Kafka, carry
+        # out what was received. See test_requests_without_an_answer_are_carried_out_after_the_end.
+        self._responses.discard(but_last=self._responses.outlives_client)
+        self._responses.transport = None
         self._is_write_paused = False
-        self._ask_for_turn()
+        self._schedule_turn()
 
     @property
-    def _has_no_more(self) -> bool:
-        """True if nothing is left to carry out of a client that is gone, or something holds it back.
+    def _is_finished(self) -> bool:
+        """True if no further request of a client that is gone will be carried out.
 
-        The first answer that nobody takes is the last. Pipelined fetches would all be read, for nobody and
-        without a bound. Kafka, too, closes such a channel when it has an answer to send.
+        The first response that cannot be sent is the last. Otherwise the broker would read pipelined fetches
+        without a bound and for nobody. Kafka, too, closes a channel on which it cannot send.
         See test_an_answer_ends_what_a_client_that_is_gone_has_left.
-        A client over its quota is heard again in time, as on Kafka, however long it has been gone.
+        A muted client's requests are carried out when it is unmuted, as on Kafka, even if it is gone by then.
         See test_what_a_client_over_its_quota_sent_before_its_end_is_carried_out.
         """
-        if self._outbox.outlives_client:
+        if self._responses.outlives_client:
             return False
-        waits_for_answer = self._holds > self._throttle.is_silent
-        return waits_for_answer or self._outbox.has_dropped or not (self._backlog or self._arrived)
-
-    def _finish(self) -> None:
-        self.is_closing = True
-        self._throttle.cancel()
-        self._outbox.discard()
-        self._backlog, self._arrived = _NOTHING, bytearray()
-        self.node.steps.forget(self._ask_for_turn)
-        self.server.lost(self)
-
-    # --- requests
-
-    @property
-    def _has_too_many(self) -> bool:
-        """Whether so many answers are owed that no more requests are begun."""
         return (
-            len(self._outbox.slots) >= self.server.max_pending_requests
-            or self._outbox.slotted_bytes >= self.server.max_pending_bytes
+            self._responses.blocking_count > 0 or self._responses.has_dropped or not self.reader.has_backlog
         )
 
-    def _go_through(self, data: memoryview, now_ms: int, started: float) -> memoryview:
-        """Begin the requests in `data`, a round of them at most; returns what was not looked at."""
-        begun, outbox = 0, self._outbox
+    def _finish(self) -> None:
+        self._begin_closing()
+        self._throttle.cancel()
+        self._responses.discard()
+        self.reader.clear()
+        self._node.steps.forget(self._schedule_turn)
+        self._server.lost(self)
+
+    # --- rounds of requests
+
+    @property
+    def _has_too_many_pending(self) -> bool:
+        return (
+            len(self._responses.slots) >= self._limits.max_pending_requests
+            or self._responses.slot_bytes >= self._limits.max_pending_bytes
+        )
+
+    def _start_requests(self, data: memoryview, now_ms: int, started: float) -> memoryview:
+        """Start the requests in `data`, at most a round of them. Return the bytes that were not cut."""
+        cost, reader, responses, throttle = 0, self.reader, self._responses, self._throttle
         while not (
-            self._holds
+            responses.blocking_count
+            or throttle.is_muted
             or self._is_write_paused
-            or outbox.has_dropped
-            or (outbox.slots and self._has_too_many)
+            or self.is_closing
+            or responses.has_dropped
+            or (responses.slots and self._has_too_many_pending)
         ):
             before = data
             try:
-                frame, data = self._reader.first(data)
+                frame, data = reader.frames.first(data)
             except PeerError as error:
                 self.close(f"{error} (see socket.request.max.bytes)")
-                return _NOTHING
+                return NO_BYTES
             if frame is None:
                 return data
-            self._request_ms = None
+            reader.incomplete_since_ms = None
             is_large = len(frame) > LARGE_REQUEST_BYTES and int.from_bytes(frame[:2]) not in _UNDIVIDED
             if not is_large:
-                begun += self._begin(frame, now_ms, started)
-            elif self.node.steps.take(self._ask_for_turn):
-                begun += self.node.steps.lend(partial(self._begin, frame, now_ms, started))
+                cost += self._start_request(frame, now_ms, started)
+            elif self._node.steps.take(self._schedule_turn):
+                cost += self._node.steps.lend(partial(self._start_request, frame, now_ms, started))
             else:
-                # One that was gathered is put together again, with its size.
-                is_cut_here = frame.obj is before.obj
-                return before if is_cut_here else memoryview(b"".join((len(frame).to_bytes(4), frame, data)))
+                # The request waits as bytes. If they were gathered in a buffer of their own, the frame is
+                # joined with its size and with the bytes behind it again.
+                is_view_of_data = frame.obj is before.obj
+                return (
+                    before if is_view_of_data else memoryview(b"".join((len(frame).to_bytes(4), frame, data)))
+                )
             if not data or self.is_closing:
-                return _NOTHING
-            if begun >= ROUND_REQUESTS or outbox.gathered_bytes >= ROUND_ANSWER_BYTES:
-                self._ask_for_turn()
+                return NO_BYTES
+            if cost >= MAX_ROUND_REQUESTS or responses.batched_bytes >= MAX_ROUND_RESPONSE_BYTES:
+                self._schedule_turn()
                 break
         return data
 
-    def _ask_for_turn(self) -> None:
-        if not self._is_turn_asked:
-            self._is_turn_asked = True
-            asyncio.get_running_loop().call_soon(self._take_turn)
+    def _start_request(self, frame: memoryview, now_ms: int, started: float) -> int:
+        """Carry a request out, received at `now_ms` and `started` (perf_counter).
 
-    def _take_turn(self) -> None:
-        self._is_turn_asked = False
-        if not self.is_closing:
-            self._go_on_now()
-        self.node.steps.decline(self._ask_for_turn)
-
-    def _go_on_now(self) -> None:
-        self.active_ms = self.server.clock.now_ms()
-        self._go_on()
-        self.server.after_round(self.active_ms)
-
-    def _go_on(self) -> None:
-        """Requests that waited. Not re-entered, so that many of them need no deep stack."""
-        if self._is_going_on:
-            return
-        self._is_going_on = True
-        now_ms = self.server.clock.now_ms()
-        try:
-            self._backlog = self._go_through(self._backlog, now_ms, perf_counter())
-            if not self._backlog and self._arrived:
-                arrived, self._arrived = self._arrived, bytearray()
-                self._backlog = memoryview(arrived)
-                self._ask_for_turn()
-        finally:
-            self._is_going_on = False
-        self._end_round(now_ms)
-
-    def _end_round(self, now_ms: int) -> None:
-        self._outbox.flush()
-        if self._is_gone and self._has_no_more:
-            self._finish()
-        has_bytes = self._reader.pending_bytes or self._backlog or self._outbox.request_bytes
-        if self.is_closing or not (has_bytes or self._is_holding or self._is_read_paused):
-            return
-        if self._request_ms is None and self._reader.pending_bytes:
-            self._request_ms = now_ms
-        # Of a backlog that is partly cut all is still there.
-        backlog_bytes = len(cast(bytes, self._backlog.obj)) if self._backlog else 0
-        held_bytes = self._reader.held_bytes + backlog_bytes + len(self._arrived) + self._outbox.request_bytes
-        self._is_holding = held_bytes > 0
-        self.server.hold_requests(self, held_bytes, self._received_bytes, now_ms)
-        self._pace_reading()
-
-    def _begin(self, frame: memoryview, now_ms: int, started: float) -> int:
-        """Carry a request out, received at `now_ms` and `started`; returns how much of a round it takes."""
-        if self.is_closing:
-            return 1
+        Return its cost in requests.
+        """
         try:
             if self._quotas.is_any:
-                return cast(
-                    int,
-                    self._throttle.measured(
-                        self.door, now_ms, lambda: self._carry_out(frame, now_ms, started)
-                    ),
+                return self._throttle.measure(
+                    now_ms, lambda: self._requests.carry_out(frame, now_ms, started)
                 )
-            return self._carry_out(frame, now_ms, started)
+            return self._requests.carry_out(frame, now_ms, started)
         except PeerError as error:
             self.close(f"a request that cannot be read: {error}")
         except OncelogError as error:
             self.close(f"a request that cannot be answered: {error}")
         except Exception as error:
-            # A bug of ours costs this client its connection, never the others their broker.
+            # A bug of the broker costs this client its connection, never the others their broker.
             log_event("error", "request failed", peer=self.peer, error=repr(error), exc_info=error)
             self.close(f"an internal error: {error!r}")
         return 1
 
-    def _carry_out(self, frame: memoryview, now_ms: int, started: float) -> int:
-        if not self._is_plain:
-            reason = self.door.pass_through(int.from_bytes(frame[:2]), now_ms)
-            if reason is not None:
-                self.close(reason)
-                return 1
-        payload = None if self._outbox.slots else answer_produce(self.node, frame, now_ms, self._access)
-        if payload is None:
-            opened_before = self.node.opened_cost
-            self._begin_any(frame, now_ms, started)
-            key = int.from_bytes(frame[:2])
-            if key == SASL_AUTHENTICATE:
-                return ROUND_REQUESTS  # PLAIN takes milliseconds, however small the request is
-            if key == PRODUCE:
-                return 1 + (self.node.opened_cost - opened_before) // OPENED_RECORDS
-            return 1 + len(frame) // REQUEST_BYTES
-        if self._quotas.is_any:
-            payload = self._throttle.produced_directly(self.door, frame, payload, now_ms)
-        self._outbox.put(payload)
-        self.node.metrics.observe("Produce", perf_counter() - started)
-        return 1
+    def _schedule_turn(self) -> None:
+        """Continue with the backlog in a later turn of the event loop."""
+        if not self._is_turn_scheduled:
+            self._is_turn_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_turn)
 
-    def _begin_any(self, frame: memoryview, now_ms: int, started: float) -> None:
-        header = decode_request_header(frame)
-        self._throttle.identified(header)
-        answer: Any = self.node.refuse(header)
-        if answer is not None:
-            self._take_answer(header._replace(api_version=0), answer, started)
-            return
-        api = self.node.offered[header.api_key]
-        message = api.request.decode(
-            header.api_version, frame, header.body_position, max_elements=max_elements(api.name, len(frame))
-        )
-        request = Request(self.connection_id, header, message, f"/{self.address}", self.door)
-        answer = self.node.handle(request, now_ms)
-        if header.api_key == PRODUCE and self._quotas.is_any:
-            self._throttle.produced(self.door, header, len(frame), now_ms)
-        if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
-            self._look_at_door()
-        self._take_answer(header, answer, started)
-
-    def _take_answer(self, header: RequestHeader, answer: Any, started: float) -> None:
-        if isinstance(answer, Farewell):
-            self._holds += 1  # nothing after it is begun
-            later = asyncio.get_running_loop().call_later
-            later(answer.delay_ms / 1000, self._part, header, answer, started)
-        elif isinstance(answer, Deferred):
-            slot = self._outbox.reserve(answer)
-            self._holds += answer.holds_later_requests
-            if self._quotas.is_any:
-                answer.measure = lambda work: self._measured_later(header, work)
-            answer.listen(lambda late: self._late(slot, header, late, started))
-        elif self._outbox.slots:
-            slot = self._outbox.reserve(None)
-            self._outbox.fill(slot, self._encode(header, answer, started))
-        else:
-            self._outbox.put(self._encode(header, answer, started))
-
-    def _part(self, header: RequestHeader, farewell: Farewell, started: float) -> None:
+    def _run_turn(self) -> None:
+        self._is_turn_scheduled = False
         if not self.is_closing:
-            if not self._outbox.slots:
-                self._outbox.put(self._encode(header, farewell.answer, started))
-            self.close(farewell.reason)
+            self._resume()
+        self._node.steps.decline(self._schedule_turn)
 
-    def _measured_later(self, header: RequestHeader, work: Callable[[], Any]) -> Any:
-        """Charge the client for work on an answer that comes later."""
-        if not self._quotas.is_any:
-            return work()
-        self._throttle.identified(header)
-        return self._throttle.measured(self.door, self.server.clock.now_ms(), work)
+    def _resume(self) -> None:
+        self.active_ms = self._clock.now_ms()
+        self._process_backlog()
+        self._server.after_round(self.active_ms)
 
-    def _late(self, slot: Slot, header: RequestHeader, answer: Any, started: float) -> None:
-        self._holds -= slot.holds_later_requests
+    def _process_backlog(self) -> None:
+        """Start a round of requests from the backlog.
+
+        A nested call does nothing: a request that completes at once would otherwise start the next one in its
+        own stack frame, and a long backlog would exhaust the stack.
+        """
+        if self._is_processing_backlog:
+            return
+        self._is_processing_backlog = True
+        now_ms = self._clock.now_ms()
         try:
-            payload = self._measured_later(header, lambda: self._encode(header, answer, started))
-            self._outbox.fill(slot, payload)
-        except Exception as error:
+            self.reader.backlog = self._start_requests(self.reader.backlog, now_ms, perf_counter())
+            if self.reader.next_backlog():
+                self._schedule_turn()
+        finally:
+            self._is_processing_backlog = False
+        self._end_round(now_ms)
+
+    def _end_round(self, now_ms: int) -> None:
+        """Write the round's responses, and record the memory of the requests that wait."""
+        reader, responses, memory = self.reader, self._responses, self.memory
+        responses.flush()
+        if self.is_gone and self._is_finished:
+            self._finish()
+        pending_bytes = reader.frames.pending_bytes
+        request_bytes = responses.request_bytes
+        holds_bytes = pending_bytes or reader.backlog or request_bytes
+        if self.is_closing or not (holds_bytes or memory.is_holding_requests or self._is_read_paused):
+            return
+        if pending_bytes and reader.incomplete_since_ms is None:
+            reader.incomplete_since_ms = now_ms
+        memory.set_requests(reader.held_bytes + request_bytes, reader.received_bytes, now_ms)
+        self._pace_reading()
+
+    def _on_late_response(self, error: Exception | None) -> None:
+        if error is not None:
             log_event("error", "late answer failed", peer=self.peer, error=repr(error), exc_info=error)
             self.close(f"an internal error: {error!r}")
             return
-        if self._backlog and not self._is_going_on:
-            self._ask_for_turn()  # whoever answers may be amid its own work, and is not to be asked more now
-        self._end_round(self.server.clock.now_ms())
+        if self.reader.backlog and not self._is_processing_backlog:
+            # In a later turn: the caller may be changing the state that the next request would read, such as
+            # a group whose members it is answering. See test_a_member_that_leaves_right_behind_its_sync.
+            self._schedule_turn()
+        self._end_round(self._clock.now_ms())
 
-    def _encode(self, header: RequestHeader, answer: Any, started: float) -> Payload | None:
-        if isinstance(answer, Disconnect):
-            self.close(answer.reason)
-            return None
-        if self._quotas.is_any:
-            self._throttle.answered(self.door, header, answer, self.server.clock.now_ms())
-        payload: Payload | None = None
-        if isinstance(answer, FetchResponse):
-            pieces = encode_large_response(answer, header.api_version, header.correlation_id)
-            payload = pieces if len(pieces) > 1 else bytes(pieces[0])
-        elif answer is not None:
-            payload = encode_response(answer, header.api_version, header.correlation_id)
-        self.node.metrics.observe(self.node.offered[header.api_key].name, perf_counter() - started)
-        return payload
+    # --- limits and closing
 
-    # --- bounds, the end
+    def _on_mute(self, is_muted: bool) -> None:
+        self._pace_reading() if is_muted else self._resume()
 
-    def _hold(self, is_held: bool) -> None:
-        """Whether to read and begin nothing more; what is under way is answered."""
-        self._holds += 1 if is_held else -1
-        self._pace_reading() if is_held else self._go_on_now()
+    def _note_large_response(self) -> None:
+        self.note_responses(self.active_ms)
+        # Again in the next turn: by then the operating system may have accepted all of it.
+        asyncio.get_running_loop().call_soon(self._note_responses_now)
 
-    def _note_large_answer(self) -> None:
-        self.note_answers(self.active_ms)
-        # What the system takes at once is not waited for.
-        asyncio.get_running_loop().call_soon(self._note_answers_again)
+    def _note_responses_now(self) -> None:
+        self.note_responses(self._clock.now_ms())
 
-    def _note_answers_again(self) -> None:
-        self.note_answers(self.server.clock.now_ms())
-
-    def note_answers(self, now_ms: int) -> None:
-        """Tell the server how much of its answers the client has not taken."""
-        if self not in self.server.connections:
-            return
-        taken_bytes = self._outbox.taken_bytes()
-        if taken_bytes > self._taken_bytes:
-            self._taken_bytes = taken_bytes
-            self.active_ms = self.active_ms if self.is_closing else now_ms
-        held_bytes = self._outbox.held_bytes(taken_bytes)
-        if held_bytes or self in self.node.answers_held:
-            self.server.hold_answers(self, held_bytes, taken_bytes, now_ms)
+    def note_responses(self, now_ms: int) -> None:
+        """Record the memory of responses that the client has not accepted."""
+        flushed_bytes = self._responses.flushed_bytes()
+        if self.memory.note_flushed(flushed_bytes) and not self.is_closing:
+            self.active_ms = now_ms
+        self.memory.set_responses(self._responses.held_bytes(flushed_bytes), flushed_bytes, now_ms)
 
     def _pace_reading(self) -> None:
-        if self.transport is None or self.is_closing or self._is_gone:
+        """Pause reading while the backlog is full, the client accepts no responses, or it is muted."""
+        if self._transport is None or self.is_closing or self.is_gone:
             return
-        is_full = len(self._backlog) + len(self._arrived) >= self.server.max_pending_bytes
-        is_full = is_full or self._is_write_paused or self._throttle.is_silent
-        if is_full != self._is_read_paused:
-            self._is_read_paused = is_full
-            if is_full:
-                self.transport.pause_reading()
+        is_full = self.reader.backlog_bytes >= self._limits.max_pending_bytes
+        must_pause = is_full or self._is_write_paused or self._throttle.is_muted
+        if must_pause != self._is_read_paused:
+            self._is_read_paused = must_pause
+            if must_pause:
+                self._transport.pause_reading()
             else:
-                self.transport.resume_reading()
+                self._transport.resume_reading()
 
     def standing(self, now_ms: int) -> Standing:
-        """What its deadlines depend on."""
-        if self._is_read_paused and self._request_ms is not None:
-            self._request_ms = now_ms  # it cannot go on with its request
+        """Return the facts on which the connection's deadlines depend."""
+        if self._is_read_paused and self.reader.incomplete_since_ms is not None:
+            self.reader.incomplete_since_ms = now_ms  # the client cannot send the rest of its request
         if self.is_closing:
             phase = Phase.CLOSING
-        elif self.transport is None:
+        elif self._transport is None:
             phase = Phase.HANDSHAKE
         else:
-            phase = Phase.KNOWN if self.door.is_open else Phase.STRANGER
-        # A throttled connection is not read, so only the idle limit tells that its client is gone (KIP-219).
-        # Nor may a client that is gone wait longer for its group.
-        is_waiting = bool(self._outbox.slots) and not self._outbox.is_passed_over
-        return Standing(phase, self.opened_ms, self.active_ms, self._request_ms, is_waiting)
+            phase = Phase.KNOWN if self.auth.is_authenticated else Phase.STRANGER
+        # A muted connection is not read, so only the idle limit shows that its client is gone (KIP-219).
+        # A client that is gone must not wait longer for its group, either.
+        is_waiting = bool(self._responses.slots) and not self._responses.is_abandoned
+        return Standing(phase, self.opened_ms, self.active_ms, self.reader.incomplete_since_ms, is_waiting)
+
+    def _begin_closing(self) -> None:
+        self.is_closing = True
+        self._requests.cancel()
 
     def close(self, reason: str, *, bound: Bound | None = None, at_once: bool = False) -> None:
-        """End the connection for cause; what was answered before still leaves unless `at_once`."""
+        """Close the connection for a cause. Responses that are ready are still sent, unless `at_once`."""
         if self.is_closing and not at_once:
             return
-        self.is_closing = True
-        self.server.note_end(self.peer, reason, bound)
-        if at_once or self.transport is None or self._is_gone:
+        self._begin_closing()
+        self._server.note_end(self.peer, reason, bound)
+        if at_once or self._transport is None or self.is_gone:
             self.abort()
         else:
-            self._outbox.flush()
-            self.transport.close()
+            self._responses.flush()
+            self._transport.close()
 
     def abort(self) -> None:
-        """End the connection, whatever it is at."""
-        self.is_closing = True
-        if self._is_gone:
+        """End the connection at once, in any state."""
+        self._begin_closing()
+        if self.is_gone:
             self._finish()
-        elif self.transport is not None:
-            self.transport.abort()
+        elif self._transport is not None:
+            self._transport.abort()
         elif self._handshake is not None:
             self._handshake.cancel()

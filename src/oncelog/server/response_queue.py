@@ -1,4 +1,9 @@
-"""A connection's answers: in the order of their requests, and how much of them the client has not taken."""
+"""The responses of one connection: sent in the order of their requests, and counted until the client has
+them.
+
+Small responses of one round are joined into one write. A response that is not ready yet has a slot, and the
+responses behind it wait.
+"""
 
 from __future__ import annotations
 
@@ -12,70 +17,83 @@ from oncelog.wire.frames import LARGE_BYTES
 from oncelog.wire.primitives import Buffer
 
 Payload = bytes | list[Buffer]
-"""A response frame, in pieces when it is large."""
+"""A response frame; a list of its pieces if it is large."""
 
 
-class Slot:
-    """The place of one answer in the connection's order."""
+class ResponseSlot:
+    """The place of one response in the order of its connection. `pending`: None if the response is ready."""
 
-    __slots__ = ("deferred", "is_done", "is_passed_over", "payload")
+    __slots__ = ("is_abandoned", "is_done", "payload", "pending")
 
-    def __init__(self, deferred: Deferred | None) -> None:
-        self.deferred = deferred
+    def __init__(self, pending: Deferred | None) -> None:
+        self.pending = pending
         self.is_done = False
         self.payload: Payload | None = None
-        self.is_passed_over = False
-        """True once the client is gone, and requests behind this one are carried out all the same."""
+        self.is_abandoned = False
+        """True if the client is gone: the response is discarded, but the request behind it is still carried
+        out."""
 
     @property
-    def holds_later_requests(self) -> bool:
-        return not self.is_done and self.deferred is not None and self.deferred.holds_later_requests
+    def blocks_pipeline(self) -> bool:
+        """True while no later request may be started."""
+        return not self.is_done and self.pending is not None and self.pending.holds_later_requests
 
 
-class Outbox:
-    """`on_large` is called after a large answer was written: its weight is to be felt at once."""
+class ResponseQueue:
+    """The responses of one connection. `on_large` is called after each write of a large response."""
 
     def __init__(self, metrics: Metrics, on_large: Callable[[], None]) -> None:
         self.transport: asyncio.Transport | None = None
-        self.slots: deque[Slot] = deque()
-        """Answers that are not there yet, and those behind them."""
-        self.slotted_bytes = 0
-        self.gathered_bytes = 0
-        """Small answers of this round, which leave in one write."""
+        self.slots: deque[ResponseSlot] = deque()
+        """Responses that are not ready, and those behind them."""
+        self.blocking_count = 0
+        """Reasons for which no further request may be started, such as a fetch that waits for records."""
+        self.slot_bytes = 0
+        """Bytes of responses that are ready but behind one that is not."""
+        self.batched_bytes = 0
+        """Bytes of this round's small responses, which `flush` writes."""
         self.has_dropped = False
-        """True once an answer had no transport to leave by: its client is gone."""
+        """True once a response was dropped because the transport had ended."""
         self.written_bytes = 0
+        """Bytes given to the transport since the connection was opened."""
         self._metrics, self._on_large = metrics, on_large
-        self._gathered: list[bytes] = []
+        self._batched: list[bytes] = []
         self._large: deque[tuple[int, int]] = deque()
-        """Where large answers begin and end, counted in `written_bytes`."""
+        """Begin and end of each large response that the client has not received, counted in
+        `written_bytes`."""
 
-    def reserve(self, deferred: Deferred | None) -> Slot:
-        """A place behind all answers so far."""
-        slot = Slot(deferred)
+    def block(self) -> None:
+        """Allow no further request: the connection closes after the next response."""
+        self.blocking_count += 1
+
+    def reserve(self, pending: Deferred | None) -> ResponseSlot:
+        """Append a slot behind all responses so far."""
+        slot = ResponseSlot(pending)
         self.slots.append(slot)
+        self.blocking_count += slot.blocks_pipeline
         return slot
 
-    def fill(self, slot: Slot, payload: Payload | None) -> None:
-        """The answer (None: there is none) of a reserved place; what is then in order leaves."""
-        payload = None if slot.is_passed_over else payload
+    def complete(self, slot: ResponseSlot, payload: Payload | None) -> None:
+        """Fill a slot, and send every response that is now next in order. `payload` None: no response."""
+        self.blocking_count -= slot.blocks_pipeline
+        payload = None if slot.is_abandoned else payload
         slot.payload, slot.is_done = payload, True
-        self.slotted_bytes += _size_of(payload)
+        self.slot_bytes += _size_of(payload)
         while self.slots and self.slots[0].is_done:
             first = self.slots.popleft().payload
-            self.slotted_bytes -= _size_of(first)
-            self.put(first)
+            self.slot_bytes -= _size_of(first)
+            self.send(first)
 
-    def put(self, payload: Payload | None) -> None:
-        """An answer that is next in order."""
+    def send(self, payload: Payload | None) -> None:
+        """Send a response that is next in order: a small one with the next `flush`. None: no response."""
         if payload is None:
             return
         if self.transport is None:
             self.has_dropped = True
             return
         if isinstance(payload, bytes) and len(payload) < LARGE_BYTES:
-            self._gathered.append(payload)
-            self.gathered_bytes += len(payload)
+            self._batched.append(payload)
+            self.batched_bytes += len(payload)
             return
         self.flush()
         size_bytes = _size_of(payload)
@@ -86,63 +104,72 @@ class Outbox:
         self._on_large()
 
     def flush(self) -> None:
-        """Write what was gathered."""
-        if not self._gathered or self.transport is None:
+        """Write the small responses of this round."""
+        if not self._batched or self.transport is None:
             return
-        data = self._gathered[0] if len(self._gathered) == 1 else b"".join(self._gathered)
-        self._gathered.clear()
-        self.written_bytes += self.gathered_bytes
-        self._metrics.bytes_sent += self.gathered_bytes
-        self.gathered_bytes = 0
+        data = self._batched[0] if len(self._batched) == 1 else b"".join(self._batched)
+        self._batched.clear()
+        self.written_bytes += self.batched_bytes
+        self._metrics.bytes_sent += self.batched_bytes
+        self.batched_bytes = 0
         self.transport.write(data)
 
-    def taken_bytes(self) -> int:
-        """Of what was written, so much has left."""
+    def flushed_bytes(self) -> int:
+        """Return how many of the written bytes the operating system has accepted."""
         return self.written_bytes - (self.transport.get_write_buffer_size() if self.transport else 0)
 
-    def held_bytes(self, taken_bytes: int) -> int:
-        """What answers take of memory: of a large one all is there until its last byte has left."""
-        while self._large and self._large[0][1] <= taken_bytes:
+    def held_bytes(self, flushed_bytes: int) -> int:
+        """Return the memory of the responses, given the present value of `flushed_bytes`.
+
+        A large response holds all of its memory until its last byte is flushed.
+        """
+        while self._large and self._large[0][1] <= flushed_bytes:
             self._large.popleft()
-        first_bytes = min(self._large[0][0], taken_bytes) if self._large else taken_bytes
-        return self.written_bytes - first_bytes + self.slotted_bytes
+        first_bytes = min(self._large[0][0], flushed_bytes) if self._large else flushed_bytes
+        return self.written_bytes - first_bytes + self.slot_bytes
 
     @property
     def request_bytes(self) -> int:
-        """What the request that holds later ones keeps until it is carried out. It is the last one begun."""
+        """Memory of the request that blocks the pipeline, until it is carried out. It is in the last slot."""
         last = self.slots[-1] if self.slots else None
-        return last.deferred.request_bytes if last and last.deferred and not last.is_done else 0
+        return last.pending.request_bytes if last and last.pending and not last.is_done else 0
 
     @property
     def outlives_client(self) -> bool:
-        """True while a request that expects no answer is carried out, or one that is passed over."""
+        """True while the last request must be carried out to its end even if the client is gone.
+
+        Such a request expects no response (acks=0), or its slot is abandoned.
+        """
         last = self.slots[-1] if self.slots else None
-        if last is None or last.deferred is None or last.is_done:
+        if last is None or last.pending is None or last.is_done:
             return False
-        return last.deferred.outlives_client or last.is_passed_over
+        return last.pending.outlives_client or last.is_abandoned
 
     @property
-    def is_passed_over(self) -> bool:
-        """True while requests of a client that is gone wait for the answer of the one before them."""
-        return bool(self.slots and self.slots[-1].is_passed_over)
+    def is_abandoned(self) -> bool:
+        """True while requests of a client that is gone wait for the request before them."""
+        return bool(self.slots and self.slots[-1].is_abandoned)
 
-    def pass_over(self) -> None:
-        """Let requests that stand behind a JoinGroup or SyncGroup outlive their client."""
+    def abandon(self) -> None:
+        """Keep the last request although its client is gone, if it is a JoinGroup or SyncGroup.
+
+        The requests behind it are then carried out, as on Kafka.
+        """
         last = self.slots[-1] if self.slots else None
-        if last is not None and last.deferred is not None and not last.is_done:
-            last.is_passed_over = last.deferred.keeps_later_requests
+        if last is not None and last.pending is not None and not last.is_done:
+            last.is_abandoned = last.pending.keeps_later_requests
 
     def discard(self, *, but_last: bool = False) -> None:
-        """Drop what is not written, for which nobody waits: the connection is over."""
+        """Cancel and drop every response that is not written: the connection has ended."""
         last = self.slots.pop() if but_last else None
         for slot in self.slots:
-            if slot.deferred is not None:
-                slot.deferred.cancel()
+            if slot.pending is not None:
+                slot.pending.cancel()
         self.slots.clear()
         if last is not None:
             self.slots.append(last)
-        self._gathered.clear()
-        self.gathered_bytes = self.slotted_bytes = 0
+        self._batched.clear()
+        self.batched_bytes = self.slot_bytes = 0
 
 
 def _size_of(payload: Payload | None) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
+from typing import Any
 
 from oncelog.broker.node import Node
 from oncelog.broker.settings.listeners import Listener
@@ -23,7 +24,7 @@ from oncelog.runtime.clock import Clock
 from oncelog.runtime.event_log import log_event
 from oncelog.runtime.tls import WatchedFile
 from oncelog.server.acceptor import Acceptor
-from oncelog.server.connection import Connection
+from oncelog.server.connection import Connection, ConnectionLimits
 from oncelog.server.listener import Listen, listen
 from oncelog.settings import Settings
 
@@ -63,9 +64,12 @@ class Server:
     ) -> None:
         settings = node.settings
         self.node, self.clock = node, clock
-        self.max_request_bytes: int = settings["socket.request.max.bytes"]
-        self.max_pending_bytes: int = settings["oncelog.connection.max.pending.bytes"]
-        self.max_pending_requests: int = settings["oncelog.connection.max.pending.requests"]
+        self.connection_limits = ConnectionLimits(
+            max_unauthenticated_bytes=settings["sasl.server.max.receive.size"],
+            max_request_bytes=settings["socket.request.max.bytes"],
+            max_pending_bytes=settings["oncelog.connection.max.pending.bytes"],
+            max_pending_requests=settings["oncelog.connection.max.pending.requests"],
+        )
         self.deadlines = Deadlines(
             handshake=HANDSHAKE_MS,
             authentication=STRANGER_MS,
@@ -79,7 +83,6 @@ class Server:
             parse_overrides(settings["max.connections.per.ip.overrides"]),
         )
         _check_sizes(settings)
-        self.max_stranger_bytes: int = settings["sasl.server.max.receive.size"]
         self.acceptors = [Acceptor(listener, listen) for listener in listeners]
         keys = "sasl.oauthbearer.jwks.endpoint.url"
         self._token_keys = WatchedFile(settings[keys], keys) if settings[keys] else None
@@ -146,8 +149,7 @@ class Server:
             del self.connections[connection]
             self.node.connection_count = len(self.connections)
             self._admission.leave(connection.address)
-            self.node.requests_held.drop(connection)
-            self.node.answers_held.drop(connection)
+            connection.memory.close()
 
     def note_end(self, peer: str, reason: str, bound: Bound | None) -> None:
         """Count and log a connection that the broker ends."""
@@ -158,15 +160,11 @@ class Server:
         if self._ends <= LOGGED_ENDS:
             log_event("warning", "connection closed", peer=peer, reason=reason)
 
-    def hold_requests(self, connection: Connection, held_bytes: int, moved_bytes: int, now_ms: int) -> None:
-        """So much of its requests waits, and so much has come in its life."""
-        if self.node.requests_held.hold(connection, held_bytes, moved_bytes, now_ms):
-            _shed(self.node.requests_held, Bound.REQUEST_BYTES, now_ms)
-
-    def hold_answers(self, connection: Connection, held_bytes: int, moved_bytes: int, now_ms: int) -> None:
-        """So much of its answers waits, and so much it has taken in its life."""
-        if self.node.answers_held.hold(connection, held_bytes, moved_bytes, now_ms):
-            _shed(self.node.answers_held, Bound.ANSWER_BYTES, now_ms)
+    def evict(self, budget: Holdings[Any], bound: Bound, now_ms: int) -> None:
+        """Close the connections that move their bytes slowest, until a memory budget is kept."""
+        for connection in budget.slowest(now_ms):
+            budget.drop(connection)
+            connection.close(_WORDS[bound], bound=bound, at_once=True)
 
     def after_round(self, now_ms: int) -> None:
         """What a round of requests leaves to do."""
@@ -232,7 +230,7 @@ class Server:
     def _sweep_some(self, connections: list[Connection]) -> None:
         loop, now_ms = asyncio.get_running_loop(), self.clock.now_ms()
         for connection in connections[-SWEEP_SLICE:]:
-            connection.note_answers(now_ms)
+            connection.note_responses(now_ms)
             bound = overdue(connection.standing(now_ms), self.deadlines, now_ms)
             if bound is not None and connection in self.connections:
                 connection.close(_WORDS[bound], bound=bound, at_once=True)
@@ -241,12 +239,6 @@ class Server:
             self._sweeper = loop.call_soon(self._sweep_some, connections)
         else:
             self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
-
-
-def _shed(holdings: Holdings[Connection], bound: Bound, now_ms: int) -> None:
-    for connection in holdings.slowest(now_ms):
-        holdings.drop(connection)
-        connection.close(_WORDS[bound], bound=bound, at_once=True)
 
 
 def _check_sizes(settings: Settings) -> None:

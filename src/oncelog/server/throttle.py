@@ -1,102 +1,128 @@
-"""What one connection's requests cost its client, and how long it is not heard after too many (KIP-219)."""
+"""Client quotas of one connection: what its requests cost, and the time for which it is muted (KIP-219).
+
+A muted connection is not read, and none of its requests is started.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import TypeVar
 
 from oncelog.broker.handlers.produce_direct import told_to_wait
 from oncelog.broker.quota_manager import Quotas
-from oncelog.broker.security.authenticator import Door
+from oncelog.server.connection_auth import ConnectionAuth
 from oncelog.wire.frames import RequestHeader, decode_request_header
+
+T = TypeVar("T")
 
 
 class Throttle:
-    """One connection's charges and its mute time. `hold` is told when nothing may be begun, and when it may.
+    """Charges one connection's quotas and mutes it.
 
-    The client pays for all the time that its requests take on the broker's thread: reading them (also
-    those that cannot be read), carrying them out, writing the answers, also those that come later.
+    `on_mute` is called with True when it begins, False at its end.
+
+    The client pays for all the time that its requests take on the broker's thread: to read them, also those
+    that cannot be read, to carry them out, and to write their responses, also those that come later.
     """
 
-    __slots__ = ("_client_id", "_hold", "_mark", "_quotas", "_timer", "_until_ms")
+    __slots__ = (
+        "_auth",
+        "_charged_until",
+        "_client_id",
+        "_on_mute",
+        "_quotas",
+        "_timer",
+        "_until_ms",
+        "is_muted",
+    )
 
-    def __init__(self, quotas: Quotas, hold: Callable[[bool], None]) -> None:
-        self._quotas, self._hold = quotas, hold
+    def __init__(self, quotas: Quotas, auth: ConnectionAuth, on_mute: Callable[[bool], None]) -> None:
+        self._quotas, self._auth, self._on_mute = quotas, auth, on_mute
+        self.is_muted = False
         self._until_ms = 0
         self._timer: asyncio.TimerHandle | None = None
         self._client_id: str | None = None
-        self._mark = 0.0
-        """perf_counter up to which time is charged; 0: nothing is measured."""
+        self._charged_until = 0.0
+        """The perf_counter up to which time is charged; 0 if no time is measured."""
 
-    @property
-    def is_silent(self) -> bool:
-        return self._timer is not None
-
-    def measured(self, door: Door, now_ms: int, work: Callable[[], Any]) -> Any:
-        """Return what `work` returns, and charge its time, however it ends. Calls may be nested."""
-        is_outer = not self._mark
+    def measure(self, now_ms: int, work: Callable[[], T]) -> T:
+        """Call `work`, charge its time even if it raises, and return its result. Calls may be nested."""
+        is_outer = not self._charged_until
         if is_outer:
-            self._mark = perf_counter()
+            self._charged_until = perf_counter()
         try:
             return work()
         finally:
-            self.spent(door, now_ms)
+            self._charge_time(now_ms)
             if is_outer:
-                self._mark = 0.0
+                self._charged_until = 0.0
 
-    def spent(self, door: Door, now_ms: int) -> None:
-        """Charge the time since the last charge, while time is measured."""
-        if self._mark:
+    def _charge_time(self, now_ms: int) -> None:
+        """Charge the time since the last charge, if time is measured."""
+        if self._charged_until:
             now = perf_counter()
-            self._quotas.worked(door.payer(self._client_id), now - self._mark, now_ms)
-            self._mark = now
+            self._quotas.worked(
+                self._auth.quota_principal(self._client_id), now - self._charged_until, now_ms
+            )
+            self._charged_until = now
 
-    def identified(self, header: RequestHeader) -> None:
-        """Note whose request it is; until then time is charged to the client id of the one before."""
+    def set_client_id(self, header: RequestHeader) -> None:
+        """Charge time to this request's client id. Until then it is charged to that of the request before."""
         self._client_id = header.client_id
 
-    def answered(self, door: Door, header: RequestHeader, answer: Any, now_ms: int) -> int:
-        """Tell an answer its throttle time (ms) and keep to it."""
-        self._client_id = header.client_id
-        self.spent(door, now_ms)
-        wait_ms = self._quotas.answered(header.api_key, door.payer(header.client_id), answer, now_ms)
-        if now_ms + wait_ms > max(self._until_ms, now_ms):
-            self._wait(wait_ms, now_ms, self._speak_again)
-        return wait_ms
+    def charge_response(self, header: RequestHeader, response: object, now_ms: int) -> int:
+        """Set the response's throttle time and mute the connection for it.
 
-    def produced(self, door: Door, header: RequestHeader, size_bytes: int, now_ms: int) -> None:
+        Return the time in milliseconds.
+        """
+        self._client_id = header.client_id
+        self._charge_time(now_ms)
+        principal = self._auth.quota_principal(header.client_id)
+        throttle_ms = self._quotas.answered(header.api_key, principal, response, now_ms)
+        if now_ms + throttle_ms > max(self._until_ms, now_ms):
+            self._mute(throttle_ms, now_ms, self._unmute)
+        return throttle_ms
+
+    def charge_produce(self, header: RequestHeader, size_bytes: int, now_ms: int) -> None:
         """Charge the bytes of a Produce request."""
-        self._quotas.produced(door.payer(header.client_id), size_bytes, now_ms)
+        self._quotas.produced(self._auth.quota_principal(header.client_id), size_bytes, now_ms)
 
-    def produced_directly(self, door: Door, frame: memoryview, response: bytes, now_ms: int) -> bytes:
-        """Charge a plain Produce; returns the response as it is to leave."""
+    def charge_direct_produce(self, frame: memoryview, response: bytes, now_ms: int) -> bytes:
+        """Charge a request of `produce_direct`. Return its response with the throttle time."""
         header = decode_request_header(frame)
-        self.produced(door, header, len(frame), now_ms)
-        wait_ms = self.answered(door, header, None, now_ms)
-        return told_to_wait(response, wait_ms) if wait_ms else response
+        self.charge_produce(header, len(frame), now_ms)
+        throttle_ms = self.charge_response(header, None, now_ms)
+        return told_to_wait(response, throttle_ms) if throttle_ms else response
 
-    def turns_away(self, host: str, now_ms: int, transport: asyncio.Transport) -> bool:
-        """Whether the connection is one too many; it then ends after a while. Counted, not logged."""
-        wait_ms = self._quotas.admit(host, now_ms)
-        if wait_ms:
-            self._wait(wait_ms, now_ms, transport.abort)
-        return wait_ms > 0
+    def rejects(self, host: str, now_ms: int, transport: asyncio.Transport) -> bool:
+        """Return True if the client's address exceeds its connection rate.
 
-    def _wait(self, wait_ms: int, now_ms: int, then: Callable[[], None]) -> None:
-        was_silent = self.is_silent
+        The connection is then closed later.
+
+        As on Kafka (KIP-612), it is muted first, so that the client does not come back at once. Such
+        connections are counted in the metrics and not logged.
+        """
+        throttle_ms = self._quotas.admit(host, now_ms)
+        if throttle_ms:
+            self._mute(throttle_ms, now_ms, transport.abort)
+        return throttle_ms > 0
+
+    def _mute(self, throttle_ms: int, now_ms: int, then: Callable[[], None]) -> None:
+        was_muted = self.is_muted
         self.cancel()
-        self._until_ms = now_ms + wait_ms
-        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1000, then)
-        if not was_silent:
-            self._hold(True)
+        self._until_ms = now_ms + throttle_ms
+        self._timer = asyncio.get_running_loop().call_later(throttle_ms / 1000, then)
+        self.is_muted = True
+        if not was_muted:
+            self._on_mute(True)
 
-    def _speak_again(self) -> None:
-        self._timer = None
-        self._hold(False)
+    def _unmute(self) -> None:
+        self._timer, self.is_muted = None, False
+        self._on_mute(False)
 
     def cancel(self) -> None:
-        """The connection is gone."""
+        """Stop the timer: the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()

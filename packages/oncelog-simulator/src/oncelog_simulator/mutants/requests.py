@@ -146,7 +146,7 @@ def _take_as_incomplete(self: Any, call: Any) -> bool:
     is_taken = _TAKE(self, call)
     owner = getattr(call, "__self__", None)
     if not is_taken and isinstance(owner, Connection):
-        owner._request_ms = owner.active_ms
+        owner.reader.incomplete_since_ms = owner.active_ms
     return is_taken
 
 

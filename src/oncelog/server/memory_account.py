@@ -1,0 +1,71 @@
+"""One connection's share of the memory that all requests and all responses may take together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oncelog.rules.limits.connections import Bound, Holdings
+
+Evict = Callable[[Holdings[Any], Bound, int], None]
+"""(budget, reason, now_ms): close connections until the budget is kept."""
+
+
+class MemoryAccount:
+    """The memory of one connection (`owner`) in the server's two budgets.
+
+    `requests` has queued.max.request.bytes, `responses` has oncelog.queued.max.response.bytes. `evict` is
+    called when one of them is exceeded. It closes the connections that move their bytes slowest, perhaps this
+    one.
+    """
+
+    __slots__ = (
+        "_evict",
+        "_flushed_bytes",
+        "_is_closed",
+        "_owner",
+        "_requests",
+        "_responses",
+        "is_holding_requests",
+    )
+
+    def __init__(
+        self, owner: object, requests: Holdings[Any], responses: Holdings[Any], evict: Evict
+    ) -> None:
+        self._owner, self._requests, self._responses, self._evict = owner, requests, responses, evict
+        self._flushed_bytes = 0
+        self._is_closed = False
+        self.is_holding_requests = False
+        """True while the request budget has an entry for this connection."""
+
+    def set_requests(self, held_bytes: int, received_bytes: int, now_ms: int) -> None:
+        """Record the memory that the requests hold.
+
+        `received_bytes`: bytes received since the connection opened.
+        """
+        self.is_holding_requests = held_bytes > 0
+        if self._requests.hold(self._owner, held_bytes, received_bytes, now_ms):
+            self._evict(self._requests, Bound.REQUEST_BYTES, now_ms)
+
+    def set_responses(self, held_bytes: int, flushed_bytes: int, now_ms: int) -> None:
+        """Record the memory that the responses hold.
+
+        `flushed_bytes`: bytes sent since the connection opened.
+        """
+        if self._is_closed or not (held_bytes or self._owner in self._responses):
+            return
+        if self._responses.hold(self._owner, held_bytes, flushed_bytes, now_ms):
+            self._evict(self._responses, Bound.ANSWER_BYTES, now_ms)
+
+    def note_flushed(self, flushed_bytes: int) -> bool:
+        """Return True if the client has accepted more response bytes since the last call."""
+        has_grown = flushed_bytes > self._flushed_bytes and not self._is_closed
+        if has_grown:
+            self._flushed_bytes = flushed_bytes
+        return has_grown
+
+    def close(self) -> None:
+        """Give all memory back: the connection has ended."""
+        self._is_closed = True
+        self._requests.drop(self._owner)
+        self._responses.drop(self._owner)

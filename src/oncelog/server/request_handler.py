@@ -1,0 +1,171 @@
+"""Carries one connection's requests out and sends their responses.
+
+A plain Produce request is answered from its bytes (`broker.handlers.produce_direct`). Every other request is
+decoded and given to the handler of its API. Its result is a response, a PendingResponse that is completed
+later, or an instruction to close the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, TypeVar
+
+from oncelog.broker.handlers.produce import KEY as PRODUCE
+from oncelog.broker.handlers.produce_direct import answer as answer_produce
+from oncelog.broker.node import Node, Request
+from oncelog.broker.purgatory import Deferred, Disconnect
+from oncelog.broker.request_limits import max_elements
+from oncelog.broker.security.authenticator import Farewell
+from oncelog.rules.security.auth_state import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from oncelog.runtime.clock import Clock
+from oncelog.server.connection_auth import ConnectionAuth
+from oncelog.server.response_queue import Payload, ResponseQueue, ResponseSlot
+from oncelog.server.throttle import Throttle
+from oncelog.wire.frames import RequestHeader, decode_request_header, encode_large_response, encode_response
+from oncelog.wire.messages import FetchResponse
+
+T = TypeVar("T")
+
+MAX_ROUND_REQUESTS = 64
+"""Requests that one connection may start in one round, before other connections are served."""
+REQUEST_BYTES = 256
+"""A request other than Produce counts as one more request per this many bytes: its work grows with its
+size."""
+OPENED_RECORDS = 256
+"""A Produce request counts as one more request per this many records that the broker had to decompress."""
+
+
+class RequestHandler:
+    """Carries the requests of one connection out.
+
+    `close(reason)` ends the connection. `on_late_response(error)` is called after a response was completed
+    later than its round, or with the error that prevented it.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        clock: Clock,
+        connection_id: int,
+        auth: ConnectionAuth,
+        throttle: Throttle,
+        responses: ResponseQueue,
+        *,
+        close: Callable[[str], None],
+        on_late_response: Callable[[Exception | None], None],
+    ) -> None:
+        self._node, self._clock, self._connection_id = node, clock, connection_id
+        self._auth, self._throttle, self._responses = auth, throttle, responses
+        self._close, self._on_late_response = close, on_late_response
+        self._quotas = node.quotas
+        self._farewell_timer: asyncio.TimerHandle | None = None
+
+    def carry_out(self, frame: memoryview, now_ms: int, started: float) -> int:
+        """Carry out a request received at `now_ms` and `started` (perf_counter), and send its response.
+
+        Return its cost in requests of a round. Raises PeerError if the request cannot be decoded.
+        """
+        if not self._auth.allows_any_request:
+            reason = self._auth.check(int.from_bytes(frame[:2]), now_ms)
+            if reason is not None:
+                self._close(reason)
+                return 1
+        node, responses = self._node, self._responses
+        payload = None if responses.slots else answer_produce(node, frame, now_ms, self._auth.access)
+        if payload is None:
+            opened_before = node.opened_cost
+            self._dispatch(frame, now_ms, started)
+            api_key = int.from_bytes(frame[:2])
+            if api_key == SASL_AUTHENTICATE:
+                return MAX_ROUND_REQUESTS  # PLAIN takes milliseconds, however small the request is
+            if api_key == PRODUCE:
+                return 1 + (node.opened_cost - opened_before) // OPENED_RECORDS
+            return 1 + len(frame) // REQUEST_BYTES
+        if self._quotas.is_any:
+            payload = self._throttle.charge_direct_produce(frame, payload, now_ms)
+        responses.send(payload)
+        node.metrics.observe("Produce", perf_counter() - started)
+        return 1
+
+    def _dispatch(self, frame: memoryview, now_ms: int, started: float) -> None:
+        """Decode a request, give it to its API's handler, and send or await the response."""
+        header = decode_request_header(frame)
+        self._throttle.set_client_id(header)
+        response: Any = self._node.refuse(header)
+        if response is not None:
+            self._respond(header._replace(api_version=0), response, started)
+            return
+        api = self._node.offered[header.api_key]
+        message = api.request.decode(
+            header.api_version, frame, header.body_position, max_elements=max_elements(api.name, len(frame))
+        )
+        auth = self._auth
+        request = Request(self._connection_id, header, message, f"/{auth.host}", auth.authenticator)
+        response = self._node.handle(request, now_ms)
+        if header.api_key == PRODUCE and self._quotas.is_any:
+            self._throttle.charge_produce(header, len(frame), now_ms)
+        if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):
+            auth.update()
+        self._respond(header, response, started)
+
+    def _respond(self, header: RequestHeader, response: Any, started: float) -> None:
+        if isinstance(response, Farewell):
+            self._responses.block()
+            later = asyncio.get_running_loop().call_later
+            self._farewell_timer = later(
+                response.delay_ms / 1000, self._say_farewell, header, response, started
+            )
+        elif isinstance(response, Deferred):
+            slot = self._responses.reserve(response)
+            if self._quotas.is_any:
+                response.measure = lambda work: self._measure_later(header, work)
+            response.listen(lambda late: self._complete(slot, header, late, started))
+        elif self._responses.slots:
+            slot = self._responses.reserve(None)
+            self._responses.complete(slot, self._encode(header, response, started))
+        else:
+            self._responses.send(self._encode(header, response, started))
+
+    def _say_farewell(self, header: RequestHeader, farewell: Farewell, started: float) -> None:
+        if not self._responses.slots:
+            self._responses.send(self._encode(header, farewell.answer, started))
+        self._close(farewell.reason)
+
+    def _measure_later(self, header: RequestHeader, work: Callable[[], T]) -> T:
+        """Call `work` and charge the client for its time: it is part of a response that comes later."""
+        if not self._quotas.is_any:
+            return work()
+        self._throttle.set_client_id(header)
+        return self._throttle.measure(self._clock.now_ms(), work)
+
+    def _complete(self, slot: ResponseSlot, header: RequestHeader, response: Any, started: float) -> None:
+        try:
+            payload = self._measure_later(header, lambda: self._encode(header, response, started))
+            self._responses.complete(slot, payload)
+        except Exception as error:
+            self._on_late_response(error)
+        else:
+            self._on_late_response(None)
+
+    def _encode(self, header: RequestHeader, response: Any, started: float) -> Payload | None:
+        """Return the response frame; None if there is no response."""
+        if isinstance(response, Disconnect):
+            self._close(response.reason)
+            return None
+        if self._quotas.is_any:
+            self._throttle.charge_response(header, response, self._clock.now_ms())
+        payload: Payload | None = None
+        if isinstance(response, FetchResponse):
+            pieces = encode_large_response(response, header.api_version, header.correlation_id)
+            payload = pieces if len(pieces) > 1 else bytes(pieces[0])
+        elif response is not None:
+            payload = encode_response(response, header.api_version, header.correlation_id)
+        self._node.metrics.observe(self._node.offered[header.api_key].name, perf_counter() - started)
+        return payload
+
+    def cancel(self) -> None:
+        """Stop the timer of the last response: the connection has ended, or closes for another reason."""
+        if self._farewell_timer is not None:
+            self._farewell_timer.cancel()
