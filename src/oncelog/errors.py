@@ -90,6 +90,7 @@ class LoadRefused(OncelogError):
 
 
 MAX_MESSAGE_CHARACTERS = 1_000
+"""Length at which the message of a broker's error is cut."""
 
 
 class BrokerError(OncelogError):
@@ -137,6 +138,7 @@ class BrokerError(OncelogError):
 
 
 ERROR_BY_CODE: dict[int, type[BrokerError]] = {}
+"""Error code -> its class, for every code of the protocol but 0."""
 _ABSENT = {"UNKNOWN_TOPIC_OR_PARTITION", "GROUP_ID_NOT_FOUND", "TRANSACTIONAL_ID_NOT_FOUND"}
 
 

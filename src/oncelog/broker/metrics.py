@@ -173,3 +173,43 @@ def to_dict(metrics: Metrics, gauges: dict[str, float]) -> dict[str, float]:
         flat[f"requests.{api}"] = float(histogram.count)
         flat[f"request_seconds.{api}"] = histogram.sum_seconds
     return flat
+
+
+UNITS = {
+    "duplicates_acknowledged_total": "batches",
+    "out_of_order_refused_total": "batches",
+    "fenced_refused_total": "batches",
+    "batches_stored_total": "batches",
+    "records_stored_total": "records",
+    "bytes_received_total": "bytes",
+    "bytes_sent_total": "bytes",
+    "connections_opened_total": "connections",
+    "connections_closed_for_cause_total": "connections",
+    "authentications_failed_total": "authentications",
+    "producer_ids_given_total": "producer ids",
+    "producers_expired_total": "producer states",
+    "transactions_timed_out_total": "transactions",
+    "append_errors_total": "batches",
+    "connections_ended_total": "connections",
+    "throttled_total": "responses",
+    "producer_ids_active": "producer states",
+    "partitions": "partitions",
+    "partitions_offline": "partitions",
+    "disk_free_bytes": "bytes",
+    "connections": "connections",
+    "request_bytes_held": "bytes",
+    "response_bytes_held": "bytes",
+    "fetches_waiting": "requests",
+    "transactions_open": "transactions",
+    "request_duration_seconds": "seconds",
+}
+"""Name of a family without oncelog_ -> what it counts or measures; for docs/reference/metrics.md."""
+
+LABELS = {
+    "api": "the Kafka API, for example Produce",
+    "bound": "the limit that the connection met; see docs/security.md",
+    "error": "Kafka's name of the error code",
+    "le": "upper bound of the bucket in seconds",
+    "quota": "the client quota, for example producer_byte_rate",
+}
+"""Name of a label -> the meaning of its values."""

@@ -67,3 +67,34 @@ class ProducerMetrics:
             "producer-fenced-total": fenced,
             "epoch-bump-total": self.epoch_bumps,
         }
+
+
+METRICS = {
+    "record-send-rate": ("rate", "records/s", "Records sent, retries included."),
+    "record-send-total": ("counter", "records", "Records sent, retries included."),
+    "byte-rate": ("rate", "bytes/s", "Bytes of batches sent, after compression, retries included."),
+    "byte-total": ("counter", "bytes", "Bytes of batches sent, after compression, retries included."),
+    "record-delivered-total": ("counter", "records", "Records that the broker acknowledged."),
+    "record-retry-total": ("counter", "records", "Records of batches that were sent again."),
+    "record-error-total": ("counter", "records", "Records that failed."),
+    "produce-request-rate": ("rate", "requests/s", "Produce requests sent."),
+    "request-latency-avg": ("average", "ms", "Time from a Produce request to its response."),
+    "request-latency-max": ("maximum", "ms", "Time from a Produce request to its response."),
+    "batch-size-avg": ("average", "bytes", "Size of a batch after compression."),
+    "records-per-request-avg": ("average", "records", "Records of a batch."),
+    "buffer-total-bytes": ("gauge", "bytes", "The setting buffer.memory."),
+    "buffer-available-bytes": ("gauge", "bytes", "Part of buffer.memory that holds no records."),
+    "duplicate-sequence-total": ("counter", "responses", "Responses with DUPLICATE_SEQUENCE_NUMBER."),
+    "out-of-order-sequence-total": ("counter", "responses", "Responses with OUT_OF_ORDER_SEQUENCE_NUMBER."),
+    "producer-fenced-total": (
+        "counter",
+        "responses",
+        "Responses that fence the producer.",
+    ),
+    "epoch-bump-total": (
+        "counter",
+        "epochs",
+        "Epochs that the producer began after a failed batch.",
+    ),
+}
+"""Name -> kind, unit, meaning: what `to_dict` returns, for docs/reference/metrics.md."""

@@ -73,3 +73,15 @@ def publish(metrics: SinkMetrics) -> None:
             os.close(at)
     except OSError as error:
         _log.info("%s=%s: %s", FILE_VARIABLE, path, error)
+
+
+METRICS = {
+    "name": ("", "The query's id for a stream, the writeId for a batch, the name given to write_atomic."),
+    "batch_id": ("", "Number of the micro-batch; 0 for a batch write."),
+    "rows": ("rows", "Rows of the micro-batch."),
+    "size_bytes": ("bytes", "Bytes of keys and values; 0 for a skipped write_atomic."),
+    "lanes": ("tasks", "Write tasks of the micro-batch, each with its own transaction."),
+    "lanes_skipped": ("tasks", "Tasks whose rows an earlier attempt had committed."),
+    "commit_seconds": ("seconds", "Time of the slowest task's commit, its flush included."),
+}
+"""Field -> unit, meaning: what one line of the file holds, for docs/reference/metrics.md."""
