@@ -4,7 +4,8 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours clean
+.PHONY: setup demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours \
+	reference docs docs-serve clean
 
 setup: $(STAMP)  ## make .venv with everything locked, find Java
 	@$(BIN)/python tools/find_java.py || true
@@ -60,6 +61,15 @@ mutants: setup  ## change one operator at a time, and list the changes that no q
 
 behaviours: setup  ## write docs/behaviours.md anew from the tests' markers
 	$(BIN)/python tools/behaviours.py
+
+reference: setup  ## write docs/reference from the code's tables of settings, commands, metrics, errors and names
+	$(BIN)/python tools/reference.py
+
+docs: setup  ## build the documentation site in out/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: setup  ## show the documentation site on http://127.0.0.1:8000 while you write
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 COMPILE := uv pip compile --no-header --no-annotate --no-emit-index-url --generate-hashes
 lock:  ## solve requirements.lock and requirements-build.lock again (needs uv)

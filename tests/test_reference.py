@@ -1,0 +1,126 @@
+"""The generated reference: its pages are fresh, and nothing that users can name is missing from them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from test_language import BANNED, BARE_ERROR
+
+from oncelog import config, errors
+from oncelog.client.consumer.core import ConsumerCore
+from oncelog.client.producer.producer_metrics import METRICS as PRODUCER_METRICS
+from oncelog.client.producer.producer_metrics import ProducerMetrics
+from oncelog.error_guide import ERRORS, EXCEPTIONS
+from oncelog.settings import Setting
+
+ROOT = Path(__file__).parents[1]
+
+
+def _load_tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+reference = _load_tool("reference")
+PAGES = reference.pages()
+
+
+def _page(name: str) -> str:
+    return (reference.REFERENCE / name).read_text()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_page_is_fresh(path: Path) -> None:
+    assert path.read_text() == PAGES[path](), "run: make reference"
+
+
+def test_no_page_of_the_reference_is_written_by_hand() -> None:
+    assert set(reference.REFERENCE.rglob("*.md")) == set(PAGES)
+
+
+def _settings() -> Iterator[tuple[str, Setting]]:
+    for settings_table in config.TABLES:
+        for setting in settings_table.settings:
+            yield settings_table.name, setting
+
+
+def test_every_setting_is_described() -> None:
+    page = _page("configuration.md")
+    assert [f"{name}: {s.key}" for name, s in _settings() if f"| `{s.key}` |" not in page or not s.doc] == []
+
+
+def test_every_command_is_described() -> None:
+    page = _page("cli.md")
+    missing = [
+        context.command_path
+        for command, context in reference.commands()
+        if not command.help or (context.parent and f"# {context.command_path}\n" not in page)
+    ]
+    assert missing == []
+
+
+def test_every_option_has_a_help_text_or_tells_its_meaning_by_its_choices() -> None:
+    rows = re.findall(r"^\| (`-.*)\|$", _page("cli.md"), re.MULTILINE)
+    described = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
+    assert len(described) > 150
+    assert [row for row in described if not row[3] and not re.match(r"`[\[<A-Z]", row[1])] == []
+
+
+def test_every_metric_of_the_broker_has_a_unit_and_its_labels_a_meaning() -> None:
+    from oncelog.broker.metrics import LABELS, UNITS
+
+    families = reference.broker_families()
+    assert {family.name.removeprefix("oncelog_") for family, _ in families} == set(UNITS)
+    assert {label for _, labels in families for label in labels} == set(LABELS)
+    assert all(family.help for family, _ in families)
+
+
+def test_every_metric_of_the_clients_is_described() -> None:
+    from oncelog.client.consumer.consumer_metrics import METRICS as CONSUMER_METRICS
+
+    assert set(ProducerMetrics().to_dict(0.0, 0, 0)) == set(PRODUCER_METRICS)
+    core = ConsumerCore(config.CONSUMER.parse({}))
+    assert set(core.metric_values(0.0)) == set(CONSUMER_METRICS)
+
+
+def test_every_figure_of_the_sink_is_described() -> None:
+    from oncelog.spark.sink.sink_metrics import METRICS, SinkMetrics
+
+    assert set(SinkMetrics.__slots__) == set(METRICS)
+
+
+def test_every_error_code_is_described() -> None:
+    names = {error.kafka_name for error in errors.ERROR_BY_CODE.values()}
+    assert names == set(ERRORS)
+    assert [name for name, guide in ERRORS.items() if bool(guide.look) != bool(guide.action)] == []
+    page = _page("errors.md")
+    assert [name for name in names if name not in page] == []
+
+
+def test_every_exception_without_a_code_is_described() -> None:
+    assert {name for name, _ in reference.exceptions()} == set(EXCEPTIONS)
+
+
+def test_descriptions_of_errors_are_plain() -> None:
+    guides = [*ERRORS.values(), *EXCEPTIONS.values()]
+    texts = [text for guide in guides for text in guide if text]
+    assert [text for text in texts if BANNED.search(text) or BARE_ERROR.search(text)] == []
+
+
+def test_every_public_name_is_described() -> None:
+    missing = [
+        f"{module}.{name}"
+        for _, _, modules in reference.API_PAGES.values()
+        for module, names in modules
+        for name in names or reference.public_names(module)
+        if not reference.summary(module, name)
+    ]
+    assert missing == []
