@@ -88,14 +88,25 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert version == connection_core.CLIENT_SOFTWARE_VERSION
 
 
-def test_guards_of_findings_exist() -> None:
-    guards = re.findall(r"`([\w/]+\.py)::(?:\w+::)?(\w+)`", FINDINGS.read_text())
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_tests_that_documents_name_exist(path: Path) -> None:
+    if path.name == "CHANGELOG.md":
+        return
+    named = re.findall(r"`(?:tests/)?([\w/]+\.py)::(?:\w+::)?(\w+)`", path.read_text())
     missing = [
         f"{file}::{name}"
-        for file, name in guards
-        if not (path := ROOT / "tests" / file).exists() or f"def {name}(" not in path.read_text()
+        for file, name in named
+        if not (test := ROOT / "tests" / file).exists() or f"def {name}(" not in test.read_text()
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "docs/glossary.md"])
+def test_files_of_the_source_that_a_guide_names_exist(name: str) -> None:
+    named = set(re.findall(r"`([\w.-]+/[\w./-]*\.py)`", (ROOT / name).read_text()))
+    roots = [ROOT, ROOT / "src" / "oncelog"]
+    assert len(named) > 30
+    assert [file for file in sorted(named) if not any((root / file).exists() for root in roots)] == []
 
 
 def test_collects_markers_of_modules_classes_and_parameters() -> None:
