@@ -35,7 +35,7 @@ from oncelog.log.background import BlockingCall
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.rules.idempotence.sequencer import MAX_EPOCH, Identity
-from oncelog.rules.transactions.hanging import KnownTransaction, OpenTransaction, why_hanging
+from oncelog.rules.transactions.hanging import KnownTransaction, OpenTransaction, hanging_reason
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
@@ -533,7 +533,7 @@ class Run:
         for tp, partition in self.node.topics.all_partitions():
             for who in partition.open_transactions():
                 opened = OpenTransaction(tp, *who, 0, None, None)
-                why = why_hanging(opened, known.get(who.producer_id))
+                why = hanging_reason(opened, known.get(who.producer_id))
                 assert why is None, f"{tp} has an open transaction of {who}: {why}"
 
     def release(self) -> None:

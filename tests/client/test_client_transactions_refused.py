@@ -79,7 +79,7 @@ def test_a_partition_whose_adding_was_not_answered_can_be_aborted(servers: str, 
         wait_until(lambda: bool(requests(proxy, "AddPartitionsToTxn")[1:] or requests(proxy)[1:]))
         session = producer._transactions.session if producer._transactions is not None else None
         if session is not None and requests(proxy, "AddPartitionsToTxn"):
-            clock.jump_until(lambda: session.state is State.MUST_ABORT, 10)
+            clock.jump_until(lambda: session.state is State.ABORTABLE_ERROR, 10)
         proxy.clear()
         producer.abort_transaction(30)
         producer.begin_transaction()

@@ -9,8 +9,8 @@ from oncelog.rules.transactions.hanging import (
     HeldBack,
     KnownTransaction,
     OpenTransaction,
+    hanging_reason,
     judge,
-    why_hanging,
 )
 from oncelog.types import TopicPartition
 
@@ -37,7 +37,7 @@ def known(state: str, epoch: int = 5, at: TopicPartition = AT) -> KnownTransacti
     ],
 )
 def test_why(transaction: KnownTransaction | None, why: str | None) -> None:
-    assert why_hanging(OPENED, transaction) == why
+    assert hanging_reason(OPENED, transaction) == why
 
 
 @pytest.mark.parametrize(

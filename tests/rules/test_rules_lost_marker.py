@@ -6,7 +6,7 @@ import pytest
 
 from oncelog.rules.idempotence.lost_markers import abort_of, decided_transaction, is_awaited, lost_end
 from oncelog.rules.idempotence.sequencer import MAX_EPOCH, Identity
-from oncelog.rules.transactions.coordinator import Persist, complete, decide_add, decide_end, fence, retire
+from oncelog.rules.transactions.coordinator import Append, complete, decide_add, decide_end, fence, retire
 from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH, TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
 
@@ -64,7 +64,7 @@ def test_a_marker_is_lost_only_if_newer_records_of_the_id_follow() -> None:
     assert isinstance(decision, TransactionEntry)
     done = complete(decision, now_ms=1)
     added = decide_add(done, Identity(5, 4), [THERE], now_ms=2)
-    assert isinstance(added, Persist)
+    assert isinstance(added, Append)
     leftover = Identity(5, 3)
     assert lost_end(HERE, leftover, decision, decision) is None, "its markers follow"
     assert lost_end(HERE, leftover, decision, done) == decision

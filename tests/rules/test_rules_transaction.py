@@ -16,10 +16,10 @@ from oncelog.errors import (
 from oncelog.rules.idempotence.append import Refuse
 from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.rules.transactions.coordinator import (
-    FenceFirst,
+    Append,
+    FenceAndAbort,
     NeedsProducerId,
-    Persist,
-    Unchanged,
+    NoChange,
     complete,
     decide_add,
     decide_end,
@@ -64,7 +64,7 @@ def refused_with(verdict: object) -> type[Exception] | None:
 def test_a_new_id_gets_a_new_producer_id_at_epoch_0() -> None:
     assert init(None, None) == NeedsProducerId()
     verdict = init(None, None, new=3)
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     made = verdict.entry
     assert (made.producer_id, made.producer_epoch, made.state, made.timeout_ms) == (3, 0, S.EMPTY, 9_000)
     assert (made.start_ms, made.last_update_ms, made.last_producer_epoch) == (-1, NOW_MS, -1)
@@ -72,7 +72,7 @@ def test_a_new_id_gets_a_new_producer_id_at_epoch_0() -> None:
 
 def test_a_client_with_a_producer_id_that_nobody_knows_gets_a_new_one() -> None:
     verdict = init(None, Identity(99, 4), new=3)
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (3, 0)
 
 
@@ -92,7 +92,7 @@ def test_at_rest_the_epoch_is_raised(
     state: TransactionState, given: Identity | None, last: int, expected: object
 ) -> None:
     verdict = init(entry(state, last_producer_epoch=last, client_version=2), given)
-    if isinstance(verdict, Persist):
+    if isinstance(verdict, Append):
         made = verdict.entry
         assert (made.producer_id, made.producer_epoch, made.last_producer_epoch) == expected
         assert (made.state, made.partitions, made.timeout_ms) == (S.EMPTY, frozenset(), 9_000)
@@ -111,11 +111,11 @@ def test_while_markers_are_written_a_client_waits(state: TransactionState) -> No
 @pytest.mark.parametrize(("version", "epoch"), [(0, 6), (1, 6), (2, 6)])
 def test_an_open_transaction_is_aborted_first_under_a_higher_epoch(version: int, epoch: int) -> None:
     verdict = init(entry(S.ONGOING), None, version=version)
-    assert isinstance(verdict, FenceFirst)
+    assert isinstance(verdict, FenceAndAbort)
     assert (verdict.entry.state, verdict.entry.producer_epoch) == (S.PREPARE_ABORT, epoch)
     assert verdict.entry.partitions == {AT}
     # The given epoch is not compared in this state; the producer id is.
-    assert isinstance(init(entry(S.ONGOING), Identity(7, 1)), FenceFirst)
+    assert isinstance(init(entry(S.ONGOING), Identity(7, 1)), FenceAndAbort)
     assert refused_with(init(entry(S.ONGOING), Identity(8, 5))) is ProducerFenced
 
 
@@ -135,7 +135,7 @@ def test_an_exhausted_epoch_takes_a_new_producer_id(given: Identity | None, expe
         return
     assert init(known, given) == NeedsProducerId()
     verdict = init(known, given, new=9)
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     made = verdict.entry
     assert (made.producer_id, made.producer_epoch, made.last_producer_epoch) == expected
     assert made.previous_producer_id == 7
@@ -143,14 +143,14 @@ def test_an_exhausted_epoch_takes_a_new_producer_id(given: Identity | None, expe
 
 def test_the_answer_with_the_last_epoch_may_be_asked_for_again() -> None:
     verdict = init(entry(S.EMPTY, epoch=32_766, last_producer_epoch=32_765), Identity(7, 32_765), new=9)
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (7, 32_766)
 
 
 def test_the_answer_of_a_new_producer_id_may_be_asked_for_again() -> None:
     known = entry(S.EMPTY, 9, 0, previous_producer_id=7, last_producer_epoch=32_766)
     verdict = init(known, Identity(7, 32_766))
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
     assert refused_with(init(known, Identity(7, 32_765))) is ProducerFenced
 
@@ -162,16 +162,16 @@ def test_the_answer_of_a_new_producer_id_may_be_asked_for_again() -> None:
 @pytest.mark.parametrize("state", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
 def test_the_first_partition_begins_the_transaction(state: TransactionState) -> None:
     verdict = decide_add(entry(state), Identity(7, 5), [AT, OTHER], now_ms=NOW_MS)
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     added = verdict.entry
     assert (added.state, added.partitions, added.start_ms) == (S.ONGOING, {AT, OTHER}, NOW_MS)
 
 
 def test_more_partitions_join_and_the_start_stays() -> None:
     verdict = decide_add(entry(S.ONGOING), Identity(7, 5), [OTHER], now_ms=NOW_MS)
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     assert (verdict.entry.partitions, verdict.entry.start_ms) == ({AT, OTHER}, 40_000)
-    assert decide_add(entry(S.ONGOING), Identity(7, 5), [AT], now_ms=NOW_MS) == Unchanged()
+    assert decide_add(entry(S.ONGOING), Identity(7, 5), [AT], now_ms=NOW_MS) == NoChange()
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_only_partitions_of_an_open_transaction_are_verified(state: TransactionS
 
 # Ending
 
-OK = Unchanged
+OK = NoChange
 CLASSIC = {
     S.ONGOING: (S.PREPARE_COMMIT, S.PREPARE_ABORT),
     S.COMPLETE_COMMIT: (OK, InvalidTxnState),
@@ -240,7 +240,7 @@ def end(
 
 
 def outcome(verdict: object) -> object:
-    if isinstance(verdict, Persist):
+    if isinstance(verdict, Append):
         return verdict.entry.state
     return verdict.error if isinstance(verdict, Refuse) else type(verdict)
 
@@ -251,7 +251,7 @@ def outcome(verdict: object) -> object:
 def test_a_classic_end(state: TransactionState, is_commit: bool) -> None:
     verdict = end(entry(state), Identity(7, 5), is_commit, 0)
     assert outcome(verdict) is CLASSIC[state][0 if is_commit else 1]
-    if isinstance(verdict, Persist):
+    if isinstance(verdict, Append):
         ended = verdict.entry
         assert (ended.producer_epoch, ended.partitions, ended.start_ms) == (5, {AT}, 40_000)
     assert refused_with(end(entry(state), Identity(7, 4), is_commit, 0)) is ProducerFenced
@@ -267,7 +267,7 @@ def test_a_classic_end(state: TransactionState, is_commit: bool) -> None:
 def test_an_end_that_raises_the_epoch(state: TransactionState, is_commit: bool, is_again: bool) -> None:
     verdict = end(entry(state, client_version=2), Identity(7, 4 if is_again else 5), is_commit, 2)
     assert outcome(verdict) is WITH_EPOCH[state][(0 if is_commit else 2) + (0 if is_again else 1)]
-    if isinstance(verdict, Persist):
+    if isinstance(verdict, Append):
         ended = verdict.entry
         assert (ended.producer_epoch, ended.last_producer_epoch, ended.client_version) == (6, 5, 2)
         assert ended.start_ms >= 0
@@ -302,7 +302,7 @@ def test_the_next_producer_id_waits_for_the_markers_of_the_last_epoch(state: Tra
 
 def test_an_end_takes_no_new_producer_id_before_the_last_epoch() -> None:
     verdict = end(entry(S.ONGOING, client_version=2), Identity(7, 5), True, 2, new=9)
-    assert isinstance(verdict, Persist) and verdict.entry.next_producer_id == -1
+    assert isinstance(verdict, Append) and verdict.entry.next_producer_id == -1
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -319,14 +319,14 @@ def test_the_last_epoch_ends_with_a_new_producer_id() -> None:
     known = entry(S.ONGOING, epoch=32_766, client_version=2)
     assert end(known, Identity(7, 32_766), True, 2) == NeedsProducerId()
     verdict = end(known, Identity(7, 32_766), True, 2, new=9)
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     prepared = verdict.entry
     assert (prepared.producer_id, prepared.producer_epoch, prepared.next_producer_id) == (7, 32_767, 9)
     done = complete(prepared, now_ms=NOW_MS)
     assert (done.producer_id, done.producer_epoch, done.next_producer_id) == (9, 0, -1)
     assert done.previous_producer_id == 7
     # The answer was lost, and the client asks once more.
-    assert outcome(end(done, Identity(7, 32_766), True, 2)) is Unchanged
+    assert outcome(end(done, Identity(7, 32_766), True, 2)) is NoChange
     assert refused_with(end(done, Identity(7, 32_766), False, 2)) is InvalidTxnState
 
 
@@ -371,7 +371,7 @@ def test_fencing_never_passes_the_highest_epoch(version: int) -> None:
     aborted = fenced(entry(S.ONGOING, epoch=32_766), version, new=9)
     assert aborted.producer_epoch == 32_767
     again = init(complete(aborted, now_ms=NOW_MS), None, new=9)
-    assert isinstance(again, Persist)
+    assert isinstance(again, Append)
     assert (again.entry.producer_id, again.entry.producer_epoch) == ((9, 0) if version == 0 else (9, 1))
 
 
@@ -390,7 +390,7 @@ def test_a_producer_at_the_last_epoch_that_times_out_goes_on_with_a_new_producer
     assert refused_with(decide_add(done, Identity(7, epoch), [AT], now_ms=NOW_MS)) is InvalidProducerIdMapping
     if epoch == 32_766:
         verdict = init(done, Identity(7, epoch), version=2)
-        assert isinstance(verdict, Persist)
+        assert isinstance(verdict, Append)
         assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
 
 
@@ -398,7 +398,7 @@ def test_a_new_instance_over_a_transaction_at_the_last_epoch_waits_for_a_new_pro
     known = entry(S.ONGOING, epoch=32_766, client_version=2)
     assert init(known, None, version=2) == NeedsProducerId()
     verdict = init(known, None, new=9, version=2)
-    assert isinstance(verdict, FenceFirst)
+    assert isinstance(verdict, FenceAndAbort)
     assert (verdict.entry.producer_epoch, verdict.entry.next_producer_id) == (32_767, 9)
 
 
@@ -407,7 +407,7 @@ def test_no_client_gets_the_highest_epoch() -> None:
     known = entry(S.COMPLETE_ABORT, epoch=32_767, last_producer_epoch=32_766)
     assert init(known, Identity(7, 32_766)) == NeedsProducerId()
     verdict = init(known, Identity(7, 32_766), new=9)
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
 
 
@@ -420,12 +420,12 @@ def test_a_fenced_producer_is_not_given_the_identity_of_the_one_that_fenced_it(
     """The new instance ends its transactions without raising the epoch, the old one does raise it."""
     old = Identity(7, known.producer_epoch - 1 if known.producer_epoch else 32_766)
     verdict = init(entry(S.EMPTY, epoch=old.producer_epoch), None, new=9)
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == known
     added = decide_add(verdict.entry, known, [AT], now_ms=NOW_MS)
-    assert isinstance(added, Persist)
+    assert isinstance(added, Append)
     ended = end(added.entry, known, is_commit, 0)
-    assert isinstance(ended, Persist)
+    assert isinstance(ended, Append)
     assert refused_with(end(ended.entry, old, is_commit, 2)) is ProducerFenced
     done = complete(ended.entry, now_ms=NOW_MS)
     assert refused_with(end(done, old, is_commit, 2)) is ProducerFenced
@@ -442,10 +442,10 @@ def test_an_end_does_not_give_out_the_epoch_of_a_classic_fence() -> None:
 def test_the_end_at_the_last_epochs_may_be_asked_for_again(epoch: int, is_commit: bool) -> None:
     known, who = entry(S.ONGOING, epoch=epoch, client_version=2), Identity(7, epoch)
     verdict = end(known, who, is_commit, 2, new=9)
-    assert isinstance(verdict, Persist)
+    assert isinstance(verdict, Append)
     assert refused_with(end(verdict.entry, who, is_commit, 2)) is ConcurrentTransactions
     done = complete(verdict.entry, now_ms=NOW_MS)
-    assert outcome(end(done, who, is_commit, 2)) is Unchanged
+    assert outcome(end(done, who, is_commit, 2)) is NoChange
     assert refused_with(end(done, who, not is_commit, 2)) is InvalidTxnState
 
 
@@ -453,7 +453,7 @@ def test_the_end_at_the_last_epochs_may_be_asked_for_again(epoch: int, is_commit
 @pytest.mark.parametrize("state", STATES)
 def test_only_idle_ids_expire(state: TransactionState) -> None:
     assert not is_expired(entry(state), 41_999, 1_000)
-    assert is_expired(entry(state), 42_000, 1_000) is state.is_at_rest
+    assert is_expired(entry(state), 42_000, 1_000) is state.is_idle
 
 
 def test_states_have_kafkas_names() -> None:

@@ -121,7 +121,7 @@ def find_hanging(
 
 def _held_back_row(held_back: Any) -> dict[str, Any]:
     opened, hanging, reason = held_back
-    where = f"{opened.at.topic}:{opened.at.partition}"
+    where = f"{opened.tp.topic}:{opened.tp.partition}"
     what_to_do = {
         "no": "its producer ends it, or its timeout",
         "perhaps": "look again later",
@@ -129,8 +129,8 @@ def _held_back_row(held_back: Any) -> dict[str, Any]:
         f" --start-offset {opened.first_offset}",
     }
     return {
-        "topic": opened.at.topic,
-        "partition": opened.at.partition,
+        "topic": opened.tp.topic,
+        "partition": opened.tp.partition,
         "producer_id": opened.producer_id,
         "epoch": opened.producer_epoch,
         "first_offset": opened.first_offset,
@@ -162,7 +162,7 @@ def abort(
         found = [
             each
             for each in admin.open_transactions([topic])
-            if each.at.partition == partition and each.producer_id == producer_id
+            if each.tp.partition == partition and each.producer_id == producer_id
         ]
         if not found:
             raise click.ClickException(f"producer id {producer_id} has no transaction open at {where}")

@@ -180,7 +180,7 @@ class _Pages:
         # All of what the page showed: the producer may have begun another transaction since.
         agreed = (tp, producer_id, producer_epoch, first_offset)
         for opened in self._admin.open_transactions([tp.topic]):
-            if (opened.at, opened.producer_id, opened.producer_epoch, opened.first_offset) == agreed:
+            if (opened.tp, opened.producer_id, opened.producer_epoch, opened.first_offset) == agreed:
                 self._admin.abort_transaction(opened)
                 return True
         return False

@@ -53,10 +53,10 @@ from oncelog.rules.idempotence.lost_markers import (
 from oncelog.rules.idempotence.markers import refuse_same_epoch
 from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.rules.transactions.coordinator import (
-    FenceFirst,
+    Append,
+    FenceAndAbort,
     NeedsProducerId,
-    Persist,
-    Unchanged,
+    NoChange,
     complete,
     decide_add,
     decide_end,
@@ -165,7 +165,7 @@ class TransactionCoordinator:
             )
         entry = self._above_seen_epochs(self._entries.get(transactional_id))
 
-        def decide(new_producer_id: int | None) -> Persist | FenceFirst | NeedsProducerId | Refuse:
+        def decide(new_producer_id: int | None) -> Append | FenceAndAbort | NeedsProducerId | Refuse:
             return decide_init(
                 entry,
                 transactional_id,
@@ -183,7 +183,7 @@ class TransactionCoordinator:
         if isinstance(verdict, Refuse):
             raise verdict.error(verdict.reason)
         assert not isinstance(verdict, NeedsProducerId)
-        if isinstance(verdict, FenceFirst):
+        if isinstance(verdict, FenceAndAbort):
             self._end(verdict.entry, now_ms)
             raise ConcurrentTransactions("the transaction of an earlier instance is being aborted; try again")
         return Done(verdict.entry, (self._persist(verdict.entry, now_ms),))
@@ -220,7 +220,7 @@ class TransactionCoordinator:
         verdict = decide_add(entry, who, partitions, now_ms=now_ms)
         if isinstance(verdict, Refuse):
             raise verdict.error(verdict.reason)
-        if isinstance(verdict, Unchanged):
+        if isinstance(verdict, NoChange):
             assert entry is not None
             return Done(entry, (self._newest(transactional_id),))
         return Done(verdict.entry, (self._persist(verdict.entry, now_ms),))
@@ -243,7 +243,7 @@ class TransactionCoordinator:
         _check_id(transactional_id)
         entry = self.get(transactional_id)
 
-        def decide(new_producer_id: int | None) -> Persist | Unchanged | NeedsProducerId | Refuse:
+        def decide(new_producer_id: int | None) -> Append | NoChange | NeedsProducerId | Refuse:
             return decide_end(
                 entry,
                 who,
@@ -259,7 +259,7 @@ class TransactionCoordinator:
         if isinstance(verdict, Refuse):
             raise verdict.error(verdict.reason)
         assert not isinstance(verdict, NeedsProducerId)
-        if isinstance(verdict, Unchanged):
+        if isinstance(verdict, NoChange):
             assert entry is not None
             return Done(entry, (self._newest(transactional_id),))
         return Done(verdict.entry, (self._end(verdict.entry, now_ms),))

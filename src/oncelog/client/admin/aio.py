@@ -488,7 +488,7 @@ class AsyncAdmin:
         newer epoch of the producer or coordinator has written there since.
         """
         cluster = await self._router.connect()
-        leader = await cluster.leader(opened.at, allow_auto_topic_creation=False)
+        leader = await cluster.leader(opened.tp, allow_auto_topic_creation=False)
         check_aborted(await cluster.request(leader, abort_marker_request(opened)), opened)
 
     # Groups

@@ -93,7 +93,7 @@ def described_transaction(
 def abort_marker_request(opened: OpenTransaction) -> WriteTxnMarkersRequest:
     """Return a request to write an ABORT marker into one partition (`kafka-transactions.sh abort`)."""
     topic = WriteTxnMarkersRequest.WritableTxnMarkerTopic(
-        name=opened.at.topic, partition_indexes=[opened.at.partition]
+        name=opened.tp.topic, partition_indexes=[opened.tp.partition]
     )
     marker = WriteTxnMarkersRequest.WritableTxnMarker(
         producer_id=opened.producer_id,
@@ -107,4 +107,4 @@ def abort_marker_request(opened: OpenTransaction) -> WriteTxnMarkersRequest:
 
 def check_aborted(response: WriteTxnMarkersResponse, opened: OpenTransaction) -> None:
     """Raise the partition's error."""
-    raise_for_code(response.markers[0].topics[0].partitions[0].error_code, f"aborting at {opened.at}")
+    raise_for_code(response.markers[0].topics[0].partitions[0].error_code, f"aborting at {opened.tp}")

@@ -40,16 +40,16 @@ from oncelog.rules.transactions.client_session import (
     END,
     END_IF_BEGUN,
     INIT,
-    Asked,
-    Call,
     CoordinatorEntry,
+    ErrorAction,
     OffsetsCall,
-    Reaction,
+    Operation,
+    RequestKind,
     State,
-    ending_at_close,
-    may_be_done,
-    reaction_to,
-    reaction_to_fenced_abort,
+    error_action,
+    fenced_abort_action,
+    may_have_succeeded,
+    operation_at_close,
 )
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, TransactionShare
 from oncelog.wire.messages import (
@@ -98,7 +98,7 @@ class Transactions:
 
     async def init(self, timeout_s: float | None = None) -> None:
         """Get the producer id and an epoch that fences every other instance of the transactional id."""
-        self.session.check(Call.INIT)
+        self.session.check(Operation.INIT)
         await self._cluster.start()
         self.core.give_identity(*await self._new_epoch(None, self._deadline_ms(timeout_s)))
         self.session.enter(State.READY)
@@ -110,14 +110,14 @@ class Transactions:
 
     def share(self) -> TransactionShare:
         """What other producers need to write into this transaction."""
-        self.session.check(Call.SEND)
+        self.session.check(Operation.SEND)
         identity = self.core.identity
         assert identity is not None
         return TransactionShare(self._transactional_id, *identity, self.core.raises_epoch)
 
     async def join(self, share: TransactionShare) -> None:
         """Write into a transaction that another producer has begun and will end."""
-        self.session.check(Call.INIT)
+        self.session.check(Operation.INIT)
         await self._cluster.start()
         with self._driver.state.lock:
             self.core.give_identity(share.producer_id, share.producer_epoch)
@@ -131,12 +131,12 @@ class Transactions:
         The session stays IN_TRANSACTION until then: should this fail, close() aborts. In COMMITTING, which a
         commit enters, close() would commit what the other producer has not decided.
         """
-        self.session.check(Call.SEND)
-        self.session.check(Call.COMMIT)
+        self.session.check(Operation.SEND)
+        self.session.check(Operation.COMMIT)
         with self._driver.state.lock:
             self.core.flush()
         await self._settled(self._deadline_ms(timeout_s))
-        self.session.check(Call.COMMIT)
+        self.session.check(Operation.COMMIT)
         identity = self.core.identity
         assert identity is not None
         share = TransactionShare(self._transactional_id, *identity, self.core.raises_epoch)
@@ -160,7 +160,7 @@ class Transactions:
 
         Raises what makes it to be aborted. After TimedOut, or a cancellation, repeat the same call or abort.
         """
-        self.session.check(Call.SEND_OFFSETS)
+        self.session.check(Operation.SEND_OFFSETS)
         given = offsets_of(offsets)
         if not given:
             return
@@ -191,23 +191,23 @@ class Transactions:
 
     async def _flushed(self, deadline_ms: float) -> None:
         """Send everything. Raises the first failure of a record."""
-        self.session.check(Call.COMMIT)
+        self.session.check(Operation.COMMIT)
         with self._driver.state.lock:
             self.session.enter(State.COMMITTING)
             self.core.flush()
         await self._settled(deadline_ms)
-        self.session.check(Call.COMMIT)
+        self.session.check(Operation.COMMIT)
 
     async def abort(self, timeout_s: float | None = None) -> None:
         """Nothing of the transaction will be seen. Raises TimedOut: call it again."""
-        self.session.check(Call.ABORT)
+        self.session.check(Operation.ABORT)
         deadline_ms = self._deadline_ms(timeout_s)
         with self._driver.state.lock:
             self.session.enter(State.ABORTING)
             self.core.drop_unsent()
         self._driver.notify()
         await self._settled(deadline_ms)
-        self.session.check(Call.ABORT)
+        self.session.check(Operation.ABORT)
         if self.session.unconfirmed and not self.core.raises_epoch:
             self.core.is_epoch_spent = True  # another epoch keeps late offsets out of the next transaction
         identity = await self._aborted(deadline_ms)
@@ -225,12 +225,12 @@ class Transactions:
         """
         deadline_ms = self._deadline_ms(timeout_s)
         try:
-            while not self._is_joined and (ending := ending_at_close(self.session.state)) is not None:
-                end = self.commit if ending is Call.COMMIT else self.abort
+            while not self._is_joined and (ending := operation_at_close(self.session.state)) is not None:
+                end = self.commit if ending is Operation.COMMIT else self.abort
                 try:
                     await end(max(deadline_ms - self._driver.now_ms(), 0) / 1000)
                 except OncelogError:
-                    if ending_at_close(self.session.state) in (ending, None):
+                    if operation_at_close(self.session.state) in (ending, None):
                         raise
         except OncelogError as error:
             _LOG.warning(
@@ -256,7 +256,7 @@ class Transactions:
         try:
             return await end
         except BrokerError as error:
-            if reaction_to(asked, error) is not Reaction.ABORT:
+            if error_action(asked, error) is not ErrorAction.ABORT:
                 raise
             # The coordinator does not know us any more, or never heard of it: begin anew.
             self.core.is_epoch_spent = True
@@ -272,8 +272,8 @@ class Transactions:
                 previous, entry = entry, await self._entry_at_coordinator(deadline_ms)
                 identity = self.core.identity
                 assert identity is not None
-                if reaction_to_fenced_abort(entry, identity, previous) is Reaction.DIE:
-                    self._give_up(error, Reaction.DIE)
+                if fenced_abort_action(entry, identity, previous) is ErrorAction.FAIL_PRODUCER:
+                    self._give_up(error, ErrorAction.FAIL_PRODUCER)
                     raise
                 await self._pause(
                     ABORT_OWN_EPOCH, self._cluster.retry_pause_ms(attempt) / 1000, deadline_ms, error
@@ -286,7 +286,7 @@ class Transactions:
         try:
             answer = await self._ask(DESCRIBE, request, None, deadline_ms)
         except BrokerError as error:
-            if reaction_to(DESCRIBE, error) is not Reaction.CALLER:
+            if error_action(DESCRIBE, error) is not ErrorAction.RAISE:
                 raise
             return None
         (row,) = answer.transaction_states
@@ -323,7 +323,7 @@ class Transactions:
         answer = await self._ask(INIT, request, None, deadline_ms)
         return Identity(answer.producer_id, answer.producer_epoch)
 
-    async def _end(self, is_commit: bool, deadline_ms: float, asked: Asked = END) -> Identity | None:
+    async def _end(self, is_commit: bool, deadline_ms: float, asked: RequestKind = END) -> Identity | None:
         """The identity that the next transaction goes on with; None: the same."""
         identity = self.core.identity
         assert identity is not None
@@ -415,7 +415,7 @@ class Transactions:
 
     async def _ask(
         self,
-        asked: Asked,
+        asked: RequestKind,
         request: Any,
         group_id: str | None,
         deadline_ms: float,
@@ -442,26 +442,26 @@ class Transactions:
                 error: OncelogError = refusal
             except OncelogError as raised:
                 error = raised
-            self._may_be_committed = may_be_committed or (is_commit and may_be_done(error))
+            self._may_be_committed = may_be_committed or (is_commit and may_have_succeeded(error))
             self._check_going_on(number, error)
-            reaction = reaction_to(asked, error, self._driver.now_ms() - started_ms)
-            if reaction is Reaction.ABORT and is_commit and may_be_committed:
-                reaction = Reaction.DIE
-            if reaction in (Reaction.ABORT, Reaction.DIE):
+            reaction = error_action(asked, error, self._driver.now_ms() - started_ms)
+            if reaction is ErrorAction.ABORT and is_commit and may_be_committed:
+                reaction = ErrorAction.FAIL_PRODUCER
+            if reaction in (ErrorAction.ABORT, ErrorAction.FAIL_PRODUCER):
                 self._give_up(error, reaction)
-            if reaction in (Reaction.ABORT, Reaction.DIE, Reaction.CALLER):
+            if reaction in (ErrorAction.ABORT, ErrorAction.FAIL_PRODUCER, ErrorAction.RAISE):
                 raise error
-            if reaction is Reaction.FIND:
+            if reaction is ErrorAction.FIND_COORDINATOR:
                 self._coordinators.pop(key, None)
             await self._pause(asked, self._pause_s(error, attempt), deadline_ms, error)
             self._check_going_on(number, error)
             attempt += 1
 
     def _check_going_on(self, number: int | None, error: OncelogError | None = None) -> None:
-        if number is not None and not self.session.is_going_on(number):
+        if number is not None and not self.session.is_open(number):
             raise TransactionAborted("the transaction ended while parts of it were sent") from error
 
-    async def _request(self, asked: Asked, node_id: int, request: Any, deadline_ms: float) -> Any:
+    async def _request(self, asked: RequestKind, node_id: int, request: Any, deadline_ms: float) -> Any:
         min_version, max_version = self._versions(asked)
         return await self._cluster.request(
             node_id,
@@ -471,15 +471,17 @@ class Transactions:
             max_version=max_version,
         )
 
-    def _give_up(self, error: OncelogError, reaction: Reaction) -> None:
-        is_fatal = reaction is Reaction.DIE
+    def _give_up(self, error: OncelogError, reaction: ErrorAction) -> None:
+        is_fatal = reaction is ErrorAction.FAIL_PRODUCER
         if isinstance(error, BrokerError):
             error.reaction = (Mark.FATAL if is_fatal else Mark.ABORTABLE).value
         with self._driver.state.lock:
             (self.core.die if is_fatal else self.core.must_abort)(error)
         self._driver.notify()
 
-    async def _pause(self, asked: Asked, pause_s: float, deadline_ms: float, error: OncelogError) -> None:
+    async def _pause(
+        self, asked: RequestKind, pause_s: float, deadline_ms: float, error: OncelogError
+    ) -> None:
         """Wait before a request is sent again. Raises TimedOut where that would be too late."""
         if self._driver.now_ms() + pause_s * 1000 > deadline_ms:
             raise TimedOut(
@@ -492,7 +494,7 @@ class Transactions:
             return _CONCURRENT_PAUSE_S
         return self._cluster.retry_pause_ms(attempt) / 1000
 
-    def _versions(self, asked: Asked) -> tuple[int | None, int | None]:
+    def _versions(self, asked: RequestKind) -> tuple[int | None, int | None]:
         """The lowest and the highest version that do what this transaction needs; None: any."""
         if asked is ADD_PARTITIONS:
             return None, _LAST_ADD_VERSION

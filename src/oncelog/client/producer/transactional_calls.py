@@ -117,7 +117,7 @@ class TransactionalCalls:
             yield
             self.commit_transaction()
         except BaseException:
-            if session.state in (State.IN_TRANSACTION, State.MUST_ABORT):
+            if session.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
                 with suppress(OncelogError):  # what happened first is what matters
                     self.abort_transaction()
             raise
@@ -159,7 +159,7 @@ class AsyncTransactionalCalls:
             yield
             await self.commit_transaction()
         except BaseException:
-            if session.state in (State.IN_TRANSACTION, State.MUST_ABORT):
+            if session.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR):
                 with suppress(OncelogError):
                     await self.abort_transaction()
             raise

@@ -18,7 +18,7 @@ from oncelog.client.producer.partition_queue import PartitionQueue
 from oncelog.client.producer.produce_messages import MAX_PRODUCE_VERSION
 from oncelog.errors import BrokerError, OncelogError, TransactionAborted
 from oncelog.rules.idempotence.sequencer import Identity, OutOfOrder
-from oncelog.rules.transactions.client_session import Call, Session, State
+from oncelog.rules.transactions.client_session import Operation, Session, State
 from oncelog.types import TopicPartition
 
 _SENDING = (State.IN_TRANSACTION, State.COMMITTING)
@@ -49,7 +49,7 @@ class TransactionalCore(ProducerCore):
 
     def begin(self, *, raises_epoch: bool) -> None:
         """A transaction begins; the coordinator hears of it with its first partition."""
-        self.session.check(Call.BEGIN)
+        self.session.check(Operation.BEGIN)
         self.raises_epoch = raises_epoch
         self.max_produce_version = MAX_PRODUCE_VERSION if raises_epoch else LAST_CLASSIC_PRODUCE_VERSION
         self.session.enter(State.IN_TRANSACTION)
@@ -99,11 +99,11 @@ class TransactionalCore(ProducerCore):
     # What the plain core does otherwise
 
     def _check_append(self, size_bytes: int) -> None:
-        self.session.check(Call.SEND)
+        self.session.check(Operation.SEND)
         super()._check_append(size_bytes)
 
     def die(self, error: OncelogError) -> None:
-        self.session.die(error)
+        self.session.set_fatal_error(error)
         super().die(error)
 
     def _renew_identities(self, now_ms: float) -> bool:
@@ -138,7 +138,7 @@ class TransactionalCore(ProducerCore):
     def must_abort(self, error: OncelogError) -> None:
         """Something of the transaction failed: all that is left is to abort it."""
         was_sending = self.session.state in _SENDING
-        self.session.must_abort(error)
+        self.session.set_abortable_error(error)
         self.is_epoch_spent = True
         if was_sending:
             self.close_open_batches()  # so that the next `send` asks the session

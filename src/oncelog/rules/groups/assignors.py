@@ -7,9 +7,9 @@ The sticky assignors let partitions stay with their owners. They guarantee that 
 subscribed topic has one reader, and that no chain of moves could balance the members' loads further. Few
 partitions move, and as few as possible if all members subscribe to the same topics. If members subscribe to
 different ones of thousands of topics, `LEVELLING_STEPS` may end the search for moves early; loads then differ
-by more. The result depends only on the members and the partition counts, not on their order. Source: kafka
-RangeAssignor, RoundRobinAssignor, AbstractStickyAssignor, CooperativeStickyAssignor; KIP-54, KIP-341,
-KIP-429.
+by more. The result depends only on the members and the partition counts, not on their order.
+Source: kafka RangeAssignor, RoundRobinAssignor, AbstractStickyAssignor, CooperativeStickyAssignor; KIP-54,
+KIP-341, KIP-429.
 """
 
 from __future__ import annotations

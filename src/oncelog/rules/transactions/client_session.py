@@ -1,26 +1,29 @@
-"""The transactional producer's session: which call is allowed when, and what a coordinator's error means.
+"""A transactional producer's session: which operations are allowed, and how it reacts to coordinator errors.
 
-    state             init   begin   send, send offsets   commit   abort
-    UNINITIALIZED     yes    -       -                    -        -
-    READY             -      yes     -                    -        -
-    IN_TRANSACTION    -      -       yes                  yes      yes
-    MUST_ABORT        -      -       the error            the error yes
-    COMMITTING        -      -       -                    again    -
-    ABORTING          -      -       -                    -        again
-    FATAL             the error, for every call
+    state             init   begin   send, send offsets   commit    abort
+    UNINITIALIZED     yes    -       -                    -         -
+    READY             -      yes     -                    -         -
+    IN_TRANSACTION    -      -       yes                  yes       yes
+    ABORTABLE_ERROR   -      -       the error            the error yes
+    COMMITTING        -      -       -                    again     -
+    ABORTING          -      -       -                    -         again
+    FATAL             the error, for every operation
 
-COMMITTING and ABORTING stay when an answer was lost or time ran out. Only the same call may follow: the
-outcome may be decided already, and a commit that is answered by an abort could end the transaction after it.
+The session stays COMMITTING or ABORTING after a lost response or a timeout, and only the same operation may
+follow. An abort must never follow a commit without a response: the commit may have succeeded, and the abort
+would then end the next transaction (KAFKA-17754). See test_every_operation_in_every_state.
 
-Offsets are unconfirmed from the call of send_offsets until it returns. They stay so when it times out or is
-cancelled: the transaction may have them or not. Only the same call, repeated until it returns, confirms them.
+Offsets are unconfirmed from the call of send_offsets_to_transaction() until it returns. They stay unconfirmed
+if the call times out or is cancelled, because the transaction may or may not contain them. Repeating the same
+call until it returns confirms them.
 
     unconfirmed offsets   send, send offsets   commit                 abort
     none                  yes                  yes                    yes
-    some                  yes                  TRANSACTION_ABORTABLE  yes, also what is unconfirmed
+    some                  yes                  TRANSACTION_ABORTABLE  yes, with all offsets
 
-Java keeps the request for the offsets in front of EndTxn. Ours cannot: the application holds the coroutine.
-Source: rows T4, T13; KIP-1050; Kafka's TransactionManager.
+Java's client instead queues the request for the offsets in front of EndTxn. This client cannot do that: the
+application owns the coroutine.
+Source: behaviours T4 and T13 (docs/behaviours.md); KIP-1050; kafka TransactionManager.
 """
 
 from __future__ import annotations
@@ -31,31 +34,52 @@ from typing import NamedTuple
 
 from oncelog.errors import (
     BrokerError,
+    ConcurrentTransactions,
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
     DisconnectedError,
+    FencedInstanceId,
+    GroupAuthorizationFailed,
+    IllegalGeneration,
+    InvalidProducerIdMapping,
+    InvalidTxnState,
     MisuseError,
+    NetworkException,
     NotConnectedError,
+    NotCoordinator,
     OncelogError,
+    OperationNotAttempted,
+    ProducerFenced,
+    RequestTimedOut,
+    StaleMemberEpoch,
     TimedOut,
+    TopicAuthorizationFailed,
     TransactionAbortable,
+    TransactionalIdAuthorizationFailed,
+    TransactionalIdNotFound,
+    UnknownMemberId,
+    UnknownProducerId,
+    UnknownServerError,
+    UnknownTopicOrPartition,
 )
 from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 
 class State(Enum):
-    """Where the session stands."""
+    """The states of a session, as in Kafka's TransactionManager."""
 
     UNINITIALIZED = "uninitialized"
     READY = "ready"
     IN_TRANSACTION = "in transaction"
-    MUST_ABORT = "must abort"
+    ABORTABLE_ERROR = "abortable error"
     COMMITTING = "committing"
     ABORTING = "aborting"
     FATAL = "fatal"
 
 
-class Call(Enum):
-    """What an application asks for, by the method's name."""
+class Operation(Enum):
+    """An operation that the application requests, with the name of its method."""
 
     INIT = "init_transactions()"
     BEGIN = "begin_transaction()"
@@ -66,28 +90,28 @@ class Call(Enum):
 
 
 _ALLOWED = {
-    State.UNINITIALIZED: {Call.INIT},
-    State.READY: {Call.BEGIN},
-    State.IN_TRANSACTION: {Call.SEND, Call.SEND_OFFSETS, Call.COMMIT, Call.ABORT},
-    State.MUST_ABORT: {Call.ABORT},
-    State.COMMITTING: {Call.COMMIT},
-    State.ABORTING: {Call.ABORT},
+    State.UNINITIALIZED: {Operation.INIT},
+    State.READY: {Operation.BEGIN},
+    State.IN_TRANSACTION: {Operation.SEND, Operation.SEND_OFFSETS, Operation.COMMIT, Operation.ABORT},
+    State.ABORTABLE_ERROR: {Operation.ABORT},
+    State.COMMITTING: {Operation.COMMIT},
+    State.ABORTING: {Operation.ABORT},
     State.FATAL: set(),
 }
 
-_WHAT_TO_DO = {
-    State.UNINITIALIZED: "call init_transactions() first, once",
+_HINTS = {
+    State.UNINITIALIZED: "call init_transactions() first; it is called once",
     State.READY: "no transaction is open: call begin_transaction() first",
     State.IN_TRANSACTION: "a transaction is open: commit_transaction() or abort_transaction() ends it",
-    State.COMMITTING: "the commit before may have happened: call commit_transaction() again until it returns,"
-    " or make a new producer with this transactional.id, which finishes or aborts it",
-    State.ABORTING: "the abort before is not confirmed: call abort_transaction() again until it returns,"
-    " or make a new producer with this transactional.id",
+    State.COMMITTING: "the last commit may have succeeded: call commit_transaction() again until it returns,"
+    " or create a new producer with this transactional.id, which finishes or aborts the transaction",
+    State.ABORTING: "the last abort is not confirmed: call abort_transaction() again until it returns,"
+    " or create a new producer with this transactional.id",
 }
 
 
 class OffsetsCall(NamedTuple):
-    """One send_offsets_to_transaction() by its arguments; a call with equal ones is a repetition of it."""
+    """The arguments of send_offsets_to_transaction(). A call with equal arguments is a repetition."""
 
     group: ConsumerGroupMetadata
     offsets: frozenset[tuple[TopicPartition, OffsetAndMetadata]]
@@ -101,10 +125,10 @@ class OffsetsCall(NamedTuple):
 
 
 class Session:
-    """One session's state.
+    """The state of one session.
 
-    `error`: why it must abort or cannot continue, in these two states. `unconfirmed`: calls for offsets that
-    have not returned, or that ended without an answer. `number`: how many transactions have begun.
+    `error` is set in ABORTABLE_ERROR and FATAL. `unconfirmed` has the calls for offsets that have not
+    returned, or that ended without a response. `number` counts the transactions that have begun.
     """
 
     __slots__ = ("error", "number", "state", "unconfirmed")
@@ -115,54 +139,54 @@ class Session:
         self.error: OncelogError | None = None
         self.unconfirmed: set[OffsetsCall] = set()
 
-    def check(self, call: Call) -> None:
-        """Raises the session's error, or MisuseError that says what to do, when the call is not allowed."""
-        if call in _ALLOWED[self.state]:
-            if call is Call.COMMIT and self.unconfirmed:
+    def check(self, operation: Operation) -> None:
+        """Raise the session's error, or MisuseError with a hint, if the operation is not allowed."""
+        if operation in _ALLOWED[self.state]:
+            if operation is Operation.COMMIT and self.unconfirmed:
                 raise _offsets_unconfirmed()
             return
         if self.error is not None:
             raise self.error
-        if call is Call.INIT:
-            raise MisuseError("this producer is initialized; init_transactions() is called once")
-        raise MisuseError(f"{call.value} is not possible here: {_WHAT_TO_DO[self.state]}")
+        if operation is Operation.INIT:
+            raise MisuseError("this producer is initialized already; init_transactions() is called once")
+        raise MisuseError(f"{operation.value} is not possible here: {_HINTS[self.state]}")
 
-    def must_abort(self, error: OncelogError) -> None:
-        """Something of the transaction failed; committing it is out of the question.
+    def set_abortable_error(self, error: OncelogError) -> None:
+        """Let the application abort the open transaction, and nothing else.
 
-        What ran out of time becomes TransactionAbortable: a TimedOut of a commit says to commit again.
+        A timeout becomes TransactionAbortable, because a TimedOut from a commit means "commit again".
         """
         if self.state is State.IN_TRANSACTION or self.state is State.COMMITTING:
-            self.state, self.error = State.MUST_ABORT, error
+            self.state, self.error = State.ABORTABLE_ERROR, error
             if isinstance(error, TimedOut):
                 self.error = TransactionAbortable(f"call abort_transaction(): {error}")
                 self.error.reaction, self.error.__cause__ = "abortable", error
 
-    def die(self, error: OncelogError) -> None:
-        """The producer cannot go on; a new one can."""
+    def set_fatal_error(self, error: OncelogError) -> None:
+        """Make every operation raise this error. The application needs a new producer."""
         if self.state is not State.FATAL:
             self.state, self.error = State.FATAL, error
 
     def enter(self, state: State) -> None:
-        """A call made its way."""
+        """Enter a state after an operation has succeeded, or has started to commit or abort."""
         self.state, self.error = state, None
         if state is State.READY:
             self.unconfirmed.clear()
         elif state is State.IN_TRANSACTION:
             self.number += 1
 
-    def is_going_on(self, number: int) -> bool:
-        """Whether the transaction of this number has neither ended nor is being aborted."""
-        is_open = self.state in (State.IN_TRANSACTION, State.MUST_ABORT, State.COMMITTING)
+    def is_open(self, number: int) -> bool:
+        """Return True if the transaction with this number has not ended and is not being aborted."""
+        is_open = self.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.COMMITTING)
         return is_open and number == self.number
 
     def begin_offsets(self, call: OffsetsCall) -> None:
-        """Note that offsets are about to be sent. Raises as `check`."""
-        self.check(Call.SEND_OFFSETS)
+        """Note that offsets are about to be sent. Raises what `check` raises."""
+        self.check(Operation.SEND_OFFSETS)
         self.unconfirmed.add(call)
 
     def confirm_offsets(self, call: OffsetsCall) -> None:
-        """Note that the group's coordinator has taken the offsets."""
+        """Note that the group coordinator has accepted the offsets."""
         self.unconfirmed.discard(call)
 
 
@@ -175,141 +199,169 @@ def _offsets_unconfirmed() -> TransactionAbortable:
     return error
 
 
-class Reaction(Enum):
-    """What follows from an error of a coordinator.
+class ErrorAction(Enum):
+    """The reaction to an error of a coordinator.
 
-    RETRY the request. FIND the coordinator anew, then retry. ABORT: the transaction can only be aborted.
-    DIE: the producer ends. CALLER: the error is raised as it is, and who asked decides.
+    RETRY: send the request again. FIND_COORDINATOR: look the coordinator up again, then retry. ABORT: the
+    transaction can only be aborted. FAIL_PRODUCER: the error is fatal. RAISE: the caller decides.
     """
 
     RETRY = "retry"
-    FIND = "find"
+    FIND_COORDINATOR = "find coordinator"
     ABORT = "abort"
-    DIE = "die"
-    CALLER = "caller"
+    FAIL_PRODUCER = "fail producer"
+    RAISE = "raise"
 
 
-class Asked(NamedTuple):
-    """A kind of request, and the codes that mean something else to it than to others."""
+class RequestKind(NamedTuple):
+    """A kind of request, and the error codes that it treats differently from other requests."""
 
     name: str
-    codes: dict[int, Reaction]
+    overrides: dict[int, ErrorAction]
 
 
-_EVERYWHERE = {
-    3: Reaction.RETRY,  # UNKNOWN_TOPIC_OR_PARTITION: just made, perhaps
-    7: Reaction.RETRY,  # REQUEST_TIMED_OUT
-    13: Reaction.FIND,  # NETWORK_EXCEPTION
-    14: Reaction.RETRY,  # COORDINATOR_LOAD_IN_PROGRESS
-    15: Reaction.FIND,  # COORDINATOR_NOT_AVAILABLE
-    16: Reaction.FIND,  # NOT_COORDINATOR
-    22: Reaction.ABORT,  # ILLEGAL_GENERATION: the group went on without us
-    25: Reaction.ABORT,  # UNKNOWN_MEMBER_ID
-    29: Reaction.ABORT,  # TOPIC_AUTHORIZATION_FAILED
-    30: Reaction.ABORT,  # GROUP_AUTHORIZATION_FAILED
-    49: Reaction.ABORT,  # INVALID_PRODUCER_ID_MAPPING: the id expired
-    51: Reaction.RETRY,  # CONCURRENT_TRANSACTIONS: the one before is being completed
-    55: Reaction.RETRY,  # OPERATION_NOT_ATTEMPTED: another partition was refused
-    59: Reaction.ABORT,  # UNKNOWN_PRODUCER_ID
-    82: Reaction.ABORT,  # FENCED_INSTANCE_ID
-    113: Reaction.ABORT,  # STALE_MEMBER_EPOCH
-    120: Reaction.ABORT,  # TRANSACTION_ABORTABLE
+_DEFAULT_ACTIONS = {
+    UnknownTopicOrPartition.code: ErrorAction.RETRY,  # perhaps just created
+    RequestTimedOut.code: ErrorAction.RETRY,
+    NetworkException.code: ErrorAction.FIND_COORDINATOR,
+    CoordinatorLoadInProgress.code: ErrorAction.RETRY,
+    CoordinatorNotAvailable.code: ErrorAction.FIND_COORDINATOR,
+    NotCoordinator.code: ErrorAction.FIND_COORDINATOR,
+    IllegalGeneration.code: ErrorAction.ABORT,  # the group has rebalanced without this member
+    UnknownMemberId.code: ErrorAction.ABORT,
+    TopicAuthorizationFailed.code: ErrorAction.ABORT,
+    GroupAuthorizationFailed.code: ErrorAction.ABORT,
+    InvalidProducerIdMapping.code: ErrorAction.ABORT,  # the transactional id has expired
+    ConcurrentTransactions.code: ErrorAction.RETRY,  # the previous transaction is being completed
+    OperationNotAttempted.code: ErrorAction.RETRY,  # another partition was rejected
+    UnknownProducerId.code: ErrorAction.ABORT,
+    FencedInstanceId.code: ErrorAction.ABORT,
+    StaleMemberEpoch.code: ErrorAction.ABORT,
+    TransactionAbortable.code: ErrorAction.ABORT,
 }
-"""Every other code ends the producer: fenced (47, 90), not allowed (53), a state that must not be (48)."""
+"""All other errors are fatal, such as PRODUCER_FENCED and TRANSACTIONAL_ID_AUTHORIZATION_FAILED."""
 
-_UNDECIDED = (-1, 7, 13, 15)
-"""UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT, NETWORK_EXCEPTION, COORDINATOR_NOT_AVAILABLE: also the answer when
-the transaction log did not confirm in time what it may hold."""
+_UNDECIDED = (
+    UnknownServerError.code,
+    RequestTimedOut.code,
+    NetworkException.code,
+    CoordinatorNotAvailable.code,
+)
+"""A coordinator also returns these when the transaction log may hold a record not confirmed in time."""
 
-INIT = Asked("InitProducerId", {49: Reaction.DIE, 59: Reaction.DIE})
-ADD_PARTITIONS = Asked("AddPartitionsToTxn", {})
-ADD_OFFSETS = Asked("AddOffsetsToTxn", {})
-COMMIT_OFFSETS = Asked("TxnOffsetCommit", {})
-END = Asked("EndTxn", {3: Reaction.DIE})
-END_IF_BEGUN = Asked("EndTxn", {3: Reaction.DIE, 48: Reaction.ABORT})
-"""The abort of a transaction that the coordinator may not know of: INVALID_TXN_STATE says so."""
+INIT = RequestKind(
+    "InitProducerId",
+    {
+        InvalidProducerIdMapping.code: ErrorAction.FAIL_PRODUCER,
+        UnknownProducerId.code: ErrorAction.FAIL_PRODUCER,
+    },
+)
+ADD_PARTITIONS = RequestKind("AddPartitionsToTxn", {})
+ADD_OFFSETS = RequestKind("AddOffsetsToTxn", {})
+COMMIT_OFFSETS = RequestKind("TxnOffsetCommit", {})
+END = RequestKind("EndTxn", {UnknownTopicOrPartition.code: ErrorAction.FAIL_PRODUCER})
+END_IF_BEGUN = RequestKind(
+    "EndTxn",
+    {UnknownTopicOrPartition.code: ErrorAction.FAIL_PRODUCER, InvalidTxnState.code: ErrorAction.ABORT},
+)
+"""The abort of a transaction that the coordinator may not know. It then returns INVALID_TXN_STATE."""
 
-ABORT_OWN_EPOCH = Asked("EndTxn", {3: Reaction.DIE, 90: Reaction.CALLER})
-"""The abort of a transaction that has an epoch of its own: see `reaction_to_fenced_abort`."""
-DESCRIBE = Asked("DescribeTransactions", {53: Reaction.CALLER, 105: Reaction.CALLER})
-"""What the coordinator knows of the transactional id; not allowed, or nothing."""
+ABORT_OWN_EPOCH = RequestKind(
+    "EndTxn",
+    {UnknownTopicOrPartition.code: ErrorAction.FAIL_PRODUCER, ProducerFenced.code: ErrorAction.RAISE},
+)
+"""The abort of a transaction with its own producer epoch: see `fenced_abort_action`."""
+DESCRIBE = RequestKind(
+    "DescribeTransactions",
+    {
+        TransactionalIdAuthorizationFailed.code: ErrorAction.RAISE,
+        TransactionalIdNotFound.code: ErrorAction.RAISE,
+    },
+)
+"""A lookup of the transactional id. It may not be authorized, or the coordinator may not know the id."""
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
-"""How long a topic whose offsets are committed may be unknown: one just created spreads in this time.
+"""Time after which a topic unknown to TxnOffsetCommit is taken for missing. A new topic spreads in this time.
 
-Java retries until max.block.ms is over; nothing creates a topic because offsets are committed for it.
+Java retries until max.block.ms. That does not help: committing offsets does not create a topic.
 """
 
 
-def reaction_to(asked: Asked, error: OncelogError, waited_ms: float = 0) -> Reaction:
-    """Return what to do about an error, or a missing answer, `waited_ms` after the request was first sent."""
+def error_action(kind: RequestKind, error: OncelogError, waited_ms: float = 0) -> ErrorAction:
+    """Return the reaction to an error or a missing response, `waited_ms` after the request was first sent."""
     if isinstance(error, (DisconnectedError, TimedOut)):
-        return Reaction.FIND
-    if isinstance(error, MisuseError) and asked in (ADD_OFFSETS, COMMIT_OFFSETS):
-        return Reaction.ABORT  # the arguments cannot be written, so nothing was sent
+        return ErrorAction.FIND_COORDINATOR
+    if isinstance(error, MisuseError) and kind in (ADD_OFFSETS, COMMIT_OFFSETS):
+        return ErrorAction.ABORT  # the arguments could not be encoded, so nothing was sent
     if not isinstance(error, BrokerError):
-        return Reaction.DIE
-    if error.code == 3 and asked is COMMIT_OFFSETS and waited_ms > UNKNOWN_TOPIC_PATIENCE_MS:
-        return Reaction.ABORT
-    return asked.codes.get(error.code, _EVERYWHERE.get(error.code, Reaction.DIE))
+        return ErrorAction.FAIL_PRODUCER
+    if (
+        error.code == UnknownTopicOrPartition.code
+        and kind is COMMIT_OFFSETS
+        and waited_ms > UNKNOWN_TOPIC_PATIENCE_MS
+    ):
+        return ErrorAction.ABORT
+    return kind.overrides.get(error.code, _DEFAULT_ACTIONS.get(error.code, ErrorAction.FAIL_PRODUCER))
 
 
 _PREPARED = ("PrepareCommit", "PrepareAbort")
 
 
 class CoordinatorEntry(NamedTuple):
-    """What DescribeTransactions says of a transactional id: `state` by its name in Kafka."""
+    """A transactional id as DescribeTransactions returns it. `state` has Kafka's name."""
 
     identity: Identity
     state: str
 
 
-def reaction_to_fenced_abort(
+def fenced_abort_action(
     entry: CoordinatorEntry | None, ours: Identity, previous: CoordinatorEntry | None
-) -> Reaction:
-    """Return what follows from PRODUCER_FENCED for the abort of a transaction with an epoch of its own.
+) -> ErrorAction:
+    """Return the reaction to PRODUCER_FENCED for the abort of a transaction with its own producer epoch.
 
-    The answer to EndTxn raises the epoch before the markers are written. Until they are, the coordinator
-    adds nothing to the next transaction (CONCURRENT_TRANSACTIONS), and takes its abort, which names the
-    epoch that holds, for one of a producer that is fenced. So that code proves nothing: the entry does.
+    The coordinator raises the epoch when it answers EndTxn, before the markers are written. Until they are,
+    it adds nothing to the next transaction (CONCURRENT_TRANSACTIONS), and it rejects the abort of that
+    transaction, which has the new epoch, as if the producer were fenced. The error alone therefore proves
+    nothing. The coordinator's entry for the transactional id does:
 
-        entry                                   reaction
-        ours, in PrepareCommit or PrepareAbort  RETRY: our transaction before is being ended
-        another, after the first refusal of     RETRY: it may have changed between the two answers, by its
-          this kind in a row                      completion or by an EndTxn of ours whose answer was lost
-        another, after the second one           DIE: fenced
-        not to be seen                          DIE
+        entry                                    reaction
+        ours, in PrepareCommit or PrepareAbort   RETRY: the previous transaction is being completed
+        another, after the first such error      RETRY: it may have changed between the two responses, by its
+                                                   completion or by an EndTxn of ours whose response was lost
+        another, after a second error in a row   FAIL_PRODUCER: fenced
+        unknown                                  FAIL_PRODUCER
 
-    EndTxn is sent again rather than left out. An answer to Produce may have been lost, and what comes late
-    then begins a transaction; EndTxn raises the epoch, so that it is refused. Nor is InitProducerId sent
-    instead: it aborts whatever is open, also a newer producer's transaction. Classic transactions do not
-    get here: none begins before AddPartitionsToTxn succeeds, and until then INVALID_TXN_STATE is the answer.
-    `entry`, `previous`: what was found after this refusal, and after the one before it.
-    Source: Kafka's TransactionCoordinator.endTransaction.
+    EndTxn is sent again instead of being skipped: a delayed Produce request may still begin the transaction,
+    and EndTxn raises the epoch, so that such a request is rejected. InitProducerId would not do: it aborts
+    any open transaction, also a newer producer's. Classic transactions do not get here, since none begins
+    before AddPartitionsToTxn succeeds, and until then the error is INVALID_TXN_STATE.
+
+    `entry` and `previous` were read after this error and after the one before it.
+    Source: kafka TransactionCoordinator.endTransaction.
     """
     if entry is None:
-        return Reaction.DIE
-    if _is_being_ended(entry, ours) or previous is None or _is_being_ended(previous, ours):
-        return Reaction.RETRY
-    return Reaction.DIE
+        return ErrorAction.FAIL_PRODUCER
+    if _is_being_completed(entry, ours) or previous is None or _is_being_completed(previous, ours):
+        return ErrorAction.RETRY
+    return ErrorAction.FAIL_PRODUCER
 
 
-def _is_being_ended(entry: CoordinatorEntry, ours: Identity) -> bool:
+def _is_being_completed(entry: CoordinatorEntry, ours: Identity) -> bool:
     return entry.identity == ours and entry.state in _PREPARED
 
 
-def ending_at_close(state: State) -> Call | None:
-    """Return the call that ends what is open when the producer is closed; None where there is none.
+def operation_at_close(state: State) -> Operation | None:
+    """Return the operation that ends an open transaction when the producer is closed; None if none is open.
 
-    A commit that was asked for may be decided, so that only another commit may follow, as in Java's client.
+    A requested commit may already have succeeded, so only another commit may follow it, as in Java's client.
     """
-    if state in (State.IN_TRANSACTION, State.MUST_ABORT, State.ABORTING):
-        return Call.ABORT
-    return Call.COMMIT if state is State.COMMITTING else None
+    if state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.ABORTING):
+        return Operation.ABORT
+    return Operation.COMMIT if state is State.COMMITTING else None
 
 
-def may_be_done(error: OncelogError) -> bool:
-    """Whether what was asked may have been carried out, or may yet be, in spite of this error."""
+def may_have_succeeded(error: OncelogError) -> bool:
+    """Return True if the request may have succeeded, or may still succeed, despite this error."""
     if isinstance(error, BrokerError):
         return error.code in _UNDECIDED
     return not isinstance(error, NotConnectedError)

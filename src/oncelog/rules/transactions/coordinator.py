@@ -1,21 +1,25 @@
-"""The transaction coordinator's decisions: state x event -> refuse, answer, or the entry to write next.
+"""The transaction coordinator's decisions: reject a request, answer it, or append a new entry to the log.
 
-    from                      InitProducerId     add partitions   EndTxn, timeout    markers written
-    (none)                    Empty              Refuse 49        Refuse 49
-    Empty, Complete*          Empty              Ongoing          see `decide_end`
-    Ongoing                   PrepareAbort, 51   Ongoing          PrepareCommit/Abort
-    PrepareCommit             Refuse 51          Refuse 51        see `decide_end`   CompleteCommit
-    PrepareAbort              Refuse 51          Refuse 51        see `decide_end`   CompleteAbort
+    state            InitProducerId     AddPartitionsToTxn   EndTxn, timeout    markers written
+    (none)           Empty              UNKNOWN              UNKNOWN
+    Empty            Empty              Ongoing              see `decide_end`
+    Complete*        Empty              Ongoing              see `decide_end`
+    Ongoing          PrepareAbort, BUSY Ongoing              Prepare*
+    PrepareCommit    BUSY               BUSY                 see `decide_end`   CompleteCommit
+    PrepareAbort     BUSY               BUSY                 see `decide_end`   CompleteAbort
 
-An entry that is to be written holds as soon as its record stands in the log. PrepareCommit or PrepareAbort
-in the log is the decision; markers, and Complete* behind them, only carry it out.
+BUSY is CONCURRENT_TRANSACTIONS: the client retries. UNKNOWN is INVALID_PRODUCER_ID_MAPPING.
 
-Clients end transactions in two ways. Classic (EndTxn up to version 4): the epoch stays. With an epoch per
-transaction (KIP-890, EndTxn 5, `transaction.version` 2): every end raises it, so that a late request of an
-ended transaction is fenced. Before epochs run out, the end gives the transactional id another producer id:
-the marker carries epoch 32767, which no client ever gets, and the next transaction begins with epoch 0.
-Until the markers are written, whatever names that next producer id is refused with 51, to be tried again.
-Source: rows T3, T4, T8, T9, T13; Kafka's TransactionCoordinator, TransactionMetadata.
+An entry is in force as soon as its record is in the log. A record with PrepareCommit or PrepareAbort is the
+decision; the markers, and Complete* after them, only carry it out.
+
+Clients end transactions in two ways. Classic (EndTxn up to version 4): the epoch does not change. With an
+epoch per transaction (KIP-890: EndTxn 5, `transaction.version` 2), every end raises the epoch, so that a
+delayed request of an ended transaction is fenced. Before epochs run out, the end gives the transactional id a
+new producer id. The marker then has epoch 32767, which no client ever gets, and the next transaction starts
+with epoch 0. Until the markers are written, requests with the new producer id get CONCURRENT_TRANSACTIONS.
+Source: behaviours T3, T4, T8, T9 and T13 (docs/behaviours.md); kafka TransactionCoordinator,
+TransactionMetadata.
 """
 
 from __future__ import annotations
@@ -44,27 +48,27 @@ from oncelog.rules.transactions.entry import (
 from oncelog.types import TopicPartition
 
 
-class Persist(NamedTuple):
-    """Append the entry; it holds then, and the request succeeded."""
+class Append(NamedTuple):
+    """Append the entry. The request has succeeded once its record is in the log."""
 
     entry: TransactionEntry
 
 
-class FenceFirst(NamedTuple):
-    """Append the entry, which aborts an earlier instance's transaction; the request is to be tried again."""
+class FenceAndAbort(NamedTuple):
+    """Append the entry, which aborts an earlier instance's transaction. The client must retry the request."""
 
     entry: TransactionEntry
 
 
-class Unchanged(NamedTuple):
-    """The request succeeded already."""
+class NoChange(NamedTuple):
+    """The request has succeeded already."""
 
 
 class NeedsProducerId(NamedTuple):
-    """Decide again with a new producer id."""
+    """Allocate a producer id and decide again with it."""
 
 
-_UNCHANGED, _NEEDS_PRODUCER_ID = Unchanged(), NeedsProducerId()
+_NO_CHANGE, _NEEDS_PRODUCER_ID = NoChange(), NeedsProducerId()
 
 
 # InitProducerId
@@ -73,19 +77,19 @@ _UNCHANGED, _NEEDS_PRODUCER_ID = Unchanged(), NeedsProducerId()
 def decide_init(
     entry: TransactionEntry | None,
     transactional_id: str,
-    given: Identity | None,
+    expected: Identity | None,
     *,
     timeout_ms: int,
     server_version: int,
     new_producer_id: int | None,
     now_ms: int,
     first_epoch: int = DEFAULT_LIMITS.first_producer_epoch,
-) -> Persist | FenceFirst | NeedsProducerId | Refuse:
-    """Who the producer is from now on: the persisted entry's id and epoch.
+) -> Append | FenceAndAbort | NeedsProducerId | Refuse:
+    """Decide InitProducerId. The producer gets the producer id and epoch of the appended entry.
 
-    `given`: what the client had before and wants to go on from; None for a new instance, which fences
-    every other. `new_producer_id` None: none was taken yet. `first_epoch`: that of
-    a new transactional id.
+    `expected` is the producer id and epoch that the client has and wants to continue from, as in KIP-360. It
+    is None for a new instance, which fences all others. `new_producer_id` is None until one was allocated.
+    `first_epoch` is the first epoch of a new transactional id.
     """
     if entry is None:
         if new_producer_id is None:
@@ -93,15 +97,15 @@ def decide_init(
         entry = TransactionEntry(
             transactional_id, new_producer_id, NO_EPOCH, timeout_ms, TransactionState.EMPTY
         )
-    if given is not None and _goes_on_with(entry, given):
+    if expected is not None and _is_next_producer(entry, expected):
         return _being_completed(entry)
-    if given is not None and not _may_be_producer(entry, given):
-        return Refuse(ProducerFenced, f"producer id {given.producer_id} is no longer that of this id")
+    if expected is not None and not _may_be_producer(entry, expected):
+        return Refuse(ProducerFenced, f"producer id {expected.producer_id} no longer belongs to this id")
     if entry.state.is_prepared:
         return _being_completed(entry)
     if entry.state is TransactionState.ONGOING:
         fenced = fence(entry, server_version=server_version, new_producer_id=new_producer_id, now_ms=now_ms)
-        return fenced if isinstance(fenced, NeedsProducerId) else FenceFirst(fenced)
+        return fenced if isinstance(fenced, NeedsProducerId) else FenceAndAbort(fenced)
     fresh = entry._replace(
         timeout_ms=timeout_ms,
         state=TransactionState.EMPTY,
@@ -112,60 +116,61 @@ def decide_init(
         next_producer_id=NO_ID,
         client_version=0,
     )
-    is_next = given is None or given.producer_epoch == entry.producer_epoch
-    # Older versions gave epoch 32767 to a client that asked again for the answer it lost.
+    is_next = expected is None or expected.producer_epoch == entry.producer_epoch
+    # Older versions of this broker gave epoch 32767 to a client that repeated a request.
     is_beyond = entry.producer_epoch == MAX_EPOCH
-    if entry.is_exhausted and (is_next or (is_beyond and _is_repeated(entry, given))):
+    if entry.is_exhausted and (is_next or (is_beyond and _is_repeated(entry, expected))):
         if new_producer_id is None:
             return _NEEDS_PRODUCER_ID
-        last_epoch = NO_EPOCH if given is None else entry.producer_epoch
-        return Persist(
+        last_epoch = NO_EPOCH if expected is None else entry.producer_epoch
+        return Append(
             fresh._replace(producer_id=new_producer_id, producer_epoch=0, last_producer_epoch=last_epoch)
         )
     if entry.producer_epoch == NO_EPOCH:
-        return Persist(fresh._replace(producer_epoch=first_epoch, last_producer_epoch=NO_EPOCH))
-    return _raise_epoch(entry, fresh, given)
+        return Append(fresh._replace(producer_epoch=first_epoch, last_producer_epoch=NO_EPOCH))
+    return _raise_epoch(entry, fresh, expected)
 
 
 def _raise_epoch(
-    entry: TransactionEntry, fresh: TransactionEntry, given: Identity | None
-) -> Persist | Refuse:
+    entry: TransactionEntry, fresh: TransactionEntry, expected: Identity | None
+) -> Append | Refuse:
     epoch = entry.producer_epoch
-    if given is None:
-        return Persist(fresh._replace(producer_epoch=epoch + 1, last_producer_epoch=NO_EPOCH))
-    if given.producer_epoch == epoch:
-        return Persist(fresh._replace(producer_epoch=epoch + 1, last_producer_epoch=epoch))
-    if _is_repeated(entry, given):
-        return Persist(fresh)
-    return _fenced(entry, given.producer_epoch)
+    if expected is None:
+        return Append(fresh._replace(producer_epoch=epoch + 1, last_producer_epoch=NO_EPOCH))
+    if expected.producer_epoch == epoch:
+        return Append(fresh._replace(producer_epoch=epoch + 1, last_producer_epoch=epoch))
+    if _is_repeated(entry, expected):
+        return Append(fresh)
+    return _fenced(entry, expected.producer_epoch)
 
 
-def _is_repeated(entry: TransactionEntry, given: Identity | None) -> bool:
-    """True when the client asks again, for the answer was lost."""
-    return given is not None and NO_EPOCH != given.producer_epoch == entry.last_producer_epoch
+def _is_repeated(entry: TransactionEntry, expected: Identity | None) -> bool:
+    """Return True if the client repeats a request whose response it lost."""
+    return expected is not None and NO_EPOCH != expected.producer_epoch == entry.last_producer_epoch
 
 
-def _may_be_producer(entry: TransactionEntry, given: Identity) -> bool:
-    if entry.producer_epoch == NO_EPOCH or given.producer_id == entry.producer_id:
+def _may_be_producer(entry: TransactionEntry, expected: Identity) -> bool:
+    if entry.producer_epoch == NO_EPOCH or expected.producer_id == entry.producer_id:
         return True
-    return given.producer_id == entry.previous_producer_id and given.producer_epoch >= EXHAUSTED_EPOCH
+    return expected.producer_id == entry.previous_producer_id and expected.producer_epoch >= EXHAUSTED_EPOCH
 
 
-def _goes_on_with(entry: TransactionEntry, who: Identity) -> bool:
-    """Return True for the identity that an end gave out while the markers of that end are not all written.
+def _is_next_producer(entry: TransactionEntry, producer: Identity) -> bool:
+    """Return True for the producer id that an end has allocated, until the markers of that end are written.
 
-    The answer to EndTxn names the next producer id at once; the entry has it when it is complete. Refused as
-    unknown meanwhile, the producer would end. See
+    The response to EndTxn has the new producer id at once, the entry only when it is complete. If such
+    requests were rejected as unknown meanwhile, the producer would fail. See
     test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written.
     """
     next_identity = Identity(entry.next_producer_id, 0)
-    return entry.state.is_prepared and entry.next_producer_id != NO_ID and who == next_identity
+    return entry.state.is_prepared and entry.next_producer_id != NO_ID and producer == next_identity
 
 
 def retire(entry: TransactionEntry, now_ms: int) -> TransactionEntry:
-    """Return the entry after which no producer that has its producer id may speak, whatever its epoch.
+    """Return an entry that fences every producer with this producer id, whatever its epoch.
 
-    The next InitProducerId gives another producer id, as after the last epoch. What is open is aborted.
+    An open transaction is aborted. The next InitProducerId allocates a new producer id, as after the last
+    epoch.
     """
     is_ongoing = entry.state is TransactionState.ONGOING
     return entry._replace(
@@ -178,25 +183,25 @@ def retire(entry: TransactionEntry, now_ms: int) -> TransactionEntry:
     )
 
 
-# The way of a transaction
+# AddPartitionsToTxn and EndTxn
 
 
 def decide_add(
-    entry: TransactionEntry | None, who: Identity, partitions: Collection[TopicPartition], *, now_ms: int
-) -> Persist | Unchanged | Refuse:
-    """May these partitions become part of the transaction? The first one begins it, and its timeout."""
-    if entry is not None and _goes_on_with(entry, who):
+    entry: TransactionEntry | None, producer: Identity, partitions: Collection[TopicPartition], *, now_ms: int
+) -> Append | NoChange | Refuse:
+    """Decide AddPartitionsToTxn. The first partition begins the transaction and starts its timeout."""
+    if entry is not None and _is_next_producer(entry, producer):
         return _being_completed(entry)
-    if entry is None or entry.producer_id != who.producer_id:
-        return _unknown(who)
-    if entry.producer_epoch != who.producer_epoch:
-        return _fenced(entry, who.producer_epoch)
+    if entry is None or entry.producer_id != producer.producer_id:
+        return _unknown(producer)
+    if entry.producer_epoch != producer.producer_epoch:
+        return _fenced(entry, producer.producer_epoch)
     if entry.state.is_prepared:
         return _being_completed(entry)
     is_ongoing = entry.state is TransactionState.ONGOING
     if is_ongoing and entry.partitions.issuperset(partitions):
-        return _UNCHANGED
-    return Persist(
+        return _NO_CHANGE
+    return Append(
         entry._replace(
             state=TransactionState.ONGOING,
             partitions=entry.partitions.union(partitions),
@@ -206,14 +211,14 @@ def decide_add(
     )
 
 
-def verify(entry: TransactionEntry | None, who: Identity, partition: TopicPartition) -> Refuse | None:
-    """Is the partition part of the producer's open transaction? None if it is (KIP-890)."""
-    if entry is not None and _goes_on_with(entry, who):
+def verify(entry: TransactionEntry | None, producer: Identity, partition: TopicPartition) -> Refuse | None:
+    """Return None if the partition is part of the producer's open transaction, as KIP-890 requires."""
+    if entry is not None and _is_next_producer(entry, producer):
         return _being_completed(entry)
-    if entry is None or entry.producer_id != who.producer_id:
-        return _unknown(who)
-    if entry.producer_epoch != who.producer_epoch:
-        return _fenced(entry, who.producer_epoch)
+    if entry is None or entry.producer_id != producer.producer_id:
+        return _unknown(producer)
+    if entry.producer_epoch != producer.producer_epoch:
+        return _fenced(entry, producer.producer_epoch)
     if entry.state.is_prepared:
         return _being_completed(entry)
     if entry.state is TransactionState.ONGOING and partition in entry.partitions:
@@ -223,109 +228,110 @@ def verify(entry: TransactionEntry | None, who: Identity, partition: TopicPartit
 
 def decide_end(
     entry: TransactionEntry | None,
-    who: Identity,
+    producer: Identity,
     is_commit: bool,
     *,
     client_version: int,
     new_producer_id: int | None,
     now_ms: int,
-) -> Persist | Unchanged | NeedsProducerId | Refuse:
-    """May the transaction end like this? The persisted entry is prepared; its markers are to be written.
+) -> Append | NoChange | NeedsProducerId | Refuse:
+    """Decide EndTxn. An appended entry is in PrepareCommit or PrepareAbort; its markers must be written.
 
-    Classic, with the epoch as it is; 0 is success without doing anything:
+    BUSY is CONCURRENT_TRANSACTIONS, INVALID is INVALID_TXN_STATE, FENCED is PRODUCER_FENCED, and OK is
+    success without a change. A classic end, which keeps the epoch:
 
         state            COMMIT          ABORT
         Ongoing          PrepareCommit   PrepareAbort
-        CompleteCommit   0               48
-        CompleteAbort    48              0
-        Prepare*         51              51
-        Empty            48              48
+        CompleteCommit   OK              INVALID
+        CompleteAbort    INVALID         OK
+        Prepare*         BUSY            BUSY
+        Empty            INVALID         INVALID
 
-    An epoch per transaction; a repetition names the epoch before:
+    With an epoch per transaction; a repeated request has the previous epoch:
 
         state            COMMIT again    COMMIT          ABORT again     ABORT
-        Ongoing          90              PrepareCommit   90              PrepareAbort
-        CompleteCommit   0               48              48              PrepareAbort
-        CompleteAbort    48              48              0               PrepareAbort
-        PrepareCommit    51              51              48              51
-        PrepareAbort     48              51              51              51
-        Empty            90              48              90              PrepareAbort
+        Ongoing          FENCED          PrepareCommit   FENCED          PrepareAbort
+        CompleteCommit   OK              INVALID         INVALID         PrepareAbort
+        CompleteAbort    INVALID         INVALID         OK              PrepareAbort
+        PrepareCommit    BUSY            BUSY            INVALID         BUSY
+        PrepareAbort     INVALID         BUSY            BUSY            BUSY
+        Empty            FENCED          INVALID         FENCED          PrepareAbort
 
-    In Prepare* a producer may be in its next transaction already. Any other code would end it. See
-    test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_again.
+    A producer may begin its next transaction while the previous one is in Prepare*. Any error but BUSY would
+    be fatal for it. See test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_again.
     """
     if client_version >= EPOCH_PER_TRANSACTION:
-        return _decide_end_with_epoch(entry, who, is_commit, client_version, new_producer_id, now_ms)
-    if entry is not None and _goes_on_with(entry, who):
+        return _decide_end_with_epoch(entry, producer, is_commit, client_version, new_producer_id, now_ms)
+    if entry is not None and _is_next_producer(entry, producer):
         return _being_completed(entry)
-    if entry is None or entry.producer_id != who.producer_id:
-        return _unknown(who)
-    if entry.producer_epoch != who.producer_epoch:
-        return _fenced(entry, who.producer_epoch)
+    if entry is None or entry.producer_id != producer.producer_id:
+        return _unknown(producer)
+    if entry.producer_epoch != producer.producer_epoch:
+        return _fenced(entry, producer.producer_epoch)
     if entry.state is TransactionState.ONGOING:
-        return Persist(_prepared(entry, is_commit, client_version, NO_ID, now_ms))
+        return Append(_prepared(entry, is_commit, client_version, NO_ID, now_ms))
     if entry.state.is_prepared:
         return _being_completed(entry)
-    return _repeated_end(entry, is_commit)
+    return _decide_repeated_end(entry, is_commit)
 
 
 def _decide_end_with_epoch(
     entry: TransactionEntry | None,
-    who: Identity,
+    producer: Identity,
     is_commit: bool,
     client_version: int,
     new_producer_id: int | None,
     now_ms: int,
-) -> Persist | Unchanged | NeedsProducerId | Refuse:
+) -> Append | NoChange | NeedsProducerId | Refuse:
     if entry is None:
-        return _unknown(who)
+        return _unknown(producer)
     has_rotated = (
-        entry.previous_producer_id == who.producer_id
-        and who.producer_epoch >= EXHAUSTED_EPOCH
+        entry.previous_producer_id == producer.producer_id
+        and producer.producer_epoch >= EXHAUSTED_EPOCH
         and entry.producer_epoch == 0
     )
-    if _goes_on_with(entry, who):
+    if _is_next_producer(entry, producer):
         return _being_completed(entry)
-    if entry.producer_id != who.producer_id and not has_rotated:
-        return _unknown(who)
-    is_current = entry.producer_epoch == who.producer_epoch and not has_rotated
-    # Only an end raises the epoch for its producer. InitProducerId and classic fences raise it for another
-    # one, which must not share its epoch with a producer that they shut out.
-    is_raised = entry.producer_epoch == who.producer_epoch + 1
+    if entry.producer_id != producer.producer_id and not has_rotated:
+        return _unknown(producer)
+    is_current = entry.producer_epoch == producer.producer_epoch and not has_rotated
+    # Only an end raises the epoch for the same producer. InitProducerId and classic fencing raise it for a
+    # new producer, which must not share its epoch with the one that was fenced.
+    is_raised = entry.producer_epoch == producer.producer_epoch + 1
     is_again = entry.client_version >= EPOCH_PER_TRANSACTION and (is_raised or has_rotated)
     if entry.producer_epoch == MAX_EPOCH and not entry.state.is_prepared:
-        is_again = False  # the answer would give out the epoch that nothing can fence
+        is_again = False  # the response would hand out an epoch that cannot be fenced
     if entry.state.is_prepared and is_current:
         return _being_completed(entry)
     is_prepared, is_ongoing = entry.state.is_prepared, entry.state is TransactionState.ONGOING
     if is_prepared:
-        may_speak = is_again and not has_rotated
+        is_accepted = is_again and not has_rotated
     elif is_ongoing or entry.state is TransactionState.EMPTY:
-        may_speak = is_current
+        is_accepted = is_current
     else:
-        may_speak = is_current or is_again
-    if not may_speak:
-        return _fenced(entry, who.producer_epoch)
+        is_accepted = is_current or is_again
+    if not is_accepted:
+        return _fenced(entry, producer.producer_epoch)
     if is_again:
-        return _repeated_end(entry, is_commit)
+        return _decide_repeated_end(entry, is_commit)
     if not is_ongoing and is_commit:
-        return _wrong_end(entry, is_commit)
+        return _wrong_outcome(entry, is_commit)
     if entry.is_exhausted and new_producer_id is None:
         return _NEEDS_PRODUCER_ID
     next_id = new_producer_id if entry.is_exhausted and new_producer_id is not None else NO_ID
     if not is_ongoing:
         entry = entry._replace(partitions=frozenset(), start_ms=now_ms)
-    return Persist(_prepared(entry, is_commit, client_version, next_id, now_ms))
+    return Append(_prepared(entry, is_commit, client_version, next_id, now_ms))
 
 
-def _repeated_end(entry: TransactionEntry, is_commit: bool) -> Unchanged | Refuse:
+def _decide_repeated_end(entry: TransactionEntry, is_commit: bool) -> NoChange | Refuse:
     done = TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT
     decided = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
     if entry.state is done:
-        return _UNCHANGED
+        return _NO_CHANGE
     if entry.state is decided:
         return _being_completed(entry)
-    return _wrong_end(entry, is_commit)
+    return _wrong_outcome(entry, is_commit)
 
 
 def _prepared(
@@ -347,11 +353,11 @@ def _prepared(
 def fence(
     entry: TransactionEntry, *, server_version: int, new_producer_id: int | None, now_ms: int
 ) -> TransactionEntry | NeedsProducerId:
-    """An open transaction's abort without its producer, which its raised epoch shuts out.
+    """Return the entry that aborts an open transaction without its producer, and fences that producer.
 
-    For a new instance of the transactional id, and for a transaction past its timeout. With an epoch per
-    transaction the producer may ask for its next one, as after an end whose answer it lost; with the last
-    epoch of its producer id that is epoch 0 of `new_producer_id`.
+    This happens when a new instance uses the transactional id, and when a transaction times out. With an
+    epoch per transaction the producer may still request its next epoch, as if it had lost the response to
+    EndTxn. After the last epoch of its producer id, that is epoch 0 of `new_producer_id`.
     """
     if server_version >= EPOCH_PER_TRANSACTION:
         if not entry.is_exhausted:
@@ -365,7 +371,7 @@ def fence(
 
 
 def complete(entry: TransactionEntry, *, now_ms: int) -> TransactionEntry:
-    """The prepared entry once every marker is written."""
+    """Return the entry after all markers of the prepared one are written."""
     is_commit = entry.state is TransactionState.PREPARE_COMMIT
     done = entry._replace(
         state=TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT,
@@ -385,36 +391,37 @@ def complete(entry: TransactionEntry, *, now_ms: int) -> TransactionEntry:
 
 
 def is_timed_out(entry: TransactionEntry, now_ms: int) -> bool:
-    """Whether the transaction has been open longer than its producer asked for (row T8)."""
+    """Return True if the transaction is past its producer's timeout: behaviour T8 (docs/behaviours.md)."""
     return entry.state is TransactionState.ONGOING and entry.start_ms + entry.timeout_ms < now_ms
 
 
 def is_expired(entry: TransactionEntry, now_ms: int, expiration_ms: int) -> bool:
-    """Whether the id is idle for so long that it is forgotten (row T9)."""
-    return entry.state.is_at_rest and entry.last_update_ms + expiration_ms <= now_ms
+    """Return True if the transactional id has been idle for too long: behaviour T9 (docs/behaviours.md)."""
+    return entry.state.is_idle and entry.last_update_ms + expiration_ms <= now_ms
 
 
-def _unknown(who: Identity) -> Refuse:
+def _unknown(producer: Identity) -> Refuse:
     return Refuse(
-        InvalidProducerIdMapping, f"producer id {who.producer_id} is not the one of this transactional id"
+        InvalidProducerIdMapping,
+        f"producer id {producer.producer_id} does not belong to this transactional id",
     )
 
 
 def _fenced(entry: TransactionEntry, epoch: int) -> Refuse:
     return Refuse(
         ProducerFenced,
-        f"epoch {epoch} is not the one that holds, which is {entry.producer_epoch}: a newer instance of"
-        " this transactional id is at work, or the transaction was ended without this one",
+        f"epoch {epoch} is not the current one, {entry.producer_epoch}: a newer instance uses this"
+        " transactional id, or the coordinator aborted the transaction",
     )
 
 
 def _being_completed(entry: TransactionEntry) -> Refuse:
     return Refuse(
-        ConcurrentTransactions, f"the transaction before is in state {entry.state.label}; try again"
+        ConcurrentTransactions, f"the previous transaction is in state {entry.state.label}; try again"
     )
 
 
-def _wrong_end(entry: TransactionEntry, is_commit: bool) -> Refuse:
+def _wrong_outcome(entry: TransactionEntry, is_commit: bool) -> Refuse:
     return Refuse(
         InvalidTxnState,
         f"a transaction in state {entry.state.label} cannot {'commit' if is_commit else 'abort'}",

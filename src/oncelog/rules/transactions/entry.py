@@ -1,6 +1,6 @@
-"""What the transaction coordinator knows of a transactional id, as values.
+"""The transaction coordinator's entry for a transactional id.
 
-Source: Kafka's TransactionState, TransactionMetadata.
+Source: kafka TransactionState, TransactionMetadata.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from oncelog.rules.idempotence.sequencer import MAX_EPOCH
 from oncelog.types import TopicPartition
 
 EXHAUSTED_EPOCH = MAX_EPOCH - 1
-"""The last epoch a client gets; the one above it is kept for fencing it."""
+"""The last epoch that a client gets. The next one is reserved for fencing it."""
 NO_EPOCH = NO_ID = -1
 EPOCH_PER_TRANSACTION = 2
-"""From this level of `transaction.version` on every end raises the epoch."""
+"""Level of `transaction.version` from which on every end of a transaction raises the epoch (KIP-890)."""
 
 
 class TransactionState(IntEnum):
-    """Kafka's numbers, as they stand in the log."""
+    """The states of a transactional id, with the numbers that `__transaction_state` stores."""
 
     EMPTY = 0
     ONGOING = 1
@@ -30,17 +30,17 @@ class TransactionState(IntEnum):
 
     @property
     def label(self) -> str:
-        """Kafka's name: PrepareCommit."""
+        """Kafka's name of the state, such as PrepareCommit."""
         return self.name.title().replace("_", "")
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the outcome is decided and its markers are being written."""
+        """True if the outcome is decided and its markers are being written."""
         return self in (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
     @property
-    def is_at_rest(self) -> bool:
-        """Whether no transaction is under way."""
+    def is_idle(self) -> bool:
+        """True if there is no transaction."""
         return self in (
             TransactionState.EMPTY,
             TransactionState.COMPLETE_COMMIT,
@@ -49,12 +49,12 @@ class TransactionState(IntEnum):
 
 
 class TransactionEntry(NamedTuple):
-    """What the coordinator knows of a transactional id.
+    """The state of a transactional id, its producer and its transaction.
 
-    `producer_epoch` -1: none was given out yet. `last_producer_epoch`: the one before, while its holder may
-    ask again for the answer it lost; never written. `next_producer_id`: takes over when the markers are
-    written. `start_ms`: when the first partition was added; -1 outside of transactions.
-    `client_version`: the `transaction.version` that the last end was made with.
+    `producer_epoch` is -1 before the first epoch. `last_producer_epoch` is the previous epoch while the
+    client may repeat a request whose response it lost; it is never written. `next_producer_id` takes over
+    when the markers are written. `start_ms` is the time of the first partition; -1 outside of transactions.
+    `client_version` is the `transaction.version` of the last end.
     """
 
     transactional_id: str
@@ -72,5 +72,5 @@ class TransactionEntry(NamedTuple):
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no client may get a higher epoch of this producer id."""
+        """True if no client may get a higher epoch of this producer id."""
         return self.producer_epoch >= EXHAUSTED_EPOCH

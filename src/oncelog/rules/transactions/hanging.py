@@ -1,16 +1,18 @@
-"""Is a transaction that is open on a partition one that nobody will ever end?
+"""Hanging transactions: transactions that are open on a partition and that nobody will ever end.
 
-    the coordinators know no transaction of the producer id         hanging
-    they know one with another epoch                                hanging
-    they know one that is not under way                             hanging
-    it is under way, and the partition is not part of it            hanging
-    else                                                            its producer or its timeout will end it
-Such a transaction holds back the partition's last stable offset, and so every read_committed reader.
-Source: row T14; KIP-664.
+    no coordinator knows a transaction of the producer id           hanging
+    the coordinator's entry has another epoch                       hanging
+    the coordinator's transaction is not open                       hanging
+    it is open, but the partition is not part of it                 hanging
+    otherwise                                                       its producer or its timeout will end it
+
+A hanging transaction holds back the partition's last stable offset, and with it every read_committed reader.
+Source: behaviour T14 (docs/behaviours.md); KIP-664.
 """
 
 from __future__ import annotations
 
+import warnings
 from enum import Enum
 from typing import NamedTuple
 
@@ -23,21 +25,27 @@ _YOURS = " among the transactional ids that you may DESCRIBE"
 
 
 class OpenTransaction(NamedTuple):
-    """What a partition says of a producer with a transaction open there.
+    """A transaction that is open on a partition, as DescribeProducers returns it.
 
-    `coordinator_epoch` None: no marker of it was ever written here.
+    `coordinator_epoch` is None if no marker of the producer was ever written there.
     """
 
-    at: TopicPartition
+    tp: TopicPartition
     producer_id: int
     producer_epoch: int
     first_offset: int
     last_timestamp_ms: int | None
     coordinator_epoch: int | None
 
+    @property
+    def at(self) -> TopicPartition:
+        """The partition. Deprecated: use `tp`."""
+        warnings.warn("OpenTransaction.at is deprecated; use tp", DeprecationWarning, stacklevel=2)
+        return self.tp
+
 
 class KnownTransaction(NamedTuple):
-    """What a coordinator says of a transactional id."""
+    """A transactional id as DescribeTransactions returns it."""
 
     transactional_id: str
     producer_id: int
@@ -46,22 +54,22 @@ class KnownTransaction(NamedTuple):
     partitions: frozenset[TopicPartition]
 
 
-def why_hanging(opened: OpenTransaction, known: KnownTransaction | None) -> str | None:
-    """Why nobody will end it; None when somebody will. `known`: of the same producer id."""
+def hanging_reason(opened: OpenTransaction, known: KnownTransaction | None) -> str | None:
+    """Return why a transaction is hanging, or None. `known` is the entry with the same producer id."""
     if known is None:
-        # With ACLs, coordinators say nothing of ids that the asker may not DESCRIBE.
+        # With ACLs, coordinators hide transactional ids that the client may not DESCRIBE.
         return f"no coordinator knows producer id {opened.producer_id}{_YOURS}"
     if known.producer_epoch != opened.producer_epoch and known.state not in ("PrepareCommit", "PrepareAbort"):
         return f"{known.transactional_id!r} is at epoch {known.producer_epoch}"
     if known.state not in UNDER_WAY:
         return f"{known.transactional_id!r} is in state {known.state}"
-    if opened.at not in known.partitions:
+    if opened.tp not in known.partitions:
         return f"it is not part of the transaction of {known.transactional_id!r}"
     return None
 
 
 class Hanging(Enum):
-    """Whether nobody will end it. PERHAPS: it looks so, and is too young to be sure."""
+    """The verdict on an open transaction. PERHAPS: it looks hanging, but is too young to be sure."""
 
     YES = "yes"
     NO = "no"
@@ -69,7 +77,7 @@ class Hanging(Enum):
 
 
 class HeldBack(NamedTuple):
-    """A partition whose last stable offset an open transaction holds back, and what to think of that."""
+    """An open transaction that holds back a partition's last stable offset, with the verdict on it."""
 
     opened: OpenTransaction
     hanging: Hanging
@@ -79,10 +87,10 @@ class HeldBack(NamedTuple):
 def judge(
     opened: OpenTransaction, known: KnownTransaction | None, *, now_ms: int, older_than_ms: int
 ) -> HeldBack:
-    """`older_than_ms`: the age of its last record from which what looks like hanging is taken for it."""
-    why = why_hanging(opened, known)
-    if why is None:
+    """Return the verdict. It is PERHAPS if the last record of the transaction is younger than this age."""
+    reason = hanging_reason(opened, known)
+    if reason is None:
         assert known is not None
         return HeldBack(opened, Hanging.NO, f"{known.transactional_id!r} is {known.state}")
     is_old = now_ms - (opened.last_timestamp_ms or 0) >= older_than_ms
-    return HeldBack(opened, Hanging.YES if is_old else Hanging.PERHAPS, why)
+    return HeldBack(opened, Hanging.YES if is_old else Hanging.PERHAPS, reason)

@@ -306,7 +306,7 @@ def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged:
     client = parse_options(options).client
     try:
         with Admin({key: value for key, value in client.items() if ADMIN.get(key)}) as admin:
-            held = {(h.opened.at, h.opened.producer_id): h for h in admin.find_hanging(topics)}
+            held = {(h.opened.tp, h.opened.producer_id): h for h in admin.find_hanging(topics)}
     except OncelogError as error:
         judged.notes[:] = [
             replace(note, explanation=f"{note.explanation} (the coordinators could not be asked: {error})")

@@ -61,7 +61,7 @@ def _at_once(_: Any, __: Any, then: Callable[[Any], object]) -> None:
 
 def _same_epoch(entry: Any, fresh: Any, given: Any) -> Any:
     epoch = max(entry.producer_epoch, 0)
-    return transactions_coordinator.Persist(fresh._replace(producer_epoch=epoch))
+    return transactions_coordinator.Append(fresh._replace(producer_epoch=epoch))
 
 
 def _pending_at_once(self: Any, group: str, who: Any, found: Any, now_ms: int) -> Any:

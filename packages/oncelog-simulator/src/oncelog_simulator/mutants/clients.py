@@ -12,7 +12,7 @@ from oncelog.load import decisions as load_decisions
 from oncelog.load import loader, record_boundaries
 from oncelog.log import partition
 from oncelog.rules.idempotence import append
-from oncelog.rules.transactions.client_session import Reaction
+from oncelog.rules.transactions.client_session import ErrorAction
 from oncelog.spark.sink import atomic, atomic_task
 from oncelog.spark.sink import decisions as lane_rules
 from oncelog.spark.sink import state as sink_state
@@ -30,8 +30,8 @@ def _always(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _die(*_: Any) -> Reaction:
-    return Reaction.DIE
+def _die(*_: Any) -> ErrorAction:
+    return ErrorAction.FAIL_PRODUCER
 
 
 def _touched_by_time(marks: Any, sources: Any, *, in_part: bool = False) -> Any:
@@ -76,7 +76,7 @@ MUTANTS = [
     ),
     Mutant(
         "a refused abort is taken for one of a fenced producer",
-        ((transaction_requests, "reaction_to_fenced_abort", _die),),
+        ((transaction_requests, "fenced_abort_action", _die),),
         findings=("R687",),
         guards=(
             "client/test_client_transactions_early_abort.py"

@@ -1,4 +1,4 @@
-"""Which call of a transactional producer is allowed when, and what a coordinator's error means."""
+"""Tests of the operations that a session allows, and of its reactions to coordinator errors."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from oncelog.rules.transactions.client_session import (
     END,
     END_IF_BEGUN,
     INIT,
-    Asked,
-    Call,
     CoordinatorEntry,
+    ErrorAction,
     OffsetsCall,
-    Reaction,
+    Operation,
+    RequestKind,
     Session,
     State,
-    ending_at_close,
-    may_be_done,
-    reaction_to,
-    reaction_to_fenced_abort,
+    error_action,
+    fenced_abort_action,
+    may_have_succeeded,
+    operation_at_close,
 )
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
-S, C = State, Call
+S, C = State, Operation
 ALLOWED = {
     (S.UNINITIALIZED, C.INIT),
     (S.READY, C.BEGIN),
@@ -47,7 +47,7 @@ ALLOWED = {
     (S.IN_TRANSACTION, C.SEND_OFFSETS),
     (S.IN_TRANSACTION, C.COMMIT),
     (S.IN_TRANSACTION, C.ABORT),
-    (S.MUST_ABORT, C.ABORT),
+    (S.ABORTABLE_ERROR, C.ABORT),
     (S.COMMITTING, C.COMMIT),
     (S.ABORTING, C.ABORT),
 }
@@ -55,18 +55,18 @@ ALLOWED = {
 
 @pytest.mark.behaviour("T4")
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("call", Call)
-def test_every_call_in_every_state(state: State, call: Call) -> None:
+@pytest.mark.parametrize("operation", Operation)
+def test_every_operation_in_every_state(state: State, operation: Operation) -> None:
     session = Session()
     session.state = state
-    has_error = state in (S.MUST_ABORT, S.FATAL)
+    has_error = state in (S.ABORTABLE_ERROR, S.FATAL)
     session.error = OutOfOrderSequenceNumber("what happened") if has_error else None
-    if (state, call) in ALLOWED:
-        session.check(call)
+    if (state, operation) in ALLOWED:
+        session.check(operation)
         return
     with pytest.raises(OutOfOrderSequenceNumber if has_error else MisuseError) as raised:
-        session.check(call)
-    assert has_error or "()" in str(raised.value), "it says which call to make instead"
+        session.check(operation)
+    assert has_error or "()" in str(raised.value), "the hint names the operation to call instead"
 
 
 @pytest.mark.behaviour("T13")
@@ -81,8 +81,8 @@ def test_an_unanswered_commit_is_repeated_and_never_aborted() -> None:
 @pytest.mark.parametrize(
     ("state", "after"),
     [
-        (S.IN_TRANSACTION, S.MUST_ABORT),
-        (S.COMMITTING, S.MUST_ABORT),
+        (S.IN_TRANSACTION, S.ABORTABLE_ERROR),
+        (S.COMMITTING, S.ABORTABLE_ERROR),
         (S.ABORTING, S.ABORTING),
         (S.READY, S.READY),
         (S.FATAL, S.FATAL),
@@ -91,7 +91,7 @@ def test_an_unanswered_commit_is_repeated_and_never_aborted() -> None:
 def test_a_failure_makes_an_open_transaction_one_to_be_aborted(state: State, after: State) -> None:
     session = Session()
     session.state = state
-    session.must_abort(TimedOut("late"))
+    session.set_abortable_error(TimedOut("late"))
     assert session.state is after
     session.enter(S.READY)
     assert session.error is None
@@ -100,8 +100,8 @@ def test_a_failure_makes_an_open_transaction_one_to_be_aborted(state: State, aft
 def test_the_first_fatal_error_stays() -> None:
     session = Session()
     first = ProducerFenced("first")
-    session.die(first)
-    session.die(ProducerFenced("second"))
+    session.set_fatal_error(first)
+    session.set_fatal_error(ProducerFenced("second"))
     assert session.error is first
 
 
@@ -137,7 +137,7 @@ ENDING = {
     S.UNINITIALIZED: None,
     S.READY: None,
     S.IN_TRANSACTION: C.ABORT,
-    S.MUST_ABORT: C.ABORT,
+    S.ABORTABLE_ERROR: C.ABORT,
     S.COMMITTING: C.COMMIT,
     S.ABORTING: C.ABORT,
     S.FATAL: None,
@@ -146,32 +146,32 @@ ENDING = {
 
 @pytest.mark.parametrize("state", State)
 def test_what_ends_an_open_transaction_when_its_producer_is_closed(state: State) -> None:
-    ending = ending_at_close(state)
+    ending = operation_at_close(state)
     assert ending is ENDING[state]
     assert ending is None or (state, ending) in ALLOWED
 
 
 def test_offsets_of_an_unknown_topic_are_retried_for_a_moment_only() -> None:
     unknown = error_for_code(3)
-    assert reaction_to(COMMIT_OFFSETS, unknown, 3_000) is Reaction.RETRY
-    assert reaction_to(COMMIT_OFFSETS, unknown, 3_001) is Reaction.ABORT
-    assert reaction_to(ADD_PARTITIONS, unknown, 3_001) is Reaction.RETRY
+    assert error_action(COMMIT_OFFSETS, unknown, 3_000) is ErrorAction.RETRY
+    assert error_action(COMMIT_OFFSETS, unknown, 3_001) is ErrorAction.ABORT
+    assert error_action(ADD_PARTITIONS, unknown, 3_001) is ErrorAction.RETRY
 
 
-R = Reaction
+R = ErrorAction
 ANY = (INIT, ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, END)
 CODES = [
     (14, ANY, R.RETRY),
     (51, ANY, R.RETRY),
     (7, ANY, R.RETRY),
-    (15, ANY, R.FIND),
-    (16, ANY, R.FIND),
-    (47, ANY, R.DIE),
-    (90, ANY, R.DIE),
-    (53, ANY, R.DIE),
-    (48, ANY, R.DIE),
-    (50, (INIT,), R.DIE),
-    (49, (INIT,), R.DIE),
+    (15, ANY, R.FIND_COORDINATOR),
+    (16, ANY, R.FIND_COORDINATOR),
+    (47, ANY, R.FAIL_PRODUCER),
+    (90, ANY, R.FAIL_PRODUCER),
+    (53, ANY, R.FAIL_PRODUCER),
+    (48, ANY, R.FAIL_PRODUCER),
+    (50, (INIT,), R.FAIL_PRODUCER),
+    (49, (INIT,), R.FAIL_PRODUCER),
     (49, (ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, END), R.ABORT),
     (120, (ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, END), R.ABORT),
     (3, (ADD_PARTITIONS, COMMIT_OFFSETS), R.RETRY),
@@ -180,43 +180,43 @@ CODES = [
     (82, (COMMIT_OFFSETS,), R.ABORT),
     (29, (ADD_PARTITIONS,), R.ABORT),
     (30, (ADD_OFFSETS, COMMIT_OFFSETS), R.ABORT),
-    (13, ANY, R.FIND),
+    (13, ANY, R.FIND_COORDINATOR),
     (55, (ADD_PARTITIONS,), R.RETRY),
-    (59, (INIT,), R.DIE),
+    (59, (INIT,), R.FAIL_PRODUCER),
     (59, (ADD_PARTITIONS, ADD_OFFSETS, COMMIT_OFFSETS, END), R.ABORT),
     (113, (COMMIT_OFFSETS,), R.ABORT),
-    (3, (END, END_IF_BEGUN), R.DIE),
+    (3, (END, END_IF_BEGUN), R.FAIL_PRODUCER),
     (48, (END_IF_BEGUN,), R.ABORT),
-    (90, (ABORT_OWN_EPOCH,), R.CALLER),
-    (47, (ABORT_OWN_EPOCH,), R.DIE),
+    (90, (ABORT_OWN_EPOCH,), R.RAISE),
+    (47, (ABORT_OWN_EPOCH,), R.FAIL_PRODUCER),
     (51, (ABORT_OWN_EPOCH,), R.RETRY),
     (49, (ABORT_OWN_EPOCH,), R.ABORT),
-    (53, (DESCRIBE,), R.CALLER),
-    (105, (DESCRIBE,), R.CALLER),
-    (16, (DESCRIBE,), R.FIND),
+    (53, (DESCRIBE,), R.RAISE),
+    (105, (DESCRIBE,), R.RAISE),
+    (16, (DESCRIBE,), R.FIND_COORDINATOR),
 ]
 
 
 @pytest.mark.parametrize(
-    ("code", "asked", "expected"), [(code, asked, said) for code, many, said in CODES for asked in many]
+    ("code", "kind", "expected"), [(code, kind, said) for code, many, said in CODES for kind in many]
 )
-def test_what_an_error_means(code: int, asked: Asked, expected: Reaction) -> None:
-    assert reaction_to(asked, error_for_code(code)) is expected
+def test_what_an_error_means(code: int, kind: RequestKind, expected: ErrorAction) -> None:
+    assert error_action(kind, error_for_code(code)) is expected
 
 
-@pytest.mark.parametrize("asked", ANY)
-def test_what_a_missing_answer_means(asked: Asked) -> None:
-    assert reaction_to(asked, DisconnectedError("gone")) is R.FIND
-    assert reaction_to(asked, TimedOut("late")) is R.FIND
-    assert reaction_to(asked, PeerError("garbage")) is R.DIE
+@pytest.mark.parametrize("kind", ANY)
+def test_what_a_missing_answer_means(kind: RequestKind) -> None:
+    assert error_action(kind, DisconnectedError("gone")) is R.FIND_COORDINATOR
+    assert error_action(kind, TimedOut("late")) is R.FIND_COORDINATOR
+    assert error_action(kind, PeerError("garbage")) is R.FAIL_PRODUCER
 
 
 @pytest.mark.behaviour("T13")
 def test_what_may_have_been_carried_out() -> None:
-    assert may_be_done(DisconnectedError("gone"))
-    assert may_be_done(TimedOut("late"))
-    assert not may_be_done(NotConnectedError("never sent"))
-    undecided = {code for code in range(-1, 121) if code and may_be_done(error_for_code(code))}
+    assert may_have_succeeded(DisconnectedError("gone"))
+    assert may_have_succeeded(TimedOut("late"))
+    assert not may_have_succeeded(NotConnectedError("never sent"))
+    undecided = {code for code in range(-1, 121) if code and may_have_succeeded(error_for_code(code))}
     assert undecided >= {-1, 7, 13, 15}
     assert not undecided & {14, 16, 47, 48, 49, 51, 53, 90, 120}
 
@@ -239,11 +239,11 @@ def test_only_what_ran_out_of_time_is_turned_into_an_error_that_says_to_abort() 
     session = Session()
     session.enter(S.IN_TRANSACTION)
     late = TimedOut("late")
-    session.must_abort(late)
+    session.set_abortable_error(late)
     assert isinstance(session.error, TransactionAbortable) and session.error.__cause__ is late
     session.enter(S.IN_TRANSACTION)
     refused = OutOfOrderSequenceNumber("refused")
-    session.must_abort(refused)
+    session.set_abortable_error(refused)
     assert session.error is refused
 
 
@@ -257,16 +257,16 @@ def test_a_transaction_goes_on_until_it_ends_or_is_aborted(state: State) -> None
         assert session.number == number
     session.enter(state)
     number = session.number
-    goes_on = state in (S.IN_TRANSACTION, S.MUST_ABORT, S.COMMITTING)
-    assert session.is_going_on(number) is goes_on
-    assert not session.is_going_on(number - 1)
+    goes_on = state in (S.IN_TRANSACTION, S.ABORTABLE_ERROR, S.COMMITTING)
+    assert session.is_open(number) is goes_on
+    assert not session.is_open(number - 1)
 
 
 def test_arguments_that_cannot_be_written_abort_where_they_are_the_applications() -> None:
     error = MisuseError("the group's name is too long")
-    assert reaction_to(ADD_OFFSETS, error) is R.ABORT
-    assert reaction_to(COMMIT_OFFSETS, error) is R.ABORT
-    assert {reaction_to(asked, error) for asked in (INIT, ADD_PARTITIONS, END)} == {R.DIE}
+    assert error_action(ADD_OFFSETS, error) is R.ABORT
+    assert error_action(COMMIT_OFFSETS, error) is R.ABORT
+    assert {error_action(kind, error) for kind in (INIT, ADD_PARTITIONS, END)} == {R.FAIL_PRODUCER}
 
 
 OURS = Identity(7, 3)
@@ -284,13 +284,13 @@ ANOTHER = [
     [
         (PREPARED, [None, *PREPARED, *ANOTHER], R.RETRY),
         (ANOTHER, [None, *PREPARED], R.RETRY),
-        (ANOTHER, ANOTHER, R.DIE),
-        ([None], [None, *PREPARED, *ANOTHER], R.DIE),
+        (ANOTHER, ANOTHER, R.FAIL_PRODUCER),
+        ([None], [None, *PREPARED, *ANOTHER], R.FAIL_PRODUCER),
     ],
 )
 def test_what_a_fenced_abort_means_by_what_the_coordinator_knows(
-    entries: list[CoordinatorEntry | None], previous: list[CoordinatorEntry | None], expected: Reaction
+    entries: list[CoordinatorEntry | None], previous: list[CoordinatorEntry | None], expected: ErrorAction
 ) -> None:
     for entry in entries:
         for before in previous:
-            assert reaction_to_fenced_abort(entry, OURS, before) is expected, (entry, before)
+            assert fenced_abort_action(entry, OURS, before) is expected, (entry, before)
