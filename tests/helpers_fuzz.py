@@ -13,10 +13,11 @@ from typing import Any
 
 from helpers_log import NOW_MS, batch, marker, open_partition, put, put_marker, read_all
 
+from oncelog.broker.dispatch import end_round, handle, tick
 from oncelog.broker.handlers.produce_direct import answer as answer_produce
-from oncelog.broker.node import Node, Request
 from oncelog.broker.purgatory import Deferred
-from oncelog.broker.registry import OFFERED
+from oncelog.broker.request import Request
+from oncelog.broker.state import OFFERED, BrokerState
 from oncelog.client.consumer.fetch_messages import fetched_partitions, place_batches
 from oncelog.client.group.subscription import (
     decode_share,
@@ -74,12 +75,12 @@ def requests(data: bytes) -> None:
         flexible_tags = b"\0" if api.is_flexible(version) else b""
         head = struct.pack(">hhih", api.key, version, number, -1) + flexible_tags
         ask(node, memoryview(bytearray(head + body)), NOW_MS + number)
-    node.tick(NOW_MS + 100_000)
+    tick(node, NOW_MS + 100_000)
     node.close(NOW_MS + 100_000)
     open_node(disk).close(NOW_MS + 200_000)
 
 
-def ask(node: Node, frame: memoryview, now_ms: int) -> None:
+def ask(node: BrokerState, frame: memoryview, now_ms: int) -> None:
     """What a connection does with a frame, but errors that are no answers come through."""
     try:
         if answer_produce(node, frame, now_ms) is None:
@@ -87,14 +88,14 @@ def ask(node: Node, frame: memoryview, now_ms: int) -> None:
             message = OFFERED[header.api_key].request.decode(header.api_version, frame, header.body_position)
             if _asks_for_much(message):
                 return
-            answer = node.handle(Request(1, header, message, "/127.0.0.1"), now_ms)
+            answer = handle(node, Request(1, header, message, "/127.0.0.1"), now_ms)
             if isinstance(answer, Deferred):
                 answer.listen(lambda late: _encoded(late, header.api_version))
             else:
                 _encoded(answer, header.api_version)
     except OncelogError:
         return
-    node.settle(now_ms)
+    end_round(node)
 
 
 def _asks_for_much(message: Any) -> bool:
@@ -109,10 +110,10 @@ def _encoded(answer: Any, version: int) -> None:
         encode_response(answer, version, 1)
 
 
-def open_node(disk: Disk) -> Node:
+def open_node(disk: Disk) -> BrokerState:
     """A broker in memory. Raises StorageError."""
     manager = LogManager.open(disk, node_id=1, new_uuid=lambda: _UUIDS, now_ms=NOW_MS)
-    return Node(manager, _SETTINGS, new_uuid=_new_uuid, now_ms=NOW_MS)
+    return BrokerState(manager, _SETTINGS, new_uuid=_new_uuid, now_ms=NOW_MS)
 
 
 _uuid_numbers = count(1)
@@ -290,7 +291,7 @@ def coordinators(data: bytes) -> None:
         value = None if selector & 2 else body[cut:]
         topic.append(0, [(body[:cut], value)], NOW_MS)
     try:
-        open_node(disk.after_kill()).tick(NOW_MS + 100_000)
+        tick(open_node(disk.after_kill()), NOW_MS + 100_000)
     except StorageError:
         return
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from oncelog.broker.node import Node, Request
+from oncelog.broker.dispatch import handle, next_wakeup_ms, tick
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.manager import LogManager
@@ -42,11 +44,11 @@ class GroupNode:
         self._disk, self._numbers, self.now_ms = MemoryDisk(), count(1), NOW_MS
         self.node = self._open()
 
-    def _open(self) -> Node:
+    def _open(self) -> BrokerState:
         manager = LogManager.open(
             self._disk, node_id=1, new_uuid=self._uuid, now_ms=self.now_ms, limits=self.limits
         )
-        return Node(manager, self._settings, new_uuid=self._uuid, now_ms=self.now_ms)
+        return BrokerState(manager, self._settings, new_uuid=self._uuid, now_ms=self.now_ms)
 
     def _uuid(self) -> bytes:
         return next(self._numbers).to_bytes(16, "big")
@@ -54,7 +56,7 @@ class GroupNode:
     def ask(self, message: Message, version: int, client_id: str = "client") -> list[Any]:
         """Send a request. The list holds its answer, now or once the node has given it."""
         header = RequestHeader(message.api.key, version, 1, client_id, 0)
-        answer = self.node.handle(Request(1, header, message, "/127.0.0.1"), self.now_ms)
+        answer = handle(self.node, Request(1, header, message, "/127.0.0.1"), self.now_ms)
         answers: list[Any] = []
         if isinstance(answer, Deferred):
             answer.listen(answers.append)
@@ -65,9 +67,9 @@ class GroupNode:
     def pass_time(self, ms: int) -> None:
         """Let time go by, deadline by deadline."""
         end_ms = self.now_ms + ms
-        while (due_ms := max(self.node.next_wakeup_ms(), self.now_ms)) <= end_ms:
+        while (due_ms := max(next_wakeup_ms(self.node), self.now_ms)) <= end_ms:
             self.now_ms = due_ms
-            self.node.tick(due_ms)
+            tick(self.node, due_ms)
         self.now_ms = end_ms
 
     def restart(self) -> None:

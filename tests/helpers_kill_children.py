@@ -73,11 +73,12 @@ def broker(plan: str, *arguments: str) -> None:
     written, but not that the transaction is complete. Each word is taken out before it is obeyed.
     """
     from oncelog.broker.coordinators import transactions
+    from oncelog.broker.coordinators.markers import MarkerWriter
     from oncelog.cli.main import main
 
     coordinator = transactions.TransactionCoordinator
     write_marker, write_markers, complete = (
-        transactions.write_marker,
+        MarkerWriter.write,
         coordinator._write_markers,
         coordinator._complete,
     )
@@ -104,7 +105,7 @@ def broker(plan: str, *arguments: str) -> None:
         reach("complete")
         complete(*given)
 
-    transactions.write_marker = new_marker
+    MarkerWriter.write = new_marker  # type: ignore[method-assign]
     coordinator._write_markers, coordinator._complete = new_markers, new_complete  # type: ignore[method-assign]
     sys.argv = ["oncelog", *arguments]
     main()

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncelog.broker.registry import OFFERED
+from oncelog.broker.state import OFFERED
 from oncelog.wire.messages import API_BY_NAME, Api
 
 FOLDER = Path(__file__).parent / "scenarios"

@@ -7,6 +7,7 @@ from helpers_group_node import GroupNode
 from helpers_wait import pass_time, set_wall_clock, wait_until
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
+from oncelog.broker.dispatch import tick
 
 HOUR_MS = 3_600_000
 KEPT, SHORT = TopicPartition("kept", 0), TopicPartition("short", 0)
@@ -39,5 +40,5 @@ def test_compaction_compares_records_with_the_wall_clock(monkeypatch: pytest.Mon
     rounds: list[int] = []
     monkeypatch.setattr(place.node.log_manager, "compact", rounds.append)
     place.node.clock_lead_ms = lambda: 2 * HOUR_MS
-    place.node.tick(place.now_ms + HOUR_MS)
+    tick(place.node, place.now_ms + HOUR_MS)
     assert rounds == [place.now_ms - HOUR_MS]

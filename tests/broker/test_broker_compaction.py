@@ -14,7 +14,8 @@ from helpers_producer import new_topic, producer_of, read
 from helpers_wait import pause, wait_until
 
 from oncelog import Broker, Consumer, OffsetAndMetadata, Producer, TopicPartition
-from oncelog.broker.node import Node
+from oncelog.broker.dispatch import tick
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.limits import Limits
 from oncelog.rules.groups.committed_offsets import CommittedOffset
@@ -74,7 +75,7 @@ def test_one_round_compacts_what_was_just_closed() -> None:
         record = NewRecord(now_ms, b"k", b"%d" % number)
         partition.append(memoryview(build_batch([record])), origin=Origin.CLIENT, now_ms=now_ms)
     assert partition.cleaned_to == partition.recovery_point == 0
-    node.tick(now_ms + BROKER.parse({})["log.cleaner.backoff.ms"])
+    tick(node, now_ms + BROKER.parse({})["log.cleaner.backoff.ms"])
     for flushed in node.flushes.take():
         flushed.flush()
         node.flushes.finished(flushed, None)
@@ -144,7 +145,7 @@ class Coordinators:
         )
         self.node = self._open()
 
-    def _open(self) -> Node:
+    def _open(self) -> BrokerState:
         return recover_node(RealDisk(self.directory), self.settings, Clock(), limits=SHORT)
 
     def restart(self) -> None:

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 import pytest
 from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches, wait_until
 
-from oncelog.broker.node import Node
 from oncelog.broker.stepwise import MAX_LARGE
 from oncelog.rules.groups.committed_offsets import CommittedOffset
+from oncelog.server import server
 from oncelog.server.background import BackgroundRunner
 from oncelog.server.embedded import Broker
 from oncelog.types import TopicPartition
@@ -269,7 +269,7 @@ def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
 
 def test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else may happen on the broker: no timer, no other request."""
-    monkeypatch.setattr(Node, "next_wakeup_ms", lambda self: 1 << 50)
+    monkeypatch.setattr(server, "next_wakeup_ms", lambda state: 1 << 50)
     partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=[partition] * 3_000)
     request = OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=[topic])

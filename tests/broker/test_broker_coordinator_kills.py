@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from helpers_fuzz import NOW_MS, open_node
 
-from oncelog.broker.node import Node, Request
+from oncelog.broker.dispatch import handle
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.log.partition import Partition
 from oncelog.rules.groups.committed_offsets import CommittedOffset
 from oncelog.rules.idempotence.sequencer import Identity
@@ -43,7 +45,7 @@ class Kill(BaseException):
     """The process is gone at this point."""
 
 
-def begun(node: Node) -> Identity:
+def begun(node: BrokerState) -> Identity:
     """Return the producer of an open transaction of records in three partitions and offsets of group g."""
     node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
     node.groups.offsets.commit("g", {tp: offset(1) for tp in PARTITIONS}, NOW_MS)
@@ -64,13 +66,13 @@ def begun(node: Node) -> Identity:
     return who
 
 
-def ask(node: Node, message: Message, version: int) -> Any:
+def ask(node: BrokerState, message: Message, version: int) -> Any:
     header = RequestHeader(message.api.key, version, 1, "c", 0)
-    return node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+    return handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
 
 
-def end(is_commit: bool, version: int) -> Callable[[Node, Identity], None]:
-    def run(node: Node, who: Identity) -> None:
+def end(is_commit: bool, version: int) -> Callable[[BrokerState, Identity], None]:
+    def run(node: BrokerState, who: Identity) -> None:
         message = EndTxnRequest(
             transactional_id="x",
             producer_id=who.producer_id,
@@ -82,25 +84,25 @@ def end(is_commit: bool, version: int) -> Callable[[Node, Identity], None]:
     return run
 
 
-def fence(node: Node, who: Identity) -> None:
+def fence(node: BrokerState, who: Identity) -> None:
     message = InitProducerIdRequest(
         transactional_id="x", transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
     )
     assert ask(node, message, 5).error_code == 51
 
 
-def delete_group(node: Node, who: Identity) -> None:
+def delete_group(node: BrokerState, who: Identity) -> None:
     assert ask(node, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code == 0
 
 
-def delete_offset(node: Node, who: Identity) -> None:
+def delete_offset(node: BrokerState, who: Identity) -> None:
     row = OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=0)
     topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(name="t", partitions=[row])
     message = OffsetDeleteRequest(group_id="g", topics=[topic])
     assert ask(node, message, 0).error_code == 0
 
 
-def join_and_sync(node: Node, who: Identity) -> None:
+def join_and_sync(node: BrokerState, who: Identity) -> None:
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
     request = JoinGroupRequest(
         group_id="j",
@@ -144,7 +146,7 @@ def state_after_start(disk: MemoryDisk) -> dict[str, Any]:
 
 
 def state_after_kill(
-    run: Callable[[Node, Identity], None], append_count: int | None, monkeypatch: pytest.MonkeyPatch
+    run: Callable[[BrokerState, Identity], None], append_count: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, Any], bool]:
     """Return what a start finds after a kill behind so many appends (None: no kill), and if it answered."""
     disk, appended = MemoryDisk(), 0
@@ -176,7 +178,7 @@ def state_after_kill(
     ids=["commit", "abort", "commit 5", "fence", "delete group", "delete offset", "join and sync"],
 )
 def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
-    run: Callable[[Node, Identity], None], monkeypatch: pytest.MonkeyPatch
+    run: Callable[[BrokerState, Identity], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, _ = state_after_kill(lambda node, who: None, None, monkeypatch)
     after, _ = state_after_kill(run, None, monkeypatch)
@@ -190,7 +192,7 @@ def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
     assert append_count > 1
 
 
-def flush(node: Node) -> None:
+def flush(node: BrokerState) -> None:
     while node.flushes.is_any_waiting:
         for partition in node.flushes.take():
             partition.flush()

@@ -18,7 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from oncelog.broker.coordinators.internal_topic import StateTopic
 from oncelog.broker.coordinators.offsets import Offsets
-from oncelog.broker.node import Node, Request
+from oncelog.broker.dispatch import handle
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.state_file import write_state
 from oncelog.broker.topics import topics as topics_module
 from oncelog.broker.topics.topics import FILE_NAME, NewTopic, Topics
@@ -49,7 +51,7 @@ HOUR_MS = 3_600_000
 TOPICS, GROUPS, IDS = ("t", "u"), ("g", "h"), ("x", "y")
 
 
-def state_of(node: Node) -> dict[str, Any]:
+def state_of(node: BrokerState) -> dict[str, Any]:
     """All that coordinators know, but for what Kafka does not keep over a restart either.
 
     That is the epoch before the last one, for who lost the answer, and everybody's timers.
@@ -107,7 +109,7 @@ class CoordinatorState(RuleBasedStateMachine):
         self.producers: dict[str, Identity] = {}
         self.epochs: dict[str, int] = {}
 
-    def _open(self) -> Node:
+    def _open(self) -> BrokerState:
         return open_node(self.directory, self.settings, Clock())
 
     def teardown(self) -> None:
@@ -116,7 +118,7 @@ class CoordinatorState(RuleBasedStateMachine):
 
     def ask(self, message: Message, version: int) -> Any:
         header = RequestHeader(message.api.key, version, 1, "test", 0)
-        return self.node.handle(Request(1, header, message), self.now_ms)
+        return handle(self.node, Request(1, header, message), self.now_ms)
 
     @initialize()
     def make_topics(self) -> None:
@@ -247,17 +249,17 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def opened(directory: Path) -> Node:
+def opened(directory: Path) -> BrokerState:
     return open_node(directory, BROKER.parse({}), Clock())
 
 
-def delete_topic(node: Node) -> int:
+def delete_topic(node: BrokerState) -> int:
     header = RequestHeader(DeleteTopicsRequest.api.key, 5, 1, "test", 0)
-    answer = node.handle(Request(1, header, DeleteTopicsRequest(topic_names=["t"])), 0)
+    answer = handle(node, Request(1, header, DeleteTopicsRequest(topic_names=["t"])), 0)
     return int(answer.responses[0].error_code)  # type: ignore[union-attr]
 
 
-def offsets_of(node: Node) -> dict[str, list[int]]:
+def offsets_of(node: BrokerState) -> dict[str, list[int]]:
     """Committed offsets of the topic, as they are when the open transaction commits."""
     for index, producer_id in list(node.groups.offsets._pending):
         node.groups.offsets.on_marker(index, producer_id, True)
@@ -265,13 +267,13 @@ def offsets_of(node: Node) -> dict[str, list[int]]:
     return {group: [each.offset for each in offsets.values()] for group, offsets in found.items()}
 
 
-def flush(node: Node) -> None:
+def flush(node: BrokerState) -> None:
     for partition in node.flushes.take():
         partition.flush()
         node.flushes.finished(partition, None)
 
 
-def delete_and_flush(node: Node) -> None:
+def delete_and_flush(node: BrokerState) -> None:
     delete_topic(node)
     flush(node)
 
@@ -529,7 +531,7 @@ def test_many_topics_are_deleted_in_as_many_steps_as_one(
             patch.setattr(topics_module, "write_state", counting("writes", topics_module.write_state))
             patch.setattr(Offsets, "_of_topics", counting("looks", Offsets._of_topics))
             header = RequestHeader(DeleteTopicsRequest.api.key, 5, 1, "test", 0)
-            answer = node.handle(Request(1, header, DeleteTopicsRequest(topic_names=deleted)), 0)
+            answer = handle(node, Request(1, header, DeleteTopicsRequest(topic_names=deleted)), 0)
             assert {each.error_code for each in answer.responses} == {0}  # type: ignore[union-attr]
             flush(node)
         steps.append(dict(counts))

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 from oncelog_simulator.coordinator_state import after_resume, differences, live_state, replayed_state
 
-from oncelog.broker.node import Node, Request
+from oncelog.broker.dispatch import handle
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import ConcurrentTransactions, CoordinatorNotAvailable, KafkaStorageError, NotCoordinator
 from oncelog.limits import Limits
@@ -64,14 +66,14 @@ TRY_AGAIN = {NotCoordinator.code, ConcurrentTransactions.code, CoordinatorNotAva
 """Errors that every client retries."""
 
 
-def open_node(disk: Disk, first_uuid: int) -> Node:
+def open_node(disk: Disk, first_uuid: int) -> BrokerState:
     numbers = count(first_uuid)
 
     def new_uuid() -> bytes:
         return next(numbers).to_bytes(16, "big")
 
     manager = LogManager.open(disk, node_id=1, new_uuid=new_uuid, now_ms=NOW_MS, limits=LIMITS)
-    return Node(manager, SETTINGS, new_uuid=new_uuid, now_ms=NOW_MS)
+    return BrokerState(manager, SETTINGS, new_uuid=new_uuid, now_ms=NOW_MS)
 
 
 class Client:
@@ -134,7 +136,7 @@ class Client:
 
     def ask(self, message: Message, version: int) -> Any:
         header = RequestHeader(message.api.key, version, 1, "c", 0)
-        return self.node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+        return handle(self.node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
 
 
 def rows(kind: Any, **fields: Any) -> list[Any]:
@@ -369,7 +371,7 @@ def outcome(first: Action, second: Action, cut: int | None, failing_sync: int = 
     return Outcome(codes, told, comparable(client.node, live)), was_over
 
 
-def comparable(node: Node, state: dict[str, dict[Any, Any]]) -> dict[str, Any]:
+def comparable(node: BrokerState, state: dict[str, dict[Any, Any]]) -> dict[str, Any]:
     """Return the state without offsets of the log, which depend on the order."""
     topics = {topic.name: len(topic.partitions) for topic in node.topics.all() if not topic.is_internal}
     offsets = {

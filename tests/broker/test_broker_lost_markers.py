@@ -11,7 +11,8 @@ from helpers_log import values_and_markers
 from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from oncelog.broker.coordinators.transaction_verification import Admission, Dialect
 from oncelog.broker.coordinators.transactions import MARKERS_REACH_THE_DISK_MS, TransactionCoordinator
-from oncelog.broker.node import Node
+from oncelog.broker.dispatch import tick
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.limits import Limits
 from oncelog.rules.groups.committed_offsets import CommittedOffset
@@ -51,7 +52,7 @@ class Producer:
         self.who = Identity(entry.producer_id, entry.producer_epoch)
         self.sequences: dict[TopicPartition, int] = {}
 
-    def _open(self) -> Node:
+    def _open(self) -> BrokerState:
         limits = Limits(coordinator_roll_bytes=1, first_producer_epoch=self.first_epoch)
         self.directory.mkdir(exist_ok=True)
         return recover_node(RealDisk(self.directory), BROKER.parse(SETTINGS), StoppedClock(), limits=limits)
@@ -65,13 +66,25 @@ class Producer:
         """Make a partition part of the transaction, as AddPartitionsToTxn does."""
         self.node.transactions.add_partitions("x", self.who, [tp], NOW_MS)
 
+    def admission(self, tp: TopicPartition, dialect: Dialect) -> Admission:
+        node = self.node
+        return Admission(
+            "x",
+            {tp: self.who},
+            dialect,
+            NOW_MS,
+            transactions=node.transactions,
+            flushes=node.flushes,
+            settings=node.settings,
+        )
+
     def send(self, tp: TopicPartition, value: str, *, is_classic: bool = False) -> None:
         """Store a record in the producer's transaction, as a Produce request of version 12 or 11 does."""
         _, partition = self.node.topics.partition(tp)
         if is_classic:
             self.add(tp)
         if not partition.has_open_transaction(*self.who):
-            Admission(self.node, "x", {tp: self.who}, Dialect(not is_classic, True), NOW_MS).check(tp)
+            self.admission(tp, Dialect(not is_classic, True)).check(tp)
         sequence = self.sequences.get(tp, 0)
         self.sequences[tp] = sequence + 1
         batch = build_batch(
@@ -85,7 +98,7 @@ class Producer:
 
     def send_offset(self, value: int) -> None:
         assert self.node.groups.offsets_partition("g", NOW_MS) == OFFSETS
-        Admission(self.node, "x", {OFFSETS: self.who}, Dialect(True, True), NOW_MS).check(OFFSETS)
+        self.admission(OFFSETS, Dialect(True, True)).check(OFFSETS)
         committed = CommittedOffset(value, -1, "", NOW_MS, -1, -1)
         self.node.groups.offsets.commit_pending("g", self.who, {T0: committed}, NOW_MS)
 
@@ -111,7 +124,7 @@ class Producer:
         now_ms = self.round_ms = self.round_ms + ROUND_MS
         self.node.transactions.topic.close_long_segments(now_ms)
         self.node.topics.partition(STATE)[1].flush()
-        self.node.tick(now_ms)
+        tick(self.node, now_ms)
 
     def record_count(self, tp: TopicPartition) -> int:
         return sum(len(batch.records) for batch in self.node.transactions.topic.replay(tp.partition))
@@ -207,7 +220,7 @@ def test_what_a_producer_id_left_open_is_ended_when_another_one_takes_over(
     if when == "after it":
         assert producer.log(T0) == ["a"], "its producer may still live"
         producer.begin()
-        producer.node.tick(NOW_MS + 10_000)
+        tick(producer.node, NOW_MS + 10_000)
     assert producer.who.producer_epoch == 0
     assert producer.log(T0) == ["a", "<abort>"]
     assert producer.open_count(T0) == 0

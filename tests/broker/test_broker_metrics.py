@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from oncelog.broker.append_events import AppendEvent
 from oncelog.broker.metrics import GAUGES, Metrics, to_prometheus_text
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import ConfigError, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequenceNumber
 from oncelog.server.embedded import Broker, check_metrics
@@ -198,7 +198,7 @@ def test_metrics_are_served_on_localhost_where_ipv6_is_off(monkeypatch: pytest.M
             raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
         real(this, address)
 
-    async def answer(node: Node) -> bytes:
+    async def answer(node: BrokerState) -> bytes:
         server = MetricsServer(node, "localhost", 0)
         with monkeypatch.context() as patched:
             patched.setattr(socket.socket, "bind", bind)

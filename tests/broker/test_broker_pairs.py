@@ -17,7 +17,7 @@ from helpers_log_model import LogModel, Row, Written, newest, read_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.broker.topics.file import FILE_NAME
 from oncelog.config import BROKER
 from oncelog.limits import Limits
@@ -84,7 +84,7 @@ class Topic:
         )
         self.disk, self.job = disk, None
         manager = LogManager.open(disk, node_id=1, new_uuid=self.new_uuid, now_ms=self.now_ms, limits=LIMITS)
-        self.node = Node(manager, broker, new_uuid=self.new_uuid, now_ms=self.now_ms)
+        self.node = BrokerState(manager, broker, new_uuid=self.new_uuid, now_ms=self.now_ms)
         self.node.log_manager.background.on_added = lambda: None
 
     def create(self) -> None:

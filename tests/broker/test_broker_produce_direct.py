@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from helpers_broker import batch, produce_request
 
+from oncelog.broker.dispatch import handle
 from oncelog.broker.handlers.produce_direct import FIRST_ID_VERSION, FIRST_VERSION, LAST_VERSION, answer
 from oncelog.broker.metrics import Metrics
-from oncelog.broker.node import Node, Request
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import UnknownTopicId
 from oncelog.rules.idempotence.sequencer import Identity
@@ -28,12 +30,12 @@ VERSIONS = range(FIRST_VERSION, LAST_VERSION + 1)
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path) -> Iterator[BrokerState]:
     yield from new_node(tmp_path / "data")
 
 
 @pytest.fixture
-def twin(tmp_path: Path) -> Iterator[Node]:
+def twin(tmp_path: Path) -> Iterator[BrokerState]:
     """A second broker, to be asked the same the general way."""
     yield from new_node(tmp_path / "twin")
 
@@ -45,14 +47,14 @@ class StoppedClock(Clock):
         return NOW_MS
 
 
-def new_node(data_dir: Path) -> Iterator[Node]:
+def new_node(data_dir: Path) -> Iterator[BrokerState]:
     opened = open_node(data_dir, BROKER.parse({}), StoppedClock())
     create(opened, "t", 3)
     yield opened
     opened.close(NOW_MS)
 
 
-def create(node: Node, name: str, partition_count: int, **settings: str) -> None:
+def create(node: BrokerState, name: str, partition_count: int, **settings: str) -> None:
     """Create a topic whose id follows from its name, so that both brokers have the same."""
     new_uuid, node.topics._new_uuid = node.topics._new_uuid, lambda: id_of(name)
     node.topics.create(name, partition_count, settings, NOW_MS)
@@ -85,14 +87,14 @@ def numbered(sequence: int, pid: int = 5, **more: object) -> bytearray:
     return batch(b"v", b"w", pid=pid, sequence=sequence, timestamp_ms=NOW_MS, **more)
 
 
-def general(node: Node, data: memoryview) -> ProduceResponse:
+def general(node: BrokerState, data: memoryview) -> ProduceResponse:
     header, message = decode_request(data)
-    answered = node.handle(Request(1, header, message), NOW_MS)
+    answered = handle(node, Request(1, header, message), NOW_MS)
     assert isinstance(answered, ProduceResponse)
     return answered
 
 
-def end_offset(node: Node, partition: int = 0) -> int:
+def end_offset(node: BrokerState, partition: int = 0) -> int:
     topic = node.topics.get("t")
     assert topic is not None
     return topic.partitions[partition].log_end_offset
@@ -120,7 +122,7 @@ STREAM = [
 
 @pytest.mark.behaviour("I1", "I7")
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_answer_is_what_the_general_way_gives(node: Node, twin: Node, version: int) -> None:
+def test_the_answer_is_what_the_general_way_gives(node: BrokerState, twin: BrokerState, version: int) -> None:
     for number, records in enumerate(STREAM):
         told = general(twin, frame(bytearray(records), version))
         payload = answer(node, frame(bytearray(records), version, number=number), NOW_MS)
@@ -131,7 +133,9 @@ def test_the_answer_is_what_the_general_way_gives(node: Node, twin: Node, versio
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_several_topics_and_partitions_in_one_request(node: Node, twin: Node, version: int) -> None:
+def test_several_topics_and_partitions_in_one_request(
+    node: BrokerState, twin: BrokerState, version: int
+) -> None:
     for each in (node, twin):
         create(each, "another", 2, **{"message.timestamp.type": "LogAppendTime"})
     for sequence in (0, 2, 9):
@@ -154,7 +158,7 @@ def several(batches: list[tuple[str, int, bytearray]], version: int) -> memoryvi
     return encoded(request, version)
 
 
-def begun(node: Node) -> Identity:
+def begun(node: BrokerState) -> Identity:
     """A producer that has stored the first batch of its transaction in partition 0."""
     done = node.transactions.init("id", None, 60_000, NOW_MS)
     who = Identity(done.entry.producer_id, done.entry.producer_epoch)
@@ -173,7 +177,7 @@ def transacted(who: Identity, sequence: int, version: int = 12, **more: Any) -> 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_within_a_transaction_the_answer_is_what_the_general_way_gives(
-    node: Node, twin: Node, version: int
+    node: BrokerState, twin: BrokerState, version: int
 ) -> None:
     ways = begun(node), begun(twin)
     assert ways[0] == ways[1]
@@ -187,7 +191,7 @@ def test_within_a_transaction_the_answer_is_what_the_general_way_gives(
     assert (node.metrics.duplicates_acknowledged, node.metrics.out_of_order_refused) == (1, 1)
 
 
-def test_what_the_coordinator_must_be_asked_for_is_left_to_the_general_way(node: Node) -> None:
+def test_what_the_coordinator_must_be_asked_for_is_left_to_the_general_way(node: BrokerState) -> None:
     who = begun(node)
     fenced, other = who.producer_epoch - 1, who.producer_id + 1
     for left in (
@@ -207,7 +211,7 @@ def test_what_the_coordinator_must_be_asked_for_is_left_to_the_general_way(node:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 15])
-def test_an_unknown_topic_id_is_left_to_the_general_way(node: Node, cut: int) -> None:
+def test_an_unknown_topic_id_is_left_to_the_general_way(node: BrokerState, cut: int) -> None:
     unknown = frame(numbered(0), FIRST_ID_VERSION, topic="unknown")
     assert answer(node, unknown[: len(unknown) - cut], NOW_MS) is None
     (topic,) = general(node, unknown).responses
@@ -217,7 +221,7 @@ def test_an_unknown_topic_id_is_left_to_the_general_way(node: Node, cut: int) ->
 
 
 @pytest.mark.parametrize("size", [0, 60, 120, 130, 16_000, 17_000, 300_000])
-def test_every_length_of_the_batch_is_read(node: Node, size: int) -> None:
+def test_every_length_of_the_batch_is_read(node: BrokerState, size: int) -> None:
     for sequence in range(3):
         records = [NewRecord(NOW_MS, None, bytes(size))]
         sized = build_batch(records, producer_id=9, producer_epoch=0, base_sequence=sequence)
@@ -245,13 +249,13 @@ def test_every_length_of_the_batch_is_read(node: Node, size: int) -> None:
     ],
     ids=lambda data: "",
 )
-def test_what_is_not_plain_is_left_untouched(node: Node, data: memoryview) -> None:
+def test_what_is_not_plain_is_left_untouched(node: BrokerState, data: memoryview) -> None:
     assert answer(node, data, NOW_MS) is None
     assert end_offset(node) == 0
     assert node.metrics == Metrics()
 
 
-def test_bytes_cut_or_flipped_anywhere_never_fail(node: Node) -> None:
+def test_bytes_cut_or_flipped_anywhere_never_fail(node: BrokerState) -> None:
     whole = several([("t", 0, numbered(0)), ("t", 1, numbered(0))], 9)
     for end in range(len(whole)):
         assert answer(node, whole[:end], NOW_MS) is None
@@ -263,7 +267,7 @@ def test_bytes_cut_or_flipped_anywhere_never_fail(node: Node) -> None:
     assert node.metrics.batches_stored == sum(end_offset(node, index) for index in range(3)) // 2
 
 
-def test_topic_settings_are_looked_up_each_time(node: Node) -> None:
+def test_topic_settings_are_looked_up_each_time(node: BrokerState) -> None:
     topic = node.topics.get("t")
     assert topic is not None
     for overrides in ({"flush.messages": "1"}, {"min.insync.replicas": "2"}):
@@ -275,6 +279,6 @@ def test_topic_settings_are_looked_up_each_time(node: Node) -> None:
     assert answer(node, frame(numbered(2)), NOW_MS) is None
 
 
-def test_an_observer_sees_every_append(node: Node) -> None:
+def test_an_observer_sees_every_append(node: BrokerState) -> None:
     node.on_append = lambda event: None
     assert answer(node, frame(numbered(0)), NOW_MS) is None

@@ -12,9 +12,11 @@ from helpers_fuzz import NOW_MS, open_node
 from helpers_log import marker, put, put_marker
 from helpers_wait import wait_until
 
+from oncelog.broker import dispatch
 from oncelog.broker.handlers import produce
-from oncelog.broker.node import Node, Request
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import InvalidRecord, InvalidTxnState, TransactionAbortable, UnknownTopicId
 from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.server.background import BackgroundRunner
@@ -49,7 +51,7 @@ def request(*parts: tuple[int, bytes], acks: int = 1, **fields: Any) -> ProduceR
     return ProduceRequest(acks=acks, timeout_ms=5_000, topic_data=[topic], **fields)
 
 
-def driven(settings: dict[str, str]) -> Node:
+def driven(settings: dict[str, str]) -> BrokerState:
     """Return a node with topic t, whose background tasks wait for `finish`."""
     node, numbers = open_node(MemoryDisk()), count(1)
     node.topics._new_uuid = lambda: bytes([next(numbers)]) * 16
@@ -58,14 +60,14 @@ def driven(settings: dict[str, str]) -> Node:
     return node
 
 
-def handle(node: Node, message: ProduceRequest, version: int) -> Deferred:
+def handle(node: BrokerState, message: ProduceRequest, version: int) -> Deferred:
     header = RequestHeader(message.api.key, version, 1, "c", 0)
-    answer = node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+    answer = dispatch.handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
     assert isinstance(answer, Deferred)
     return answer
 
 
-def finish(node: Node, deferred: Deferred) -> tuple[int, list[int]]:
+def finish(node: BrokerState, deferred: Deferred) -> tuple[int, list[int]]:
     """Do the other steps; return how many there were, and the partitions' error codes."""
     answers: list[Any] = []
     deferred.listen(answers.append)
@@ -77,7 +79,7 @@ def finish(node: Node, deferred: Deferred) -> tuple[int, list[int]]:
     return steps, [part.error_code for topic in answers[0].responses for part in topic.partition_responses]
 
 
-def ends(node: Node) -> list[int]:
+def ends(node: BrokerState) -> list[int]:
     topic = node.topics.get("t")
     assert topic is not None
     return [partition.log_end_offset for partition in topic.partitions]

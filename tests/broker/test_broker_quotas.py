@@ -14,7 +14,6 @@ from helpers_wait import LIMIT_S, HeldTimers, pass_time, stop_clock, wait_until
 
 from oncelog import Admin, Broker, NewTopic, Producer
 from oncelog.broker import quota_manager
-from oncelog.broker.node import Node
 from oncelog.broker.quota_manager import FILE_NAME, Quotas
 from oncelog.config import BROKER
 from oncelog.errors import KafkaStorageError, StorageError, ThrottlingQuotaExceeded
@@ -320,7 +319,7 @@ class WorkClock:
         self.now = 1.0
         self.charged: list[float] = []
         monkeypatch.setattr(throttle, "perf_counter", lambda: self.now)
-        decode, handle = m.ListGroupsRequest.decode, Node.handle
+        decode, handle = m.ListGroupsRequest.decode, request_handler.handle
         encode, encode_large = request_handler.encode_response, request_handler.encode_large_response
 
         def worked(quotas: Quotas, payer: Payer | None, seconds: float, now_ms: int) -> None:
@@ -336,7 +335,7 @@ class WorkClock:
 
         monkeypatch.setattr(Quotas, "worked", worked)
         monkeypatch.setattr(m.ListGroupsRequest, "decode", taking(1, decode))
-        monkeypatch.setattr(Node, "handle", taking(10, handle))
+        monkeypatch.setattr(request_handler, "handle", taking(10, handle))
         monkeypatch.setattr(request_handler, "encode_response", taking(100, encode))
         monkeypatch.setattr(request_handler, "encode_large_response", taking(100, encode_large))
 

@@ -27,8 +27,10 @@ from oncelog_simulator.coordinator_state import differences, live_state, replaye
 from oncelog_simulator.limits import draw_limits
 
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
-from oncelog.broker.node import Node, Request
+from oncelog.broker.dispatch import end_round, handle, tick
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import BrokerError, KafkaStorageError, StorageError
 from oncelog.log.background import BlockingCall
@@ -148,7 +150,7 @@ class Run:
                 manager = LogManager.open(
                     self.disk, node_id=1, new_uuid=self.new_uuid, now_ms=self.now_ms, limits=self.limits
                 )
-                self.node = Node(manager, self.settings, new_uuid=self.new_uuid, now_ms=self.now_ms)
+                self.node = BrokerState(manager, self.settings, new_uuid=self.new_uuid, now_ms=self.now_ms)
                 break
             except SimulatedCrash:
                 self.note(f"{self.event}: a start crashes")
@@ -218,7 +220,7 @@ class Run:
                     self.jobs.append(begun)
         else:
             return False
-        self.node.settle(self.now_ms)
+        end_round(self.node)
         return True
 
     # Requests
@@ -227,12 +229,12 @@ class Run:
         self, message: Message, version: int, on_answer: Callable[[Any], None] = lambda answer: None
     ) -> None:
         header = RequestHeader(message.api.key, version, 1, "c", 0)
-        answer = self.node.handle(Request(1, header, message, "/127.0.0.1"), self.now_ms)
+        answer = handle(self.node, Request(1, header, message, "/127.0.0.1"), self.now_ms)
         if isinstance(answer, Deferred):
             answer.listen(on_answer)
         else:
             on_answer(answer)
-        self.node.settle(self.now_ms)
+        end_round(self.node)
 
     def who(self) -> tuple[str, Identity]:
         transactional_id = self.rng.choice(IDS)
@@ -421,8 +423,8 @@ class Run:
     def pass_time(self) -> None:
         self.now_ms += self.rng.choice((1, 1_000, 6_000, MINUTE_MS, 10 * MINUTE_MS))
         with suppress(*EXPECTED):
-            self.node.tick(self.now_ms)
-        self.node.settle(self.now_ms)
+            tick(self.node, self.now_ms)
+        end_round(self.node)
 
     def break_disk(self) -> None:
         for _ in range(self.rng.randint(1, 4)):

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from helpers_fuzz import NOW_MS, open_node
 
-from oncelog.broker.coordinators.markers import MARKER_COST, Marker, write_marker
+from oncelog.broker import dispatch
+from oncelog.broker.coordinators.markers import MARKER_COST, Marker
 from oncelog.broker.coordinators.transactions import MAX_MARKERS_AT_ONCE
+from oncelog.broker.dispatch import end_round, tick
 from oncelog.broker.handlers.delete_acls import MAX_REPEATED
-from oncelog.broker.node import Node, Request
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Request
 from oncelog.broker.security.authorizer import Authorizer
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import FREE_STEPS, MAX_LARGE, StepQueue
 from oncelog.broker.topics.file import FILE_NAME
 from oncelog.broker.topics.topics import Topic
@@ -29,6 +32,7 @@ from oncelog.errors import (
     UnstableOffsetCommit,
 )
 from oncelog.limits import DEFAULT_LIMITS
+from oncelog.log.background import BackgroundQueue
 from oncelog.rules.groups.committed_offsets import CommittedOffset
 from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
@@ -70,19 +74,19 @@ MANY = 3 * STEP_ELEMENTS + 1
 NAMES = [f"name-{number}" for number in range(MANY)]
 
 
-def driven(disk: MemoryDisk) -> Node:
+def driven(disk: MemoryDisk) -> BrokerState:
     """Return a node whose background tasks wait for `finish`."""
     node = open_node(disk)
     node.log_manager.background.on_added = lambda: None
     return node
 
 
-def handle(node: Node, message: Any) -> Any:
+def handle(node: BrokerState, message: Any) -> Any:
     header = RequestHeader(message.api.key, message.api.max_version, 1, "c", 0)
-    return node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+    return dispatch.handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
 
 
-def finish(node: Node, deferred: Deferred) -> tuple[int, Any]:
+def finish(node: BrokerState, deferred: Deferred) -> tuple[int, Any]:
     """Do the steps of an answer; returns how many there were, and the answer."""
     answers: list[Any] = []
     deferred.listen(answers.append)
@@ -150,14 +154,14 @@ def large_requests_to_coordinators() -> list[Any]:
     ]
 
 
-def with_topic(node: Node) -> Node:
+def with_topic(node: BrokerState) -> BrokerState:
     """Return the node with topic t, of which group `kept` has committed an offset."""
     node.topics.create("t", 1, {}, NOW_MS)
     commit(node, "kept", [0])
     return node
 
 
-def commit(node: Node, group: str, partitions: Iterable[int]) -> None:
+def commit(node: BrokerState, group: str, partitions: Iterable[int]) -> None:
     offsets = {TopicPartition("t", index): CommittedOffset(1, -1, "", NOW_MS, -1, -1) for index in partitions}
     node.groups.offsets.commit(group, offsets, NOW_MS)
 
@@ -319,7 +323,7 @@ def test_settings_of_many_topics_are_described_in_steps() -> None:
     assert [result.resource_name for result in response.results] == [f"t{n}" for n in range(count)]
 
 
-def node_with_acls(*acls: Acl) -> Node:
+def node_with_acls(*acls: Acl) -> BrokerState:
     node = driven(MemoryDisk())
     node.authorizer = Authorizer(MemoryDisk(), "", allows_if_none=True)
     node.authorizer.add(acls)
@@ -421,15 +425,15 @@ def test_a_group_that_time_ends_while_it_is_deleted_in_steps_is_deleted() -> Non
     answer = handle(node, DeleteGroupsRequest(groups_names=["g"]))
     assert isinstance(answer, Deferred)
     node.log_manager.background.step()
-    node.tick(NOW_MS + 6001)
+    tick(node, NOW_MS + 6001)
     _, response = finish(node, answer)
     assert response.results[0].error_code == 0
     assert not node.groups.has("g")
 
 
-def commit_error(node: Node, request: OffsetCommitRequest) -> int:
+def commit_error(node: BrokerState, request: OffsetCommitRequest) -> int:
     header = RequestHeader(request.api.key, 9, 1, "c", 0)
-    answer: Any = node.handle(Request(1, header, request, "/127.0.0.1"), NOW_MS)
+    answer: Any = dispatch.handle(node, Request(1, header, request, "/127.0.0.1"), NOW_MS)
     return int(answer.topics[0].partitions[0].error_code)
 
 
@@ -453,7 +457,7 @@ def test_offsets_of_a_topic_that_is_deleted_between_the_steps_of_their_commit_ar
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=rows)
     request = OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=[topic])
     header = RequestHeader(request.api.key, 9, 1, "c", 0)
-    answer: Any = node.handle(Request(1, header, request, "/127.0.0.1"), NOW_MS)
+    answer: Any = dispatch.handle(node, Request(1, header, request, "/127.0.0.1"), NOW_MS)
     assert isinstance(answer, Deferred)
     node.topics.delete([node.topics.get("t")])  # type: ignore[list-item]
     node.topics.create("t", 1, {}, NOW_MS)
@@ -481,7 +485,7 @@ def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
     assert len(node.fetch_waits) == 0
 
 
-def waiting_fetch(node: Node) -> tuple[Topic, Deferred]:
+def waiting_fetch(node: BrokerState) -> tuple[Topic, Deferred]:
     """Return a topic of many partitions, and a fetch of committed records that waits for any of them."""
     topic = node.topics.create("t", MANY, {}, NOW_MS)
     rows = [FetchRequest.FetchPartition(partition=i, partition_max_bytes=1 << 20) for i in range(MANY)]
@@ -494,7 +498,7 @@ def waiting_fetch(node: Node) -> tuple[Topic, Deferred]:
     return topic, answer
 
 
-def append(node: Node, topic: Topic, sequence: int) -> None:
+def append(node: BrokerState, topic: Topic, sequence: int) -> None:
     """Append a batch of an open transaction, and see whom it wakes."""
     record = NewRecord(NOW_MS, None, b"v")
     stored = build_batch(
@@ -502,7 +506,7 @@ def append(node: Node, topic: Topic, sequence: int) -> None:
     )
     topic.partitions[0].append(memoryview(stored), origin=Origin.CLIENT, now_ms=NOW_MS)
     node.note_stored(topic.partitions[0], len(stored))
-    node.settle(NOW_MS)
+    end_round(node)
 
 
 def test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps() -> None:
@@ -516,8 +520,8 @@ def test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps() -> None:
     append(node, topic, 3)
     assert not background  # nothing new is committed: nothing is read again
     assert len(node.fetch_waits) == 1
-    write_marker(node, topic.partitions[0].topic_partition, Marker(5, 0, 0, True), NOW_MS)
-    node.settle(NOW_MS)
+    node.markers.write(topic.partitions[0].topic_partition, Marker(5, 0, 0, True), NOW_MS)
+    end_round(node)
     assert len(background) == 1 and not responses
     steps = 0
     while background:
@@ -534,7 +538,7 @@ def test_a_deadline_of_a_waiting_fetch_of_many_partitions_is_kept_in_steps() -> 
     topic, answer = waiting_fetch(node)
     answer.listen(responses.append)
     append(node, topic, 0)  # the deadline comes while it is read again
-    node.tick(NOW_MS + 501)
+    tick(node, NOW_MS + 501)
     assert len(node.log_manager.background) == 1 and not responses
     node.log_manager.background.finish()
     assert len(responses) == 1
@@ -551,7 +555,7 @@ def test_a_waiting_fetch_that_is_read_again_goes_with_its_connection() -> None:
     assert not node.fetch_waits.is_awaited(topic.partitions[0].topic_partition)
 
 
-def list_many_groups(node: Node, count: int) -> list[Deferred]:
+def list_many_groups(node: BrokerState, count: int) -> list[Deferred]:
     """Ask `count` times for more groups than a small answer has."""
     tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", NOW_MS, -1, -1)
     for number in range((FREE_STEPS + 3) * STEP_ELEMENTS):
@@ -578,7 +582,7 @@ def test_large_answers_to_small_requests_are_made_a_few_at_a_time() -> None:
 
 
 def test_places_for_large_answers_are_given_in_the_order_in_which_they_are_asked_for() -> None:
-    queue, called = StepQueue(), list[str]()
+    queue, called = StepQueue(BackgroundQueue()), list[str]()
     calls = [lambda name=name: called.append(name) for name in ("first", "second", "third")]
     for _ in range(MAX_LARGE):
         assert queue.take(lambda: None)
@@ -664,9 +668,8 @@ def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: boo
     assert node.answers_held.unfinished_bytes == 0
 
 
-def commit_large_transaction(node: Node) -> list[TopicPartition]:
-    """Commit a transaction of 250 partitions, and leave all markers but the first step's for the background
-    tasks."""
+def commit_large_transaction(node: BrokerState) -> list[TopicPartition]:
+    """Commit a transaction of 250 partitions, all but its first markers in the background."""
     partition_count = 250
     node.topics.create("t", partition_count, {}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
@@ -710,7 +713,7 @@ def test_the_markers_of_many_transactions_are_written_a_few_at_once() -> None:
     state_topic.flush_messages = 1
     for name in ids:
         node.transactions.end(name, identities[name], True, 0, NOW_MS)
-    node.settle(NOW_MS)
+    end_round(node)
     for partition in node.flushes.take():
         partition.flush()
         node.flushes.finished(partition, None)
@@ -753,7 +756,7 @@ def test_transactions_of_many_partitions_time_out_a_few_in_a_step() -> None:
     assert {state_of(node, each) for each in ids} == {TransactionState.COMPLETE_ABORT}
 
 
-def state_of(node: Node, transactional_id: str) -> TransactionState:
+def state_of(node: BrokerState, transactional_id: str) -> TransactionState:
     entry = node.transactions.get(transactional_id)
     assert entry is not None
     return entry.state
@@ -786,7 +789,7 @@ def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
     )
     header = RequestHeader(OffsetFetchRequest.api.key, 9, 1, "c", 0)
     message = OffsetFetchRequest(groups=[asked], require_stable=True)
-    response = node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+    response = dispatch.handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
     assert not isinstance(response, Deferred)
     ((topic,),) = (group.topics for group in response.groups)
     assert [row.error_code for row in topic.partitions] == [0, UnstableOffsetCommit.code]

@@ -16,8 +16,10 @@ import pytest
 from helpers_faulty_disk import Fault, FaultyDisk
 from helpers_log import batch, read_all
 
-from oncelog.broker.node import Node, Request
+from oncelog.broker.dispatch import handle, tick
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.topics.topics import Topic
 from oncelog.config import BROKER
 from oncelog.errors import (
@@ -57,7 +59,7 @@ class Broker:
 
         self.logs = LogManager.open(disk, node_id=1, new_uuid=new_uuid, now_ms=NOW_MS, limits=LIMITS)
         try:
-            self.node = Node(self.logs, SETTINGS, new_uuid=new_uuid, now_ms=NOW_MS)
+            self.node = BrokerState(self.logs, SETTINGS, new_uuid=new_uuid, now_ms=NOW_MS)
         except StorageError:
             self.logs.release()
             raise
@@ -66,7 +68,7 @@ class Broker:
 
     def ask(self, message: Any) -> Answer:
         header = RequestHeader(message.api.key, message.api.max_version, 1, "c", 0)
-        return Answer(self.node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS))
+        return Answer(handle(self.node, Request(1, header, message, "/127.0.0.1"), NOW_MS))
 
     def create(self, name: str, partition_count: int) -> Answer:
         topic = CreateTopicsRequest.CreatableTopic(
@@ -110,7 +112,7 @@ class Broker:
 
     def retry_deletions(self) -> None:
         """Do what the broker does every minute."""
-        self.node.tick(NOW_MS + next(self.numbers) * 60_000)
+        tick(self.node, NOW_MS + next(self.numbers) * 60_000)
 
     def topic(self, name: str) -> Topic:
         topic = self.node.topics.get(name)

@@ -14,9 +14,11 @@ from helpers_log import values_and_markers
 
 from oncelog.broker.coordinators import transactions as coordinator
 from oncelog.broker.coordinators.internal_topic import Written, must_wait, partition_for, when_durable
-from oncelog.broker.coordinators.markers import Marker
-from oncelog.broker.node import Answer, Node, Request
+from oncelog.broker.coordinators.markers import Marker, MarkerWriter
+from oncelog.broker.dispatch import handle
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import (
     BrokerError,
@@ -63,7 +65,7 @@ class Place:
         self.settings = BROKER.parse(settings)
         self.node = self._open()
 
-    def _open(self) -> Node:
+    def _open(self) -> BrokerState:
         return open_node(self.directory, self.settings, Clock())
 
     def crash(self) -> None:
@@ -134,20 +136,20 @@ def test_a_crash_at_every_step_of_the_end(
 ) -> None:
     """The decision is in the log, and so many markers; a fifth: all of them, but not that it is complete."""
     who = place.begin()
-    real, written = coordinator.write_marker, 0
+    real, written = MarkerWriter.write, 0
 
-    def write_marker(node: Node, at: TopicPartition, marker: Marker, now_ms: int) -> Written:
+    def write(writer: MarkerWriter, at: TopicPartition, marker: Marker, now_ms: int) -> Written:
         nonlocal written
         if written == markers:
             raise Crash
         written += 1
-        return real(node, at, marker, now_ms)
+        return real(writer, at, marker, now_ms)
 
     def complete(*_: object) -> None:
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(coordinator, "write_marker", write_marker)
+        patch.setattr(MarkerWriter, "write", write)
         patch.setattr(coordinator.TransactionCoordinator, "_complete", complete)
         with pytest.raises(Crash):
             place.node.transactions.end("x", who, is_commit, 2, NOW_MS)
@@ -183,14 +185,14 @@ def test_a_marker_that_cannot_be_written_is_written_later(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     who = place.begin()
-    real, broken = coordinator.write_marker, {PARTITIONS[1]}
+    real, broken = MarkerWriter.write, {PARTITIONS[1]}
 
-    def write_marker(node: Node, at: TopicPartition, marker: Marker, now_ms: int) -> Written:
+    def write(writer: MarkerWriter, at: TopicPartition, marker: Marker, now_ms: int) -> Written:
         if at in broken:
             raise KafkaStorageError("the disk is full")
-        return real(node, at, marker, now_ms)
+        return real(writer, at, marker, now_ms)
 
-    monkeypatch.setattr(coordinator, "write_marker", write_marker)
+    monkeypatch.setattr(MarkerWriter, "write", write)
     place.node.transactions.end("x", who, True, 0, NOW_MS)
     assert place.state() is S.PREPARE_COMMIT
     assert place.log(PARTITIONS[0]) == ["value", "<commit>"]
@@ -211,7 +213,7 @@ def test_an_offset_is_not_told_while_a_transaction_may_change_it(place: Place) -
 
     def fetched() -> tuple[int, int]:
         request = Request(1, RequestHeader(message.api.key, 8, 1, "c", 0), message, "/127.0.0.1")
-        answer: Any = place.node.handle(request, NOW_MS)
+        answer: Any = handle(place.node, request, NOW_MS)
         row = answer.groups[0].topics[0].partitions[0]
         return row.error_code, row.committed_offset
 
@@ -329,7 +331,7 @@ def test_a_decision_that_cannot_be_made_durable_is_followed_later(tmp_path: Path
     flush_all(node)
     done = node.transactions.end("x", who, True, 0, NOW_MS)
     failures: list[BrokerError | None] = []
-    when_durable(node, done.written, failures.append)
+    when_durable(node.flushes, done.written, failures.append)
 
     def fail_all() -> None:
         for partition in node.flushes.take():
@@ -390,14 +392,14 @@ def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp
     assert place.state() is S.COMPLETE_COMMIT
     again = place.node.transactions.end("x", who, True, 0, NOW_MS)
     answered: list[BrokerError | None] = []
-    when_durable(place.node, again.written, answered.append)
+    when_durable(place.node.flushes, again.written, answered.append)
     assert answered == [], "what is told again waits as well"
     flush_all(place.node)
     assert answered == [None]
     place.node.log_manager.release()
 
 
-def produce(node: Node, who: Identity, value: bytes, version: int = 12) -> Answer:
+def produce(node: BrokerState, who: Identity, value: bytes, version: int = 12) -> Answer:
     """Produce the first batch in t/0, which from version 12 on makes it part of the transaction."""
     data = build_batch(
         [NewRecord(NOW_MS, None, value)],
@@ -410,10 +412,10 @@ def produce(node: Node, who: Identity, value: bytes, version: int = 12) -> Answe
     topic = ProduceRequest.TopicProduceData(name="t", partition_data=[part])
     message = ProduceRequest(transactional_id="x", acks=-1, timeout_ms=1_000, topic_data=[topic])
     header = RequestHeader(api_key=0, api_version=version, correlation_id=1, client_id="c", body_position=0)
-    return node.handle(Request(1, header, message), NOW_MS)
+    return handle(node, Request(1, header, message), NOW_MS)
 
 
-def flush_all(node: Node) -> None:
+def flush_all(node: BrokerState) -> None:
     """One round of what the edge does: sync what waits, then tell."""
     for partition in node.flushes.take():
         partition.flush()
@@ -504,7 +506,7 @@ def test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator(p
     """An operator's, say. The next transaction was complete, and stayed open in that partition for ever."""
     who = place.begin()
     forged = Marker(who.producer_id, who.producer_epoch, 7, False)
-    coordinator.write_marker(place.node, PARTITIONS[0], forged, NOW_MS)
+    place.node.markers.write(PARTITIONS[0], forged, NOW_MS)
     who = identity(place.node.transactions.end("x", who, True, 2, NOW_MS).entry)
     place.node.transactions.add_partitions("x", who, PARTITIONS, NOW_MS)
     for at in PARTITIONS:
@@ -540,7 +542,7 @@ def test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another() -> 
     x, y = (Identity(entry.producer_id, entry.producer_epoch) for entry in entries)
     added = node.transactions.add_partitions("x", x, [TopicPartition("t", 0)], now_ms)
     assert must_wait(added.written)
-    when_durable(node, added.written, lambda error: None)
+    when_durable(node.flushes, added.written, lambda error: None)
     flush()
     other = node.transactions.add_partitions("y", y, [TopicPartition("t", 1)], now_ms)
     assert must_wait(other.written)
@@ -548,12 +550,12 @@ def test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another() -> 
     assert not must_wait(again.written)
 
 
-def start(disk: MemoryDisk, **fences: bool) -> Node:
+def start(disk: MemoryDisk, **fences: bool) -> BrokerState:
     """Open a node on a disk, with `flush.messages` at its default."""
     manager = LogManager.open(disk, node_id=1, new_uuid=lambda: bytes(16), now_ms=NOW_MS)
     settings = {"node.id": 1, "transaction.state.log.num.partitions": 2}
     fencing = {f"oncelog.{key.replace('_', '.')}": value for key, value in fences.items()}
-    return Node(manager, BROKER.parse(settings | fencing), new_uuid=lambda: bytes(16), now_ms=NOW_MS)
+    return BrokerState(manager, BROKER.parse(settings | fencing), new_uuid=lambda: bytes(16), now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("seed", range(5))

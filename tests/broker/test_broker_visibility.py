@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS
-from oncelog.broker.coordinators.markers import Marker, write_marker
-from oncelog.broker.node import Node, Request
+from oncelog.broker.coordinators.markers import Marker
+from oncelog.broker.dispatch import end_round, handle, tick
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.log.disk import SyncFailed
 from oncelog.log.partition import Partition
@@ -43,7 +45,7 @@ class _Place:
         self.node = self._open()
         self.node.topics.create("t", 1, {}, NOW_MS)
 
-    def _open(self) -> Node:
+    def _open(self) -> BrokerState:
         return recover_node(self.disk, BROKER.parse(self.overrides), Clock())
 
     @property
@@ -52,8 +54,8 @@ class _Place:
 
     def ask(self, message: Message, version: int) -> Any:
         header = RequestHeader(message.api.key, version, 1, "test", 0)
-        answer = self.node.handle(Request(1, header, message), NOW_MS)
-        self.node.settle(NOW_MS)
+        answer = handle(self.node, Request(1, header, message), NOW_MS)
+        end_round(self.node)
         return answer
 
     def produce(self, value: bytes, **numbered: Any) -> Any:
@@ -76,7 +78,7 @@ class _Place:
         for partition in self.node.flushes.take():
             partition.flush()
             self.node.flushes.finished(partition, None)
-        self.node.settle(NOW_MS)
+        end_round(self.node)
 
     def lose_power(self) -> None:
         self.disk = self.disk.after_power_loss(_Worst(1))
@@ -184,8 +186,8 @@ def test_a_transaction_is_committed_for_readers_when_its_marker_is_synced() -> N
     waiting = place.fetch(isolation=1, max_wait_ms=60_000)
     answers: list[Any] = []
     waiting.listen(answers.append)
-    write_marker(place.node, TP, Marker(7, 0, 0, True), NOW_MS)
-    place.node.settle(NOW_MS)
+    place.node.markers.write(TP, Marker(7, 0, 0, True), NOW_MS)
+    end_round(place.node)
     # A power loss could still take the marker, and the transaction might then be aborted.
     assert (answers, place.values(isolation=1), place.latest(isolation=1)) == ([], [], 0)
     place.flush()
@@ -201,7 +203,7 @@ def test_what_an_append_during_a_sync_stored_is_shown_by_the_next_one() -> None:
     place.produce(b"B", pid=None)
     waiting = place.fetch(1, max_wait_ms=60_000)
     place.node.flushes.finished(partition, None)
-    place.node.settle(NOW_MS)
+    end_round(place.node)
     assert place.values() == [b"A"] and not waiting.is_done
     place.flush()
     assert waiting.is_done and place.values() == [b"A", b"B"]
@@ -233,7 +235,7 @@ def test_a_sync_that_could_not_begin_is_asked_for_again() -> None:
     for partition in place.node.flushes.take():
         place.node.flushes.finished(partition, OSError("no descriptor"))
     assert place.values() == []
-    place.node.tick(Clock().now_ms() + 10_000)
+    tick(place.node, Clock().now_ms() + 10_000)
     place.flush()
     assert place.values() == [b"A"]
 
@@ -293,7 +295,7 @@ def test_a_power_loss_takes_fewer_visible_records_than_flush_messages(every: int
             sequence, is_open = sequence + 1, True
         elif is_open:
             decided[begun] = partition.log_end_offset
-            write_marker(place.node, TP, Marker(7, 0, 0, step == "commit"), NOW_MS)
+            place.node.markers.write(TP, Marker(7, 0, 0, step == "commit"), NOW_MS)
             is_open = False
         assert partition.high_watermark >= high and partition.last_stable_offset >= stable
         high, stable = partition.high_watermark, partition.last_stable_offset

@@ -16,11 +16,12 @@ from helpers_fuzz import NOW_MS, open_node
 from oncelog_devtools.worst_requests import WorstRequest, by_hand, from_tables, worst_requests
 
 from oncelog.broker import request_limits
+from oncelog.broker.dispatch import handle
 from oncelog.broker.handlers import describe_configs
-from oncelog.broker.node import Node, Request
 from oncelog.broker.purgatory import Deferred
-from oncelog.broker.registry import OFFERED
+from oncelog.broker.request import Request
 from oncelog.broker.request_limits import MAX_BYTES, MAX_NAMES, MAX_PARTITIONS, MAX_TOPICS, max_elements
+from oncelog.broker.state import OFFERED, BrokerState
 from oncelog.errors import OncelogError, PeerError
 from oncelog.server.connection import Connection
 from oncelog.server.embedded import Broker
@@ -57,7 +58,7 @@ def elements(value: Any) -> Iterator[Any]:
             yield from elements(getattr(value, field.name))
 
 
-def carry_out(node: Node, worst: WorstRequest) -> tuple[int, int]:
+def carry_out(node: BrokerState, worst: WorstRequest) -> tuple[int, int]:
     """Do what a connection does; returns (elements read, bytes of the answer)."""
     frame = memoryview(bytearray(worst.frame()))
     try:
@@ -70,7 +71,7 @@ def carry_out(node: Node, worst: WorstRequest) -> tuple[int, int]:
         return 0, 0
     count = sum(1 for _ in elements(message))
     assert count <= limit
-    answer = node.handle(Request(1, header, message, "/127.0.0.1"), NOW_MS)
+    answer = handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
     if isinstance(answer, Deferred) or not hasattr(answer, "api"):
         return count, 0
     try:

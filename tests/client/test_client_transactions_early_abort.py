@@ -17,6 +17,7 @@ from helpers_wait import LIMIT_S, until, wait_until
 
 from oncelog import Admin, Broker, Producer, TopicPartition
 from oncelog.broker.coordinators import transactions
+from oncelog.broker.coordinators.markers import MarkerWriter
 from oncelog.client.producer.blocking import AsyncProducer
 from oncelog.errors import (
     ConcurrentTransactions,
@@ -63,7 +64,7 @@ class Markers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.are_held = self.is_older = False
         """`is_older`: the broker refuses an end meanwhile as those before 0.5.1 did."""
-        write: Callable[..., Any] = transactions.write_marker
+        write: Callable[..., Any] = MarkerWriter.write
 
         def write_unless_held(*given: Any) -> Any:
             if self.are_held:
@@ -79,7 +80,7 @@ class Markers:
                 return Refuse(ProducerFenced, "as an older broker says")
             return verdict
 
-        monkeypatch.setattr(transactions, "write_marker", write_unless_held)
+        monkeypatch.setattr(MarkerWriter, "write", write_unless_held)
         monkeypatch.setattr(transactions, "decide_end", decide_as_older)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from helpers_broker import RawClient
 from oncelog_devtools.apache_kafka import ApacheKafka
 
-from oncelog.broker.registry import OFFERED
+from oncelog.broker.state import OFFERED
 from oncelog.wire.messages import ApiVersionsRequest
 
 DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"

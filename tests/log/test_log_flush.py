@@ -12,7 +12,8 @@ import pytest
 from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 
 import oncelog.server.disk
-from oncelog.broker.node import Node
+from oncelog.broker.dispatch import tick
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import KafkaStorageError
 from oncelog.log.manager import LogManager
@@ -61,18 +62,20 @@ def test_flushes_run_beside_appends_rolls_and_deletions(tmp_path: Path) -> None:
 def test_closed_segments_are_synced_so_that_recovery_stays_short() -> None:
     disk = MemoryDisk()
     manager = LogManager.open(disk, node_id=1, new_uuid=lambda: bytes(16), now_ms=NOW_MS)
-    node = Node(manager, BROKER.parse({"node.id": 1}), new_uuid=lambda: bytes(range(16)), now_ms=NOW_MS)
+    node = BrokerState(
+        manager, BROKER.parse({"node.id": 1}), new_uuid=lambda: bytes(range(16)), now_ms=NOW_MS
+    )
     node.topics.create(TP.topic, 1, {"segment.bytes": "400"}, NOW_MS)
     partition = manager.partitions[TP]
     for number in range(12):
         put(partition, batch(number))
     assert partition.is_flush_due
-    node.tick(NOW_MS + 60_000)
+    tick(node, NOW_MS + 60_000)
     assert node.flushes.take() == [partition]
     partition.flush()
     node.flushes.finished(partition, None)
     assert not partition.is_flush_due
-    node.tick(NOW_MS + 120_000)
+    tick(node, NOW_MS + 120_000)
     assert node.flushes.take() == []
     assert disk.read("recovery-point-offset-checkpoint") == b"0\n1\norders 0 12\n"
 

@@ -15,8 +15,8 @@ from helpers_security_table import GRANTS, GROUP, TOPIC, TRANSACTION, log_in, re
 from oncelog_devtools.apache_kafka import ApacheKafka
 
 import oncelog
-from oncelog.broker.registry import OFFERED
 from oncelog.broker.security.acl_operations import FREE, NEEDS
+from oncelog.broker.state import OFFERED
 from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.rules.security.scram import Mechanism

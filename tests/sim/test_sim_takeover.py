@@ -25,7 +25,7 @@ from oncelog_simulator.kafka_directory import (
 from oncelog_simulator.kafka_log import TRANSACTIONAL, KafkaBatch, KafkaLog, KafkaRecord
 from oncelog_simulator.simulation import play, scenario_for
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.log.partition import Partition
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import TopicPartition
@@ -184,7 +184,7 @@ def test_a_takeover_that_forgets_producers_is_noticed(monkeypatch: pytest.Monkey
     scenario = scenario_for(0, 0, workload="takeover")
     check = takeover.Takeover.recovered
 
-    def recovered(self: takeover.Takeover, node: Node) -> None:
+    def recovered(self: takeover.Takeover, node: BrokerState) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(Partition, "describe_producers", lambda self: [])
             check(self, node)

@@ -15,7 +15,7 @@ from helpers_producer import wait_for_markers
 from helpers_spark import create_topic
 
 import oncelog
-from oncelog.broker import node
+from oncelog.broker import state as broker_state
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError, ProducerFenced
@@ -696,9 +696,9 @@ def test_an_attempt_that_begins_after_a_write_without_a_name_writes_nothing(
 
 def test_brokers_before_kafka_3_0_take_a_write_and_its_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     """R78: they neither describe nor list transactional ids, which the first batch and a repeat asked for."""
-    known = {number: api for number, api in node.OFFERED.items() if api.name not in _SINCE_3_0}
-    assert len(known) == len(node.OFFERED) - len(_SINCE_3_0)
-    monkeypatch.setattr(node, "OFFERED", known)
+    known = {number: api for number, api in broker_state.OFFERED.items() if api.name not in _SINCE_3_0}
+    assert len(known) == len(broker_state.OFFERED) - len(_SINCE_3_0)
+    monkeypatch.setattr(broker_state, "OFFERED", known)
     with oncelog.Broker() as broker:
         bootstrap = broker.bootstrap_servers
         create_topic(bootstrap, "old", partitions=2)

@@ -6,8 +6,9 @@ One file, replaced durably with every change. Where nothing is set, `is_any` is 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from oncelog.broker.request import Request
 from oncelog.broker.state_file import read_state, write_state
 from oncelog.errors import BrokerError, ThrottlingQuotaExceeded
 from oncelog.limits import DEFAULT_LIMITS
@@ -36,9 +37,6 @@ from oncelog.rules.limits.quotas import (
 )
 from oncelog.settings import Settings
 from oncelog.wire.messages import FetchResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Request
 
 FILE_NAME = "oncelog-quotas.json"
 

@@ -1,4 +1,4 @@
-"""Which file answers which API, and in which versions that is offered."""
+"""The handler of each API."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ from oncelog.broker.handlers import (
     update_features,
     write_txn_markers,
 )
-from oncelog.wire.messages import API_BY_KEY, Api
 
 HANDLERS: dict[int, Callable[[Any, Any, int], Any]] = {
     module.KEY: module.handle
@@ -122,6 +121,4 @@ HANDLERS: dict[int, Callable[[Any, Any, int], Any]] = {
         update_features,
     )
 }
-"""API key -> handle(node, request, now_ms)."""
-
-OFFERED: dict[int, Api] = {key: API_BY_KEY[key] for key in sorted(HANDLERS)}
+"""API key -> handle(state, request, now_ms)."""

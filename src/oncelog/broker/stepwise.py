@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from oncelog.broker.purgatory import Deferred, Disconnect
-from oncelog.log.background import BackgroundTask, BlockingCall, Kind
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node
+from oncelog.log.background import BackgroundQueue, BackgroundTask, BlockingCall, Kind
 
 _T = TypeVar("_T")
 Work = Generator[BlockingCall | None, None, _T]
@@ -63,7 +60,9 @@ class StepQueue:
     See test_large_requests_wait_as_bytes_while_many_are_under_way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, background: BackgroundQueue) -> None:
+        self.background = background
+        """Runs the steps of answers."""
         self._taken_count = 0
         self._waiting: dict[Callable[[], None], None] = {}
         self._called: set[Callable[[], None]] = set()
@@ -135,7 +134,7 @@ def run_work(work: Work[_T]) -> _T:
 
 
 def answer_in_steps(
-    node: Node,
+    steps: StepQueue,
     work: Work[Any],
     *,
     is_dropped: bool = True,
@@ -156,7 +155,7 @@ def answer_in_steps(
     deferred = Deferred(holds_later_requests=True)
     if keep_request is not None:
         keep_request(deferred)
-    answer = _Answer(node, work, deferred, is_dropped=is_dropped, has_place=node.steps.keep())
+    answer = _Answer(steps, work, deferred, is_dropped=is_dropped, has_place=steps.keep())
     answer.needs_place = is_dropped and keep_request is None
     answer.go_on(call)
     if not deferred.is_done:
@@ -166,9 +165,9 @@ def answer_in_steps(
     return answers[0]
 
 
-def continue_in_steps(node: Node, work: Work[Any], deferred: Deferred) -> None:
+def continue_in_steps(steps: StepQueue, work: Work[Any], deferred: Deferred) -> None:
     """Do all of the work for an answer that waited, in steps. It returns `deferred` to wait on."""
-    _Answer(node, work, deferred, is_dropped=True, has_place=False).go_on(None)
+    _Answer(steps, work, deferred, is_dropped=True, has_place=False).go_on(None)
 
 
 class _Answer:
@@ -180,9 +179,9 @@ class _Answer:
     )  # fmt: skip
 
     def __init__(
-        self, node: Node, work: Work[Any], deferred: Deferred, *, is_dropped: bool, has_place: bool
+        self, steps: StepQueue, work: Work[Any], deferred: Deferred, *, is_dropped: bool, has_place: bool
     ) -> None:
-        self._background, self._queue = node.log_manager.background, node.steps
+        self._background, self._queue = steps.background, steps
         self._work, self._deferred = work, deferred
         self._is_dropped, self._has_place = is_dropped, has_place
         self.needs_place = is_dropped

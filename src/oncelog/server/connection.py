@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from oncelog.broker.handlers import join_group, produce, sync_group
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.errors import ConfigError, OncelogError, PeerError
 from oncelog.rules.limits.connections import Bound, Holdings, Phase, Standing
 from oncelog.runtime.clock import Clock
@@ -57,7 +57,7 @@ class ConnectionOwner(Protocol):
     """The server as its connections see it."""
 
     @property
-    def node(self) -> Node: ...
+    def node(self) -> BrokerState: ...
 
     @property
     def clock(self) -> Clock: ...

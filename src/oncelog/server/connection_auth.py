@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oncelog.broker.node import Node
-from oncelog.broker.security.authenticator import Door
 from oncelog.broker.security.authorizer import Access
 from oncelog.broker.settings.listeners import Listener
+from oncelog.broker.state import BrokerState
 from oncelog.rules.limits.quotas import Payer
 
 
@@ -23,9 +22,9 @@ class ConnectionAuth:
 
     __slots__ = ("_node", "_on_authenticated", "access", "allows_any_request", "authenticator", "host")
 
-    def __init__(self, node: Node, listener: Listener, on_authenticated: Callable[[], None]) -> None:
+    def __init__(self, node: BrokerState, listener: Listener, on_authenticated: Callable[[], None]) -> None:
         self._node, self._on_authenticated = node, on_authenticated
-        self.authenticator = Door(node, listener, needs_sasl=True)
+        self.authenticator = node.new_door(listener, needs_sasl=True)
         self.host = ""
         """IP address of the client."""
         self.access: Access | None = None
@@ -36,7 +35,7 @@ class ConnectionAuth:
     def start(self, listener: Listener, host: str, *, needs_sasl: bool, principal: str) -> None:
         """Begin authentication of a client from `host`, whose certificate names `principal`."""
         self.host = host
-        self.authenticator = Door(self._node, listener, host, needs_sasl=needs_sasl, principal=principal)
+        self.authenticator = self._node.new_door(listener, host, needs_sasl=needs_sasl, principal=principal)
         self.update()
 
     def update(self) -> None:

@@ -21,8 +21,8 @@ from typing import Self
 
 from oncelog.broker.append_events import AppendEvent
 from oncelog.broker.metrics import to_dict
-from oncelog.broker.node import Node
 from oncelog.broker.settings.listeners import Listener, address_text, listeners_of
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import ConfigError, MisuseError, StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
@@ -50,7 +50,7 @@ class RunningBroker:
 
     def __init__(
         self,
-        node: Node,
+        node: BrokerState,
         clock: Clock,
         listeners: Sequence[Listener],
         metrics: tuple[str, int] | None = None,
@@ -143,7 +143,7 @@ def is_loopback(host: str) -> bool:
 
 def open_node(
     data_dir: Path, settings: Settings, clock: Clock, on_append: Callable[[AppendEvent], None] | None = None
-) -> Node:
+) -> BrokerState:
     """Lock the directory, recover what is in it. Raises StorageError, also when it is in use."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def open_node(
     return node
 
 
-def _log_opening(data_dir: Path, node: Node) -> None:
+def _log_opening(data_dir: Path, node: BrokerState) -> None:
     """What the start found, and what it had to repair."""
     is_clean, partitions = node.log_manager.was_clean, node.log_manager.partitions
     log_event("info", "data directory opened", path=data_dir, clean=is_clean, partitions=len(partitions))
@@ -186,14 +186,14 @@ def recover_node(
     clock: Clock,
     on_append: Callable[[AppendEvent], None] | None = None,
     limits: Limits = DEFAULT_LIMITS,
-) -> Node:
+) -> BrokerState:
     """`open_node` on any disk, with any limits."""
     now_ms, new_uuid = clock.now_ms(), system.current().new_uuid
     manager = LogManager.open(
         disk, node_id=settings["node.id"], new_uuid=new_uuid, now_ms=now_ms, limits=limits
     )
     try:
-        node = Node(manager, settings, new_uuid=new_uuid, now_ms=now_ms, on_append=on_append)
+        node = BrokerState(manager, settings, new_uuid=new_uuid, now_ms=now_ms, on_append=on_append)
         node.clock_lead_ms = clock.lead_ms
         return node
     except OSError as error:
@@ -339,7 +339,7 @@ def _temporary_name() -> Path:
 
 
 async def _start(
-    node: Node, clock: Clock, listeners: Sequence[Listener], metrics: tuple[str, int] | None
+    node: BrokerState, clock: Clock, listeners: Sequence[Listener], metrics: tuple[str, int] | None
 ) -> RunningBroker:
     try:
         running = RunningBroker(node, clock, listeners, metrics)
@@ -350,7 +350,7 @@ async def _start(
     return running
 
 
-async def _metrics(node: Node) -> dict[str, float]:
+async def _metrics(node: BrokerState) -> dict[str, float]:
     return to_dict(node.metrics, node.gauges())
 
 

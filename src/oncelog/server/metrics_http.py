@@ -6,7 +6,7 @@ import asyncio
 import hmac
 
 from oncelog.broker.metrics import to_prometheus_text
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.errors import ConfigError, StorageError
 from oncelog.server.listen_errors import listen_error_text
 from oncelog.server.listener import bind_sockets
@@ -36,7 +36,7 @@ class MetricsServer:
     Raises ConfigError if the token is empty.
     """
 
-    def __init__(self, node: Node, host: str, port: int) -> None:
+    def __init__(self, node: BrokerState, host: str, port: int) -> None:
         self._node, self._host, self.port = node, host, port
         self._token = metrics_token(node.settings)
         self._servers: list[asyncio.Server] = []

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any, TypeVar
 
+from oncelog.broker.dispatch import handle, refuse
 from oncelog.broker.handlers.produce import KEY as PRODUCE
 from oncelog.broker.handlers.produce_direct import answer as answer_produce
-from oncelog.broker.node import Node, Request
 from oncelog.broker.purgatory import Deferred, Disconnect
+from oncelog.broker.request import Request
 from oncelog.broker.request_limits import max_elements
 from oncelog.broker.security.authenticator import Farewell
+from oncelog.broker.state import BrokerState
 from oncelog.rules.security.auth_state import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from oncelog.runtime.clock import Clock
 from oncelog.server.connection_auth import ConnectionAuth
@@ -46,7 +48,7 @@ class RequestHandler:
 
     def __init__(
         self,
-        node: Node,
+        node: BrokerState,
         clock: Clock,
         connection_id: int,
         auth: ConnectionAuth,
@@ -93,7 +95,7 @@ class RequestHandler:
         """Decode a request, give it to its API's handler, and send or await the response."""
         header = decode_request_header(frame)
         self._throttle.set_client_id(header)
-        response: Any = self._node.refuse(header)
+        response: Any = refuse(self._node, header)
         if response is not None:
             self._respond(header._replace(api_version=0), response, started)
             return
@@ -103,7 +105,7 @@ class RequestHandler:
         )
         auth = self._auth
         request = Request(self._connection_id, header, message, f"/{auth.host}", auth.authenticator)
-        response = self._node.handle(request, now_ms)
+        response = handle(self._node, request, now_ms)
         if header.api_key == PRODUCE and self._quotas.is_any:
             self._throttle.charge_produce(header, len(frame), now_ms)
         if header.api_key in (SASL_HANDSHAKE, SASL_AUTHENTICATE):

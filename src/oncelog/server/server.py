@@ -15,8 +15,9 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from oncelog.broker.node import Node
+from oncelog.broker.dispatch import end_round, next_wakeup_ms, tick
 from oncelog.broker.settings.listeners import Listener
+from oncelog.broker.state import BrokerState
 from oncelog.errors import ConfigError
 from oncelog.log.partition import Partition
 from oncelog.rules.limits.connections import Admission, Bound, Deadlines, Holdings, overdue, parse_overrides
@@ -60,7 +61,7 @@ class Server:
     """Serves a node on its listeners. Raises ConfigError for settings that cannot be used."""
 
     def __init__(
-        self, node: Node, clock: Clock, listeners: Sequence[Listener], listen: Listen = listen
+        self, node: BrokerState, clock: Clock, listeners: Sequence[Listener], listen: Listen = listen
     ) -> None:
         settings = node.settings
         self.node, self.clock = node, clock
@@ -169,7 +170,7 @@ class Server:
     def after_round(self, now_ms: int) -> None:
         """What a round of requests leaves to do."""
         node = self.node
-        node.settle(now_ms)
+        end_round(node)
         if node.flushes.is_any_waiting:
             for partition in node.flushes.take():
                 self._flush(partition)
@@ -198,7 +199,7 @@ class Server:
         self.after_round(self.clock.now_ms())
 
     def _set_timer(self, now_ms: int) -> None:
-        due_ms = self.node.next_wakeup_ms()
+        due_ms = next_wakeup_ms(self.node)
         if self._timer is not None:
             if self._timer_ms <= due_ms:
                 return
@@ -209,7 +210,7 @@ class Server:
     def _tick(self) -> None:
         self._timer = None
         try:
-            self.node.tick(self.clock.now_ms())
+            tick(self.node, self.clock.now_ms())
         except Exception as error:
             # Retention or a checkpoint that fails (a full disk) is tried again when it is next due.
             log_event("error", "periodic work failed", error=repr(error), exc_info=error)

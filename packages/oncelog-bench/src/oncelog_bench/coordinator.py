@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import OncelogError
 from oncelog.rules.idempotence.sequencer import Identity
@@ -125,7 +125,7 @@ def _live(cell: Cell, data_dir: Path) -> int:
     return written
 
 
-def _clean(node: Node, now_ms: int) -> None:
+def _clean(node: BrokerState, now_ms: int) -> None:
     """What the broker does every log.cleaner.backoff.ms."""
     node.transactions.topic.close_long_segments(now_ms)
     for partition in node.log_manager.partitions.values():

@@ -19,7 +19,7 @@ from typing import Any
 from oncelog_devtools.svg_charts import BLUE, WARN, bar_chart
 from oncelog_devtools.worst_requests import WorstRequest, worst_requests
 
-from oncelog.broker.registry import OFFERED
+from oncelog.broker.state import OFFERED
 from oncelog.errors import PeerError
 from oncelog.wire.messages import ApiVersionsRequest
 from oncelog_bench.brokers import BROKERS, Side, running

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from oncelog.audit.partition import FindingKind, PartitionAudit, StoredBatch
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.log.partition import Partition
 from oncelog.rules.idempotence.sequence import advance
 from oncelog.rules.idempotence.sequencer import MAX_EPOCH
@@ -120,7 +120,7 @@ class InvariantMonitor:
         self.unguarded_groups: set[str] = set()
         """Of which no position is looked at."""
 
-    def look(self, node: Node) -> None:
+    def look(self, node: BrokerState) -> None:
         """High watermarks, last stable offsets and committed positions do not go back."""
         for tp, partition in node.log_manager.partitions.items():
             high, stable = partition.high_watermark, partition.last_stable_offset
@@ -141,7 +141,7 @@ class InvariantMonitor:
         if self._look_count % REPLAY_EVERY_LOOKS == 0:
             self.replay(node)
 
-    def replay(self, node: Node) -> State:
+    def replay(self, node: BrokerState) -> State:
         """Compare what coordinators have in memory with a replay of their logs; return the former."""
         live = live_state(node)
         stored = replayed_state(node, self.world.now_us // 1000)
@@ -149,7 +149,7 @@ class InvariantMonitor:
             self.world.violate("coordinator state is not what its log says", f"{kind}: {text}")
         return live
 
-    def ending(self, node: Node, *, is_in_write: bool, lose_power: bool) -> None:
+    def ending(self, node: BrokerState, *, is_in_write: bool, lose_power: bool) -> None:
         """The broker is about to end; without a write or a power loss all will be there again.
 
         What the high watermark covered is there even after a power loss: only what is synced is visible
@@ -168,7 +168,7 @@ class InvariantMonitor:
             for tp, partition in node.log_manager.partitions.items()
         }
 
-    def recovered(self, node: Node, *, was_stopped: bool = False) -> None:
+    def recovered(self, node: BrokerState, *, was_stopped: bool = False) -> None:
         """The node is what its disk says: producers, coordinators, small files.
 
         After a mere kill all of that is what it was. A start after a complete stop has nothing to report.
@@ -200,7 +200,7 @@ class InvariantMonitor:
                     self._compare(tp, "before", _last_only(known), _last_only(producers))
         self.before = None
 
-    def _compare_coordinators(self, node: Node) -> None:
+    def _compare_coordinators(self, node: BrokerState) -> None:
         now = self.replay(node)
         if self.state is not None:
             for kind, text in differences(after_resume(self.state, now), now):

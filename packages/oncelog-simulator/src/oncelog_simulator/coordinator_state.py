@@ -25,7 +25,7 @@ from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.coordinators.producer_ids import stored_next_id
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.committed_offsets import CommittedOffset
 from oncelog.rules.groups.consumer import ConsumerGroup
@@ -49,14 +49,14 @@ class Metadata(NamedTuple):
     first_producer_id: int
 
 
-def live_state(node: Node) -> State:
+def live_state(node: BrokerState) -> State:
     """Return what the coordinators have in memory."""
     return _state(node, node.transactions, node.groups)
 
 
-def replayed_state(node: Node, now_ms: int) -> State:
+def replayed_state(node: BrokerState, now_ms: int) -> State:
     """Return what a replay of the coordinators' logs gives."""
-    transactions, groups = TransactionCoordinator(node), GroupCoordinator(node)
+    transactions, groups = node.new_transaction_coordinator(), node.new_group_coordinator()
     transactions.load()
     groups.load(now_ms)
     return _state(node, transactions, groups)
@@ -78,7 +78,7 @@ def differences(live: State, stored: State) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-def metadata(node: Node) -> Metadata:
+def metadata(node: BrokerState) -> Metadata:
     """Return what the node's small files are to say."""
     topics = node.topics
     authorizer = node.authorizer
@@ -101,7 +101,7 @@ def metadata(node: Node) -> Metadata:
     )
 
 
-def _next_producer_id(node: Node) -> int:
+def _next_producer_id(node: BrokerState) -> int:
     """Return the id above all that were handed out; 0 when this process has handed out none."""
     next_id = node.producer_ids._next
     return next_id if next_id <= stored_next_id(node.log_manager.disk) else 0
@@ -128,7 +128,7 @@ def metadata_differences(before: Metadata, after: Metadata, *, writes_failed: bo
     return found
 
 
-def _state(node: Node, transactions: TransactionCoordinator, groups: GroupCoordinator) -> State:
+def _state(node: BrokerState, transactions: TransactionCoordinator, groups: GroupCoordinator) -> State:
     keeps_all = node.settings["oncelog.transaction.version"] > 0
     entries = {}
     for entry in transactions.all():
@@ -185,7 +185,7 @@ def _consumer_groups(groups: Mapping[str, ConsumerGroup]) -> dict[Any, Any]:
     return found
 
 
-def _offsets(node: Node, offsets: Offsets) -> State:
+def _offsets(node: BrokerState, offsets: Offsets) -> State:
     committed, pending = offsets.snapshot()
     partition_of = node.groups.topic.partition_of
 
@@ -209,7 +209,7 @@ def _offsets(node: Node, offsets: Offsets) -> State:
     }
 
 
-def _is_to_be_deleted(node: Node, topic: str, index: int, offset: CommittedOffset) -> bool:
+def _is_to_be_deleted(node: BrokerState, topic: str, index: int, offset: CommittedOffset) -> bool:
     deletion = node.topics.offsets_to_delete.get(topic)
     if deletion is None:
         return False

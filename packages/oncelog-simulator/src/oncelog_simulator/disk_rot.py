@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from oncelog.broker.coordinators.internal_topic import partition_for
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.errors import StorageError
 from oncelog.log.checkpoint import LOG_STARTS
 from oncelog.testing.memory_disk import MemoryDisk
@@ -135,7 +135,7 @@ def _small_files(disk: MemoryDisk) -> Iterator[str]:
                 yield f"{name}/{each}"
 
 
-def internal_batches(node: Node) -> list[InternalBatch]:
+def internal_batches(node: BrokerState) -> list[InternalBatch]:
     """Return what the coordinators' partitions hold."""
     return [
         InternalBatch(tp, partition.directory, header.last_offset, bytes(data))
@@ -174,7 +174,7 @@ class Known(NamedTuple):
     transactions: dict[tuple[int, str], Any]
 
 
-def known(node: Node) -> Known:
+def known(node: BrokerState) -> Known:
     """Return what the coordinators of a broker know."""
     counts = {name: sum(tp.topic == name for tp in node.log_manager.partitions) for name in INTERNAL}
     offsets, transactions = {}, {}
@@ -187,7 +187,7 @@ def known(node: Node) -> Known:
     return Known(offsets, transactions)
 
 
-def log_ends(node: Node) -> dict[TopicPartition, int]:
+def log_ends(node: BrokerState) -> dict[TopicPartition, int]:
     """Return where the logs end, but for those of coordinators."""
     partitions = node.log_manager.partitions.items()
     return {tp: partition.log_end_offset for tp, partition in partitions if tp.topic not in INTERNAL}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog_simulator.world import BrokerHost, World
 
@@ -27,7 +27,7 @@ class Strangers:
         self.world, self.broker, self.topics = world, broker, topics
         self._paths: set[str] = set()
 
-    def recovered(self, node: Node) -> None:
+    def recovered(self, node: BrokerState) -> None:
         """Check that all is there, and put more beside what the broker has made meanwhile."""
         disk = self.broker.disk
         disk.held_count += 1  # no thread of the broker does this
@@ -41,7 +41,7 @@ class Strangers:
         finally:
             disk.held_count -= 1
 
-    def _add(self, disk: MemoryDisk, node: Node) -> None:
+    def _add(self, disk: MemoryDisk, node: BrokerState) -> None:
         for name in DIRECTORIES:
             if not disk.is_directory(name):
                 disk.mkdir(name)

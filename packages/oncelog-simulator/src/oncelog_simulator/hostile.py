@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from oncelog_devtools.worst_requests import WorstRequest, by_hand, from_tables
 
-from oncelog.broker.node import Node
-from oncelog.broker.registry import OFFERED
+from oncelog.broker.state import OFFERED, BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.client.consumer.aio import AsyncConsumer
@@ -331,7 +330,7 @@ class Hostile(Workload):
         self.readers = [HarmedReader(world, reader, [TopicPartition(each, 0) for each in topics])]
         self.last.partitions = []
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         for event in self.world.timeline:
             if event.who != "log":
                 continue

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.errors import LoadRefused, OncelogError
@@ -245,7 +245,7 @@ class Loading(Workload):
     def close(self) -> None:
         self.loader.files.remove()
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         found: Counter[bytes] = Counter()
         for call in self.last.calls:
             for item in call.items:

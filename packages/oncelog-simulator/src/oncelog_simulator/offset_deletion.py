@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.client.connection.cluster import ClusterConnection
@@ -418,7 +418,7 @@ class OffsetDeletion(Workload):
             "transaction.remove.expired.transaction.cleanup.interval.ms": 3_000,
         }
 
-    def look(self, node: Node) -> None:
+    def look(self, node: BrokerState) -> None:
         """Compare every position that a group has, or has not, with what was asked for."""
         offsets = node.groups.offsets
         for place in self.positions.commits:
@@ -439,8 +439,8 @@ class OffsetDeletion(Workload):
         if not self.positions.may_exist(group):
             self.world.violate("a deleted group is back", group)
 
-    def recovered(self, node: Node) -> None:
+    def recovered(self, node: BrokerState) -> None:
         self.look(node)
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         self.look(node)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.errors import (
@@ -403,5 +403,5 @@ class Pipelining(Workload):
         self.applications = [Pipeliner(world, pipeliner, self.topic, PARTITIONS, is_classic)]
         self.readers = [Reader(world, reader, self.partitions, "read_committed")]
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         check_history(self.world, self.operations(), self.last.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.types import TopicPartition
@@ -94,7 +94,7 @@ class RecordDeletion(Workload):
         """What it has only just told may be forgotten, as on Apache Kafka; on a broken disk all of it."""
         self._kept_until_us = self.world.now_us - int(KEPT_SECONDS * 1e6)
 
-    def recovered(self, node: Node) -> None:
+    def recovered(self, node: BrokerState) -> None:
         # Not in `ending`: an answer that was under way then arrives before the next start (seed 618).
         is_broken = any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults)
         self.trimmer.told = [
@@ -106,7 +106,7 @@ class RecordDeletion(Workload):
                 text = f"{told}, and after a restart {partition and partition.log_start_offset}"
                 self.world.violate("a log start is forgotten", text)
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         starts = {at: node.log_manager.partitions[at].log_start_offset for at in self.partitions}
         for at, start in starts.items():
             asked = self.trimmer.asked.get(at, 0)

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from random import Random
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import FencedInstanceId, OncelogError, UnreleasedInstanceId
 from oncelog.log.partition import Partition
@@ -259,7 +259,7 @@ class Scene:
             self.monitor.ending(self.broker.node, is_in_write=is_in_write, lose_power=lose_power)
 
     @property
-    def node(self) -> Node:
+    def node(self) -> BrokerState:
         """The broker's, which is up when no fault lasts."""
         assert self.broker.node is not None
         return self.broker.node

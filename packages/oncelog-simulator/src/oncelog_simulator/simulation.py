@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from oncelog.broker.append_events import AppendEvent
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.types import TopicPartition
 from oncelog_simulator import disk_rot
@@ -336,7 +336,7 @@ class Simulation:
         for workload in self.workloads:
             workload.stored(event)
 
-    def _broker_recovered(self, node: Node) -> None:
+    def _broker_recovered(self, node: BrokerState) -> None:
         self.monitor.recovered(node, was_stopped=self.broker.was_stopped)
         if self.strangers is not None:
             self.strangers.recovered(node)
@@ -519,7 +519,7 @@ class Simulation:
                     workload.look(self.broker.node)
 
     def _check(self) -> None:
-        node: Node | None = self.broker.node
+        node: BrokerState | None = self.broker.node
         if node is None:
             self.world.violate("liveness", "the broker is not up in the end")
             return

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.errors import OncelogError
@@ -394,7 +394,7 @@ class Lanes(Workload):
         self.driver = Driver(world, self.clients[0], self.topic, partitions, executors)
         self.applications.append(self.driver)
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         found: Counter[Any] = Counter(item.value for call in self.last.calls for item in call.items)
         for text in self.driver.source.check(found):
             self.world.violate("a micro-batch is there once", text)

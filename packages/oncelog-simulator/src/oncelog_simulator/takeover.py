@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, DuplicateSequenceNumber, InvalidTimestamp, error_for_code
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.types import TopicPartition
@@ -228,7 +228,7 @@ class Takeover(Workload):
         calls = sorted(self.history.calls, key=lambda call: call.begin)
         return [call.operation(self.world.now_us) for call in calls] + super().operations()
 
-    def recovered(self, node: Node) -> None:
+    def recovered(self, node: BrokerState) -> None:
         """Compare the first complete start with the history."""
         if self._is_taken:
             return
@@ -245,7 +245,7 @@ class Takeover(Workload):
     def _violate(self, text: str) -> None:
         self.world.violate("taken over otherwise than Kafka left it", text)
 
-    def _check_log(self, node: Node, tp: TopicPartition, log: KafkaLog) -> None:
+    def _check_log(self, node: BrokerState, tp: TopicPartition, log: KafkaLog) -> None:
         partition = node.log_manager.partitions.get(tp)
         if partition is None:
             self._violate(f"{tp} is not there")
@@ -268,7 +268,7 @@ class Takeover(Workload):
             self._violate(f"{tp} has another topic id")
         self._check_producers(node, tp, log)
 
-    def _check_producers(self, node: Node, tp: TopicPartition, log: KafkaLog) -> None:
+    def _check_producers(self, node: BrokerState, tp: TopicPartition, log: KafkaLog) -> None:
         """Compare the newest batches, and what is open; a start ends what was decided."""
         found = remembered(node.log_manager.partitions[tp])
         finished = {each.producer_id for each in self.history.ids if each.state in ENDED}
@@ -284,7 +284,7 @@ class Takeover(Workload):
             if producer_id not in finished and (batch != batches or not is_same):
                 self._violate(f"{tp} has {known} of producer {producer_id}, was {state}")
 
-    def _check_offsets(self, node: Node) -> None:
+    def _check_offsets(self, node: BrokerState) -> None:
         groups = {*self.history.offsets, *node.groups.offsets.groups()}
         for group in sorted(groups):
             expected = {tp: offset for tp, (offset, _) in self.history.offsets.get(group, {}).items()}
@@ -296,7 +296,7 @@ class Takeover(Workload):
             if held is None or held.generation_id != generation:
                 self._violate(f"{group} has not generation {generation}: {held}")
 
-    def _check_transactions(self, node: Node) -> None:
+    def _check_transactions(self, node: BrokerState) -> None:
         found = {entry.transactional_id: entry for entry in node.transactions.all()}
         for expected in self.history.ids:
             entry = found.get(expected.name)
@@ -311,7 +311,7 @@ class Takeover(Workload):
             ):
                 self._violate(f"{entry}, was {expected}")
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         starts = {tp: node.log_manager.partitions[tp].log_start_offset for tp in self.partitions}
         for tp, start in starts.items():
             if start != self.history.logs[tp].start_offset:
@@ -319,7 +319,7 @@ class Takeover(Workload):
         check_history(self.world, above(self.operations(), starts), self.last.name)
         self._check_table(node)
 
-    def _check_table(self, node: Node) -> None:
+    def _check_table(self, node: BrokerState) -> None:
         """The newest value of each key is there, however often it was compacted since."""
         log = self.history.logs[TopicPartition(TABLE, 0)]
         expected = newest_of((record.key, record.value) for batch in log.batches for record in batch.records)

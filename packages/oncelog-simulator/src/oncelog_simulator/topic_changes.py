@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from oncelog.audit.partition import FindingKind
 from oncelog.broker.append_events import AppendEvent
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import ConfigResource, NewTopic
 from oncelog.client.consumer.aio import AsyncConsumer
@@ -86,7 +86,7 @@ class Witness:
         self.compacted_ids: set[bytes] = set()
 
     @property
-    def node(self) -> Node | None:
+    def node(self) -> BrokerState | None:
         host = self.world.hosts["broker"]
         assert isinstance(host, BrokerHost)
         return host.node
@@ -105,7 +105,7 @@ class Witness:
         topic, partition = node.topics.partition(TopicPartition(event.topic, event.partition))
         self._note(topic.topic_id, event.partition, partition, event.base_offset)
 
-    def look(self, node: Node) -> None:
+    def look(self, node: BrokerState) -> None:
         topic = node.topics.get(self.topic)
         for number, partition in enumerate(topic.partitions if topic else ()):
             key = partition.topic_id or b"", number
@@ -113,7 +113,7 @@ class Witness:
             if partition.config.is_compacted and partition.topic_id:
                 self.compacted_ids.add(partition.topic_id)
 
-    def recovered(self, node: Node) -> None:
+    def recovered(self, node: BrokerState) -> None:
         """Take over what a start finds, which may be less or more than what was seen."""
         topic = node.topics.get(self.topic)
         for number, partition in enumerate(topic.partitions if topic else ()):
@@ -337,14 +337,14 @@ class TopicChanges(Workload):
     def stored(self, event: AppendEvent) -> None:
         self.witness.stored(event)
 
-    def look(self, node: Node) -> None:
+    def look(self, node: BrokerState) -> None:
         self.witness.look(node)
 
-    def recovered(self, node: Node) -> None:
+    def recovered(self, node: BrokerState) -> None:
         self.witness.recovered(node)
         self.witness.look(node)
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         self.witness.look(node)
         for (topic_id, number), start in self.witness.max_starts.items():
             asked = self.changer.asked.get(TopicPartition(self.topic, number), 0)

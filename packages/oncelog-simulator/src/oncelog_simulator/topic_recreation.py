@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from oncelog.audit.partition import FindingKind
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.errors import UnknownTopicOrPartition
@@ -115,7 +115,7 @@ class TopicRecreation(Workload):
         self.reader = NewReader(world, reader, self.partitions)
         self.applications, self.readers = [self.remaker, *self.senders], [self.reader]
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         operations = self.operations()
         sends = {each.items[0].value: each for each in operations if each.kind is Kind.SEND}
         for poll in operations:

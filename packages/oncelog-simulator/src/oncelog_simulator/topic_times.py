@@ -26,7 +26,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from oncelog.broker.append_events import AppendEvent
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import ConfigResource, NewTopic
 from oncelog.errors import OncelogError
@@ -145,7 +145,7 @@ class TimedWitness(Witness):
         self.latest_ms = max(self.latest_ms, now_ms)
         return now_ms
 
-    def recovered(self, node: Node) -> None:
+    def recovered(self, node: BrokerState) -> None:
         super().recovered(node)
         topic = node.topics.get(self.topic)
         for number, partition in enumerate(topic.partitions if topic else ()):
@@ -384,17 +384,17 @@ class TopicTimes(TopicChanges):
         if self.times.is_one_batch:
             broker.limits = replace(broker.limits, max_relative_offset=MAX_RELATIVE_OFFSET)
 
-    def look(self, node: Node) -> None:
+    def look(self, node: BrokerState) -> None:
         self._check_starts(node)
         super().look(node)
 
-    def recovered(self, node: Node) -> None:
+    def recovered(self, node: BrokerState) -> None:
         super().recovered(node)
         self._check_starts(node, may_be_cut=True)
 
     # What must stay
 
-    def _check_starts(self, node: Node, *, may_be_cut: bool = False) -> None:
+    def _check_starts(self, node: BrokerState, *, may_be_cut: bool = False) -> None:
         """Hold each move of a log start against what was asked for and the settings of the last minute.
 
         `may_be_cut`: a power loss may have taken the end of the log since the last look.
@@ -464,7 +464,7 @@ class TopicTimes(TopicChanges):
 
     # What must go
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         super().check(node)
         if any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults):
             return  # an offline partition, or one whose cleaning failed, is left alone until a restart

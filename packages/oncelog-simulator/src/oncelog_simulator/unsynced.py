@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from random import Random
 from typing import NamedTuple
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.errors import OncelogError
@@ -199,7 +199,7 @@ class UnsyncedScene(Scene):
             start, is_compacted = partition.log_start_offset, partition.config.is_compacted
             self.before[tp] = Before(point, start, end, is_compacted, batches)
 
-    def _recovered(self, node: Node) -> None:
+    def _recovered(self, node: BrokerState) -> None:
         self.monitor.replay(node)
         if self.metadata is not None:
             found = metadata_differences(self.metadata, metadata(node), writes_failed=False)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from oncelog.audit.partition import FindingKind
 from oncelog.broker.append_events import AppendEvent
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.errors import TopicAlreadyExists
@@ -68,20 +68,20 @@ class Workload(ABC):
     def stored(self, event: AppendEvent) -> None:  # noqa: B027
         """Take note of what the broker did with a batch."""
 
-    def look(self, node: Node) -> None:  # noqa: B027
+    def look(self, node: BrokerState) -> None:  # noqa: B027
         """Check what must hold while the broker runs; called every second."""
 
     def ending(self) -> None:  # noqa: B027 (most need not know)
         """The broker is about to end."""
 
-    def recovered(self, node: Node) -> None:  # noqa: B027
+    def recovered(self, node: BrokerState) -> None:  # noqa: B027
         """The broker has started again."""
 
     def close(self) -> None:  # noqa: B027
         """The world is over."""
 
     @abstractmethod
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         """Everything is at rest, and `last` has read what there is."""
 
 

@@ -15,8 +15,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from oncelog.broker.append_events import AppendEvent
-from oncelog.broker.node import Node
 from oncelog.broker.settings.listeners import listeners_of
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import KafkaStorageError, StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
@@ -171,11 +171,11 @@ class BrokerHost(Host):
         self.limits = limits
         self.settings = BROKER.parse({"listeners": SERVERS, **settings})
         self.disk = MemoryDisk()
-        self.node: Node | None = None
+        self.node: BrokerState | None = None
         self.running: RunningBroker | None = None
         self.before_end: Callable[..., object] = lambda *, is_in_write, lose_power: None
         """Called while the node that is about to end can still be looked at."""
-        self.on_recovered: Callable[[Node], object] = lambda node: None
+        self.on_recovered: Callable[[BrokerState], object] = lambda node: None
         self.may_refuse: Callable[[Exception], bool] = lambda error: False
         """True for an error with which a start may be refused."""
         self.is_refused = False
@@ -186,7 +186,7 @@ class BrokerHost(Host):
         self.was_stopped = False
         """True when the last process ended by a complete stop."""
         self._lost_power = False
-        self._past: list[tuple[Node | None, MemoryDisk]] = []
+        self._past: list[tuple[BrokerState | None, MemoryDisk]] = []
         """Kept, for what a killed node would do when it is freed no killed node does."""
 
     def start(self) -> None:

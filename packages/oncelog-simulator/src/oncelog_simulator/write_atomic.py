@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from oncelog.broker.node import Node
+from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.errors import OncelogError
@@ -331,7 +331,7 @@ class AtomicWrites(Workload):
         self.driver = AtomicDriver(world, self.clients[0], scenario.partitions, executors)
         self.applications.append(self.driver)
 
-    def check(self, node: Node) -> None:
+    def check(self, node: BrokerState) -> None:
         found: Counter[Any] = Counter(item.value for call in self.last.calls for item in call.items)
         given = {row for batch in self.driver.given for frame in batch for row in frame}
         for row in sorted(given | found.keys()):

@@ -7,7 +7,6 @@ Source: KIP-848; Kafka's GroupMetadataManager.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from oncelog.broker.coordinators.consumer_group_log import (
     encode_record,
@@ -17,13 +16,15 @@ from oncelog.broker.coordinators.consumer_group_log import (
 )
 from oncelog.broker.coordinators.internal_topic import StateTopic, Written
 from oncelog.broker.coordinators.patterns import Pattern, TopicPatterns
+from oncelog.broker.settings.dynamic_config import DynamicConfig
+from oncelog.broker.topics.topics import Topics
 from oncelog.config import ASSIGNOR_NAMES
 from oncelog.errors import BrokerError, GroupIdNotFound, UnknownMemberId
+from oncelog.limits import Limits
+from oncelog.log.background import BackgroundQueue
 from oncelog.rules.groups.consumer import ConsumerGroup, Heartbeat, HeartbeatResult, TopicInfo
 from oncelog.rules.groups.deadlines import Deadlines
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node
+from oncelog.settings import Settings
 
 RETRY_MS = 1000
 """How long after its records could not be stored a group's deadlines are looked at again."""
@@ -34,11 +35,20 @@ SUBSCRIPTION_RECORDS = 4
 class ConsumerGroups:
     """Every such group of this node."""
 
-    def __init__(self, node: Node, topic: StateTopic) -> None:
-        self._node, self._topic = node, topic
+    def __init__(
+        self,
+        topic: StateTopic,
+        settings: Settings,
+        topics: Topics,
+        dynamic: DynamicConfig,
+        background: BackgroundQueue,
+        limits: Limits,
+    ) -> None:
+        self._topic, self._settings, self._topics = topic, settings, topics
+        self._dynamic, self._limits = dynamic, limits
         self._groups: dict[str, ConsumerGroup] = {}
         self._deadlines = Deadlines()
-        self.patterns = TopicPatterns(node.log_manager.background, node.limits.pattern_step_cost)
+        self.patterns = TopicPatterns(background, limits.pattern_step_cost)
         self._max_patterns = 100
         self._catalogues: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
         self._catalogued = 0
@@ -48,7 +58,7 @@ class ConsumerGroups:
     @property
     def assignors(self) -> list[str]:
         """Names of the assignors that are offered, the default first."""
-        return [ASSIGNOR_NAMES[name] for name in self._node.settings["group.consumer.assignors"]]
+        return [ASSIGNOR_NAMES[name] for name in self._settings["group.consumer.assignors"]]
 
     def get(self, group_id: str) -> ConsumerGroup | None:
         """None for a group that is not there. Raises NotCoordinator."""
@@ -90,18 +100,18 @@ class ConsumerGroups:
         return draft.remove_members(identities), self._replace(draft, now_ms)
 
     def _new(self, group_id: str) -> ConsumerGroup:
-        settings = self._node.settings
+        settings = self._settings
         return ConsumerGroup(
             group_id,
             session_timeout_ms=self._session_ms(group_id),
             max_size=settings["group.consumer.max.size"],
             max_subscription_bytes=SUBSCRIPTION_RECORDS * settings["message.max.bytes"],
             assignor=self.assignors[0],
-            assignment_burst=self._node.limits.assignment_burst_cost,
+            assignment_burst=self._limits.assignment_burst_cost,
         )
 
     def _session_ms(self, group_id: str) -> int:
-        return self._node.dynamic.group_ms(group_id, "consumer.session.timeout.ms")
+        return self._dynamic.group_ms(group_id, "consumer.session.timeout.ms")
 
     def reconfigure(self, group_id: str) -> None:
         """Let a group have its settings as they are now; a member's time-out from its next heartbeat on."""
@@ -111,7 +121,7 @@ class ConsumerGroups:
 
     def _catalogue(self, names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
         """Return the topics of these names or patterns; made once for every change of the topics."""
-        topics, patterns = self._node.topics, self.patterns
+        topics, patterns = self._topics, self.patterns
         if self._catalogues_of != (topics.revision, patterns.revision):
             patterns.list_topics([topic.name for topic in topics.all() if not topic.is_internal])
             self._catalogues_of = (topics.revision, patterns.revision)
@@ -125,7 +135,7 @@ class ConsumerGroups:
             if self._catalogues_of != (topics.revision, patterns.revision):
                 return made  # a pattern was resolved meanwhile, perhaps one that `find` was asked before
             self._catalogued += len(made) + 1
-            if self._catalogued > self._node.limits.max_catalogued_topics:
+            if self._catalogued > self._limits.max_catalogued_topics:
                 self._catalogues.clear()
                 self._catalogued = len(made) + 1
             self._catalogues[key] = made

@@ -5,17 +5,18 @@ Source: rows T6, T7; Kafka's GroupCoordinatorService, GroupMetadataManager.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 from oncelog.broker.coordinators.consumer_group_log import KEY_VERSIONS as CONSUMER_KEY_VERSIONS
 from oncelog.broker.coordinators.consumer_groups import RETRY_MS, ConsumerGroups
 from oncelog.broker.coordinators.expiry import ExpiryRounds
 from oncelog.broker.coordinators.group_log import decode_group, encode_group, group_key
 from oncelog.broker.coordinators.internal_topic import StateTopic, StoredBatch, Written, on_disk, when_durable
-from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS
 from oncelog.broker.coordinators.offsets import Offsets
+from oncelog.broker.group_commit import Flushes
+from oncelog.broker.settings.dynamic_config import DynamicConfig
 from oncelog.broker.stepwise import Pace, Work
+from oncelog.broker.topics.topics import Topics
 from oncelog.errors import (
     BrokerError,
     GroupIdNotFound,
@@ -27,16 +28,15 @@ from oncelog.errors import (
     StaleMemberEpoch,
     UnknownMemberId,
 )
-from oncelog.log.background import BackgroundTask
+from oncelog.limits import Limits
+from oncelog.log.background import BackgroundQueue, BackgroundTask
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.consumer import Heartbeat, HeartbeatResult
 from oncelog.rules.groups.deadlines import Deadlines
+from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 from oncelog.wire.message import version_of
 from oncelog.wire.stored import ConsumerProtocolSubscription, GroupMetadataKey
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node
 
 GROUP_KEY_VERSION = 2
 CONSUMER_PROTOCOL_TYPE = "consumer"
@@ -51,22 +51,27 @@ Its record holds that of one protocol. Members that move from one assignor to an
 class GroupCoordinator:
     """Every group of this node."""
 
-    def __init__(self, node: Node) -> None:
-        settings = node.settings
-        self._node = node
-        self.topic = StateTopic(
-            node,
-            CONSUMER_OFFSETS,
-            settings["offsets.topic.num.partitions"],
-            largest_setting="message.max.bytes",
-        )
-        self.offsets = Offsets(node, self.topic)
-        self.consumers = ConsumerGroups(node, self.topic)
+    def __init__(
+        self,
+        topic: StateTopic,
+        settings: Settings,
+        *,
+        topics: Topics,
+        dynamic: DynamicConfig,
+        flushes: Flushes,
+        background: BackgroundQueue,
+        limits: Limits,
+        is_closing: Callable[[], bool],
+    ) -> None:
+        self.topic, self._settings, self._topics = topic, settings, topics
+        self._flushes, self._limits, self._is_closing = flushes, limits, is_closing
+        self.offsets = Offsets(topic, settings, limits)
+        self.consumers = ConsumerGroups(topic, settings, topics, dynamic, background, limits)
         self._groups: dict[str, ClassicGroup] = {}
         self._offsets_left: set[str] = set()
         """Deleted topics of which the log holds offsets that memory does not: the next start deletes them."""
         self._deadlines = Deadlines()
-        self._expiring = ExpiryRounds(node.log_manager.background, node.limits.expire_step_entries)
+        self._expiring = ExpiryRounds(background, limits.expire_step_entries)
 
     # Groups
 
@@ -107,7 +112,7 @@ class GroupCoordinator:
         return group
 
     def _new(self, group_id: str, now_ms: int) -> ClassicGroup:
-        settings = self._node.settings
+        settings = self._settings
         return ClassicGroup(
             group_id,
             now_ms,
@@ -183,7 +188,7 @@ class GroupCoordinator:
             elif group.is_unsaved:
                 self.settle(group, now_ms)
 
-        when_durable(self._node, written, on_durable)
+        when_durable(self._flushes, written, on_durable)
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -221,7 +226,7 @@ class GroupCoordinator:
 
     def _slices(self, partitions: list[TopicPartition]) -> Iterator[list[TopicPartition]]:
         """Yield the partitions in parts whose offsets are deleted in one step each."""
-        size = self._node.limits.max_tombstones_per_batch
+        size = self._limits.max_tombstones_per_batch
         return (partitions[first : first + size] for first in range(0, len(partitions), size))
 
     def delete_offsets(
@@ -332,7 +337,7 @@ class GroupCoordinator:
         Until the last step no topic of their names can be made: its readers would begin at these offsets.
         What cannot be written now, or is left when the broker stops, the next start deletes.
         """
-        topics = self._node.topics
+        topics = self._topics
         deletions = {name: each for name in deleted if (each := topics.offsets_to_delete.get(name))}
         before = {name: each.before for name, each in deletions.items() if each.before is not None}
         if not before:
@@ -340,7 +345,7 @@ class GroupCoordinator:
         with topics.names_held(before):
             steps = self.offsets.delete_topics(before, now_ms)
             try:
-                while not self._node.log_manager.is_closing:
+                while not self._is_closing():
                     yield next(steps)
                 return
             except StopIteration as done:
@@ -349,21 +354,21 @@ class GroupCoordinator:
         # Also where a replay has found the tombstones: they may be in the system's cache only.
         indexes = {index for name in done_names for index in before[name]}
         written = [self.topic.newest(index) for index in sorted(indexes)]
-        on_disk(self._node, written, lambda: topics.forget_deletions(done_names))
+        on_disk(self._flushes, written, lambda: topics.forget_deletions(done_names))
 
     def resume_deletions(self, now_ms: int) -> None:
         """Finish deletions of topics that a stop or crash left. Raises StorageError."""
-        for name, deletion in list(self._node.topics.offsets_to_delete.items()):
+        for name, deletion in list(self._topics.offsets_to_delete.items()):
             before = self.topic.ends() if deletion.before is None else deletion.before
             # A power loss may have cut the log: what is appended from now on is not the deleted topic's.
             ends = {index: self.topic.newest(index).last_offset + 1 for index in before}
-            self._node.topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})
-        for _ in self.delete_offsets_of(list(self._node.topics.offsets_to_delete), now_ms):
+            self._topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})
+        for _ in self.delete_offsets_of(list(self._topics.offsets_to_delete), now_ms):
             pass
 
     def forget_expired(self, now_ms: int) -> None:
         """Forget offsets past their retention, and empty groups that have none left."""
-        pace = Pace(self._node.limits.request_step_elements)
+        pace = Pace(self._limits.request_step_elements)
         self._expiring.begin(self.group_ids(), lambda group_id: self._forget_expired(group_id, pace, now_ms))
 
     def _forget_expired(self, group_id: str, pace: Pace, now_ms: int) -> BackgroundTask:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from oncelog.broker.group_commit import FlushWait
+from oncelog.broker.group_commit import Flushes, FlushWait
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.topics.topics import Topic, Topics
 from oncelog.errors import (
     BrokerError,
     CorruptMessage,
@@ -34,11 +35,6 @@ from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch, iter_batches, read_header
 from oncelog.wire.message import Message
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node
-    from oncelog.broker.topics.topics import Topic
-
 
 Then = Callable[[BrokerError | None], None]
 """Told once: None when what was appended is as durable as its topic promises, else why it is not."""
@@ -91,15 +87,20 @@ def partition_for(key: str, partition_count: int) -> int:
 class StateTopic:
     """One such topic; made when first needed, with `partition_count` partitions that never change.
 
-    `largest_setting`: the broker setting that bounds a record, as it stands when the record is appended.
+    `note_stored` gets each append. `max_record_bytes` returns the limit of a record when it is appended.
     """
 
     def __init__(
-        self, node: Node, name: str, partition_count: int, largest_setting: str | None = None
+        self,
+        name: str,
+        partition_count: int,
+        *,
+        topics: Topics,
+        note_stored: Callable[[Partition, int], None],
+        max_record_bytes: Callable[[], int] | None = None,
     ) -> None:
-        self.name, self._largest_setting = name, largest_setting
-        self._node = node
-        self._partition_count = partition_count
+        self.name, self._partition_count = name, partition_count
+        self._topics, self._note_stored, self._max_record_bytes = topics, note_stored, max_record_bytes
         self.damaged: dict[int, Damage] = {}
         """Partitions that could not be read back: until a start finds them whole, nobody coordinates them."""
 
@@ -108,7 +109,7 @@ class StateTopic:
     @property
     def topic(self) -> Topic | None:
         """None while nothing was ever written."""
-        return self._node.topics.get(self.name)
+        return self._topics.get(self.name)
 
     @property
     def partition_count(self) -> int:
@@ -122,7 +123,7 @@ class StateTopic:
         if topic is not None:
             return topic
         try:
-            return self._node.topics.create(self.name, self._partition_count, {}, now_ms)
+            return self._topics.create(self.name, self._partition_count, {}, now_ms)
         except (StorageError, KafkaStorageError) as error:
             raise NotCoordinator(f"{self.name} cannot be made: {error}") from error
 
@@ -161,7 +162,7 @@ class StateTopic:
         """
         # A tombstone always fits: what it ends fitted before.
         largest = max((len(key) + len(value) for key, value in records if value is not None), default=0)
-        limit = self._node.settings[self._largest_setting] if self._largest_setting else largest
+        limit = largest if self._max_record_bytes is None else self._max_record_bytes()
         if largest > limit:
             raise MessageTooLarge(f"a record of {self.name} may take {limit} bytes, this one takes {largest}")
         made = [NewRecord(now_ms, key, value) for key, value in records]
@@ -179,7 +180,7 @@ class StateTopic:
             appended = partition.append(memoryview(batch), origin=Origin.COORDINATOR, now_ms=now_ms)
         except KafkaStorageError as error:
             raise NotCoordinator(str(error)) from error
-        self._node.note_stored(partition, len(batch))
+        self._note_stored(partition, len(batch))
         return Written(topic, partition, appended.last_offset)
 
     def newest(self, index: int) -> Written:
@@ -264,7 +265,7 @@ def must_wait(written: Iterable[Written]) -> bool:
     return any(_waits(each) for each in written)
 
 
-def when_durable(node: Node, written: Iterable[Written], then: Then) -> None:
+def when_durable(flushes: Flushes, written: Iterable[Written], then: Then) -> None:
     """Call `then` once every append is as durable as its topic's flush.messages asks: at once, mostly.
 
     What cannot be made durable is NotCoordinator of a coordinator's records, else KafkaStorageError.
@@ -284,10 +285,10 @@ def when_durable(node: Node, written: Iterable[Written], then: Then) -> None:
             then(None if first_error is None else failure(f"not flushed: {first_error}"))
 
     for each in waiting:
-        node.flushes.add(each.partition, FlushWait(each.last_offset, on_flushed))
+        flushes.add(each.partition, FlushWait(each.last_offset, on_flushed))
 
 
-def on_disk(node: Node, written: Iterable[Written], then: Callable[[], None]) -> None:
+def on_disk(flushes: Flushes, written: Iterable[Written], then: Callable[[], None]) -> None:
     """Call `then` once every append is synced, whatever flush.messages asks; never if that fails."""
     waiting = [each for each in written if each.last_offset >= each.partition.recovery_point]
     left = len(waiting)
@@ -301,15 +302,20 @@ def on_disk(node: Node, written: Iterable[Written], then: Callable[[], None]) ->
             then()
 
     for each in waiting:
-        node.flushes.add(each.partition, FlushWait(each.last_offset, on_flushed))
+        flushes.add(each.partition, FlushWait(each.last_offset, on_flushed))
 
 
 def answer_when_durable(
-    node: Node, written: Iterable[Written], answer: Message, refusal: Callable[[BrokerError], Message]
+    flushes: Flushes,
+    written: Iterable[Written],
+    answer: Message,
+    refusal: Callable[[BrokerError], Message],
 ) -> Message | Deferred:
     """The answer, or a Deferred of it while the disk is awaited; `refusal` makes the one of a failure."""
     deferred = Deferred(holds_later_requests=False)
-    when_durable(node, written, lambda error: deferred.resolve(answer if error is None else refusal(error)))
+    when_durable(
+        flushes, written, lambda error: deferred.resolve(answer if error is None else refusal(error))
+    )
     return answer if deferred.is_done else deferred
 
 

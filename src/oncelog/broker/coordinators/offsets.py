@@ -8,20 +8,18 @@ Source: rows T6, T7; Kafka's OffsetMetadataManager.
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from oncelog.broker.coordinators.internal_topic import StateTopic, StoredBatch, Written
 from oncelog.broker.stepwise import Pace, Work, run_work
 from oncelog.errors import BrokerError, MessageTooLarge
+from oncelog.limits import Limits
 from oncelog.rules.groups.committed_offsets import CommittedOffset, is_expired, later
 from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.records import NewRecord
 from oncelog.wire.stored import OffsetCommitKey, OffsetCommitValue
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node
 
 KEY_VERSIONS = (0, 1)
 _KEY_VERSION, _VALUE_VERSION, _EXPIRING_VALUE_VERSION = 1, 3, 1
@@ -34,8 +32,8 @@ OffsetRecord = tuple[bytes, bytes]
 class Offsets:
     """Every committed offset of every group of this node, and those that wait for a marker."""
 
-    def __init__(self, node: Node, topic: StateTopic) -> None:
-        self._node, self._topic = node, topic
+    def __init__(self, topic: StateTopic, settings: Settings, limits: Limits) -> None:
+        self._topic, self._settings, self._limits = topic, settings, limits
         self._committed: dict[str, _Offsets] = {}
         self._pending: dict[tuple[int, int], dict[str, _Offsets]] = {}
         """(partition of the topic, producer id) -> group -> offsets of the open transaction."""
@@ -105,7 +103,7 @@ class Offsets:
         Each record names its group. Without the limit a small request with a group id of 32,767 bytes would
         make that many bytes for every partition there is, in one batch.
         """
-        limit, size_bytes, records = self._node.settings["message.max.bytes"], 0, []
+        limit, size_bytes, records = self._settings["message.max.bytes"], 0, []
         for tp, committed in offsets.items():
             key, value = _record(group, tp, committed)
             size_bytes += len(key) + len(value)
@@ -206,7 +204,7 @@ class Offsets:
         if not doomed:
             return None
         index, written = self._topic.partition_of(group), None
-        most = self._node.limits.max_tombstones_per_batch
+        most = self._limits.max_tombstones_per_batch
         for first in range(0, len(doomed), most):
             tombstones = doomed[first : first + most]
             written = self._topic.append(index, [(_key(group, at), None) for at in tombstones], now_ms)
@@ -268,7 +266,7 @@ class Offsets:
             for tp in sorted(tp for tp in places if tp.topic in topics):
                 yield group, tp
             looked += 1 + len(places) // 100
-            if looked >= self._node.limits.expire_step_entries:
+            if looked >= self._limits.expire_step_entries:
                 looked = 0
                 yield None
 
@@ -281,7 +279,7 @@ class Offsets:
         topic's by now. Returns the topics of which something stays in the log: the disk is full, a partition
         is damaged, or an open transaction has new offsets for the same key, which a tombstone would end too.
         """
-        most = self._node.limits.max_tombstones_per_batch
+        most = self._limits.max_tombstones_per_batch
         doomed: list[tuple[int, bytes]] = []
         left = {topic for topic, ends in before.items() if not ends.keys().isdisjoint(self._topic.damaged)}
         with_newer: set[str] = set()
@@ -330,7 +328,7 @@ class Offsets:
 
         Raises NotCoordinator.
         """
-        retention_ms = self._node.settings["offsets.retention.minutes"] * 60_000
+        retention_ms = self._settings["offsets.retention.minutes"] * 60_000
         committed = self.of(group)
         expired = [
             at

@@ -15,10 +15,15 @@ Source: row T5; Kafka's AddPartitionsToTxnManager, ReplicaManager.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from oncelog.broker.coordinators.internal_topic import Written, must_wait, when_durable
+from oncelog.broker.coordinators.transactions import TransactionCoordinator
+from oncelog.broker.group_commit import Flushes
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
+from oncelog.broker.topics.topics import Topics
 from oncelog.errors import (
     BrokerError,
     ConcurrentTransactions,
@@ -35,12 +40,10 @@ from oncelog.errors import (
 from oncelog.log.partition import Partition
 from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.rules.security.authorization import ResourceType
+from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import read_header
 from oncelog.wire.messages import ProduceRequest
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 
 class Dialect(NamedTuple):
@@ -60,22 +63,26 @@ class Admission:
 
     def __init__(
         self,
-        node: Node,
         transactional_id: str,
         outside: Mapping[TopicPartition, Identity],
         dialect: Dialect,
         now_ms: int,
+        *,
+        transactions: TransactionCoordinator,
+        flushes: Flushes,
+        settings: Settings,
     ) -> None:
-        self._node, self._transactional_id, self._now_ms = node, transactional_id, now_ms
+        self._transactional_id, self._now_ms = transactional_id, now_ms
+        self._transactions, self._flushes, self._settings = transactions, flushes, settings
         self._outside, self._dialect = outside, dialect
         self._refusals: dict[Identity, BrokerError] = {}
         self._written: list[Written] = []
         if dialect.adds:
             self._add()
-        elif outside and node.settings["transaction.partition.verification.enable"]:
+        elif outside and settings["transaction.partition.verification.enable"]:
             # An answer of AddPartitionsToTxn was not waited for, or said that the disk failed.
             # See test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable.
-            self._written += node.transactions.newest(transactional_id)
+            self._written += transactions.newest(transactional_id)
 
     @property
     def is_early(self) -> bool:
@@ -88,7 +95,7 @@ class Admission:
         def on_durable(error: BrokerError | None) -> None:
             deferred.resolve_with(again() if error is None else refuse(self._translated(error)))
 
-        when_durable(self._node, self._written, on_durable)
+        when_durable(self._flushes, self._written, on_durable)
         return deferred
 
     def check(self, at: TopicPartition, *, is_continued: bool = False) -> None:
@@ -103,11 +110,11 @@ class Admission:
             return
         if who in self._refusals:
             raise self._refusals[who]
-        is_verified = self._node.settings["transaction.partition.verification.enable"]
+        is_verified = self._settings["transaction.partition.verification.enable"]
         if is_continued if self._dialect.adds else is_verified:
             try:
-                self._node.transactions.verify(self._transactional_id, who, at)
-                self._node.transactions.end_leftovers(who, (at,), self._now_ms)
+                self._transactions.verify(self._transactional_id, who, at)
+                self._transactions.end_leftovers(who, (at,), self._now_ms)
             except BrokerError as error:
                 raise self._translated(error) from None
 
@@ -123,7 +130,7 @@ class Admission:
         for who in set(self._outside.values()):
             partitions = [at for at, owner in self._outside.items() if owner == who]
             try:
-                transactions = self._node.transactions
+                transactions = self._transactions
                 done = transactions.add_partitions(self._transactional_id, who, partitions, self._now_ms)
                 transactions.end_leftovers(who, partitions, self._now_ms)
             except BrokerError as error:
@@ -145,14 +152,14 @@ class Admission:
         return error
 
 
-def admit_produce(node: Node, request: Request, now_ms: int) -> Admission:
+def admit_produce(state: BrokerState, request: Request, now_ms: int) -> Admission:
     """The transactional batches of a Produce request.
 
     Raises InvalidProducerIdMapping when they are of several producers: nothing of the request is stored.
     """
     message, version = request.message, request.header.api_version
     dialect = Dialect(adds=version >= 12, knows_abortable=version >= 11)
-    batches = list(_transactional_batches(node, request))
+    batches = list(_transactional_batches(state.topics, request))
     if len({who for _, who, *_ in batches}) > 1:
         raise InvalidProducerIdMapping("the transactional batches of a request must be of one producer")
     outside = {}
@@ -161,7 +168,15 @@ def admit_produce(node: Node, request: Request, now_ms: int) -> Admission:
             outside[at] = who
             if sequence is not None:
                 partition.begin_verification(*who, sequence, raises_epoch=dialect.adds)
-    return Admission(node, message.transactional_id or "", outside, dialect, now_ms)
+    return Admission(
+        message.transactional_id or "",
+        outside,
+        dialect,
+        now_ms,
+        transactions=state.transactions,
+        flushes=state.flushes,
+        settings=state.settings,
+    )
 
 
 def _needs_question(partition: Partition, who: Identity) -> bool:
@@ -197,13 +212,13 @@ def knows_newer_epoch(partition: Partition, who: Identity) -> bool:
 
 
 def _transactional_batches(
-    node: Node, request: Request
+    topics: Topics, request: Request
 ) -> Iterator[tuple[TopicPartition, Identity, Partition, int | None]]:
     """Yield the partitions whose batch is transactional, with its producer and base sequence."""
     message: ProduceRequest = request.message
     for topic in message.topic_data:
         may_write = request.may(ResourceType.TOPIC, topic.name)
-        known = node.topics.get(topic.name) if may_write else None
+        known = topics.get(topic.name) if may_write else None
         for part in topic.partition_data:
             if known is None or not 0 <= part.index < len(known.partitions) or not part.records:
                 continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from oncelog.broker.coordinators.expiry import ExpiryRounds
 from oncelog.broker.coordinators.internal_topic import (
@@ -22,10 +22,12 @@ from oncelog.broker.coordinators.internal_topic import (
     must_wait,
     when_durable,
 )
-from oncelog.broker.coordinators.internal_topics import TRANSACTION_STATE
-from oncelog.broker.coordinators.markers import MARKER_COST, Marker, write_marker
+from oncelog.broker.coordinators.markers import MARKER_COST, Marker, MarkerWriter
+from oncelog.broker.coordinators.producer_ids import ProducerIds
 from oncelog.broker.coordinators.transaction_log import decode_key, decode_value, encode_key, encode_value
+from oncelog.broker.group_commit import Flushes
 from oncelog.broker.stepwise import Pace
+from oncelog.broker.topics.topics import Topics
 from oncelog.errors import (
     BrokerError,
     ConcurrentTransactions,
@@ -39,7 +41,8 @@ from oncelog.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
-from oncelog.log.background import BackgroundTask, Kind
+from oncelog.limits import Limits
+from oncelog.log.background import BackgroundQueue, BackgroundTask, Kind
 from oncelog.log.partition import Partition
 from oncelog.rules.idempotence.append import Refuse
 from oncelog.rules.idempotence.lost_markers import (
@@ -74,11 +77,9 @@ from oncelog.rules.transactions.entry import (
     TransactionEntry,
     TransactionState,
 )
+from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 from oncelog.wire.records import DecodedRecord
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node
 
 MAX_MARKERS_AT_ONCE = 100
 """Markers that one round of requests or syncs writes at once; more transactions are left to steps."""
@@ -98,11 +99,22 @@ class Done(NamedTuple):
 class TransactionCoordinator:
     """Every transactional id of this node."""
 
-    def __init__(self, node: Node) -> None:
-        settings = node.settings
-        self._node = node
+    def __init__(
+        self,
+        topic: StateTopic,
+        settings: Settings,
+        *,
+        topics: Topics,
+        producer_ids: ProducerIds,
+        markers: MarkerWriter,
+        flushes: Flushes,
+        background: BackgroundQueue,
+        limits: Limits,
+    ) -> None:
+        self.topic, self._settings, self._topics = topic, settings, topics
+        self._producer_ids, self._markers, self._flushes = producer_ids, markers, flushes
+        self._background, self._limits = background, limits
         self.version: int = settings["oncelog.transaction.version"]
-        self.topic = StateTopic(node, TRANSACTION_STATE, settings["transaction.state.log.num.partitions"])
         self._entries: dict[str, TransactionEntry] = {}
         self._seen_epochs: dict[int, int] = {}
         """By producer id: the highest epoch of a partition at the start, if the log had a lower one."""
@@ -129,9 +141,8 @@ class TransactionCoordinator:
         """By producer id of the same: the transactional id that the log names it with."""
         self._ends: tuple[int, dict[int, int]] = -1, {}
         """A time, and where the log ended then."""
-        background, step_entries = node.log_manager.background, node.limits.expire_step_entries
-        self._timing_out = ExpiryRounds(background, step_entries)
-        self._expiring = ExpiryRounds(background, step_entries)
+        self._timing_out = ExpiryRounds(background, limits.expire_step_entries)
+        self._expiring = ExpiryRounds(background, limits.expire_step_entries)
 
     # Requests
 
@@ -158,7 +169,7 @@ class TransactionCoordinator:
         """
         _check_id(transactional_id)
         self.topic.check(transactional_id)
-        most_ms = self._node.settings["transaction.max.timeout.ms"]
+        most_ms = self._settings["transaction.max.timeout.ms"]
         if not 0 < timeout_ms <= most_ms:
             raise InvalidTransactionTimeout(
                 f"transaction.timeout.ms={timeout_ms} is not within 1..{most_ms} (transaction.max.timeout.ms)"
@@ -174,7 +185,7 @@ class TransactionCoordinator:
                 server_version=self.version,
                 new_producer_id=new_producer_id,
                 now_ms=now_ms,
-                first_epoch=self._node.limits.first_producer_epoch,
+                first_epoch=self._limits.first_producer_epoch,
             )
 
         verdict = decide(None)
@@ -206,7 +217,7 @@ class TransactionCoordinator:
         # An end may have given out the next id, and a power loss taken the record that it is complete.
         next_ids = (entry.next_producer_id for entry in self._entries.values())
         stored |= {next_id: 0 for next_id in next_ids if next_id != NO_ID}
-        for _, partition in self._node.topics.all_partitions() if stored else ():
+        for _, partition in self._topics.all_partitions() if stored else ():
             for producer_id, epoch in partition.epochs_of(stored):
                 if epoch > max(stored[producer_id], self._seen_epochs.get(producer_id, NO_EPOCH)):
                     self._seen_epochs[producer_id] = epoch
@@ -266,7 +277,7 @@ class TransactionCoordinator:
 
     def _new_producer_id(self) -> int:
         try:
-            return self._node.producer_ids.take()
+            return self._producer_ids.take()
         except (OSError, StorageError) as error:
             raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error
 
@@ -276,7 +287,7 @@ class TransactionCoordinator:
         """Read back what was decided; a partition that cannot be read is in `topic.damaged`."""
         self._leftovers = [
             (tp, who)
-            for tp, partition in self._node.topics.all_partitions()
+            for tp, partition in self._topics.all_partitions()
             for who in partition.open_transactions()
         ]
         self._decisions = dict.fromkeys(who for _, who in self._leftovers)
@@ -384,7 +395,7 @@ class TransactionCoordinator:
 
         Raises BrokerError.
         """
-        _, partition = self._node.topics.partition(tp)
+        _, partition = self._topics.partition(tp)
         owner = self._owners.get(who.producer_id)
         if owner is None or partition.open_transaction(who.producer_id) != who:
             return False
@@ -392,7 +403,7 @@ class TransactionCoordinator:
         lost = lost_end(tp, who, self._decisions.get(who), newest)
         if lost is None:
             return newest is not None and not is_awaited(tp, who, newest)
-        write_marker(self._node, tp, self._marker(self._outcome(who, tp, lost), tp), now_ms)
+        self._markers.write(tp, self._marker(self._outcome(who, tp, lost), tp), now_ms)
         return False
 
     def end_leftovers(self, who: Identity, tps: Collection[TopicPartition], now_ms: int) -> None:
@@ -407,7 +418,7 @@ class TransactionCoordinator:
                 raise NotCoordinator(f"{tp} shows an older transaction as open: {error}") from error
 
     def _end_leftover(self, who: Identity, tp: TopicPartition, now_ms: int) -> None:
-        _, partition = self._node.topics.partition(tp)
+        _, partition = self._topics.partition(tp)
         leftover = partition.open_transaction(who.producer_id)
         if leftover is None or leftover.producer_epoch >= who.producer_epoch:
             return
@@ -415,7 +426,7 @@ class TransactionCoordinator:
         if decision is None or tp not in decision.partitions:
             decision = abort_of(leftover)
         outcome = self._outcome(leftover, tp, decision)
-        write_marker(self._node, tp, self._marker(outcome, tp), now_ms)
+        self._markers.write(tp, self._marker(outcome, tp), now_ms)
 
     def resume(self, now_ms: int) -> None:
         """Finish what was decided before the last stop or crash, and may not be durable yet.
@@ -424,7 +435,7 @@ class TransactionCoordinator:
         """
         self._note_seen_epochs()
         self.write_lost_markers(now_ms)
-        if self._node.settings["oncelog.fence.transactions"]:
+        if self._settings["oncelog.fence.transactions"]:
             self.fence_all(now_ms)
         for entry in [entry for entry in self._entries.values() if entry.state.is_prepared]:
             self._follow(entry, self._newest(entry.transactional_id), now_ms)
@@ -432,7 +443,7 @@ class TransactionCoordinator:
     def abort_timed_out(self, now_ms: int) -> None:
         """Abort every transaction past its timeout and fence its producer (row T8)."""
 
-        pace = Pace(self._node.limits.request_step_elements)
+        pace = Pace(self._limits.request_step_elements)
 
         def look(transactional_id: str) -> BackgroundTask:
             entry = self._entries.get(transactional_id)
@@ -482,7 +493,7 @@ class TransactionCoordinator:
 
     def forget_expired(self, now_ms: int) -> None:
         """Write tombstones for ids that have been idle for long enough (row T9)."""
-        expiration_ms = self._node.settings["transactional.id.expiration.ms"]
+        expiration_ms = self._settings["transactional.id.expiration.ms"]
 
         def look(key: str) -> None:
             entry = self._entries.get(key)
@@ -532,7 +543,7 @@ class TransactionCoordinator:
             self._unfinished[prepared.transactional_id] = set(prepared.partitions)
             self._write_markers(prepared.transactional_id, now_ms)
 
-        when_durable(self._node, [written], on_durable)
+        when_durable(self._flushes, [written], on_durable)
 
     def _write_markers(self, transactional_id: str, now_ms: int) -> None:
         """Write the markers that are missing; many of them in steps, between which others are served.
@@ -548,7 +559,7 @@ class TransactionCoordinator:
             self._markers_at_once -= max(len(self._unfinished[transactional_id]), 1)
             if next(work, work) is work:
                 return
-        self._node.log_manager.background.add(work, Kind.REQUEST)
+        self._background.add(work, Kind.REQUEST)
 
     def end_round(self) -> None:
         """Let the next requests write markers at once: others have had their turn."""
@@ -559,14 +570,14 @@ class TransactionCoordinator:
         entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]
         marked = self._marked.setdefault(transactional_id, [])
         ended = ended_transaction(entry)
-        pace = Pace(self._node.limits.request_step_elements)
+        pace = Pace(self._limits.request_step_elements)
         try:
             for at in sorted(remaining):
                 with suppress(BrokerError):  # `retry_markers` comes back to it
                     with suppress(*_GONE):
                         if ended is not None:
                             self._end_leftover(ended, at, now_ms)
-                        marked.append(write_marker(self._node, at, self._marker(entry, at), now_ms))
+                        marked.append(self._markers.write(at, self._marker(entry, at), now_ms))
                     remaining.discard(at)
                 # On a full disk nothing is written, which takes time too.
                 if remaining and pace.next(MARKER_COST):
@@ -575,7 +586,7 @@ class TransactionCoordinator:
             self._writing.discard(transactional_id)
         if not remaining:
             del self._unfinished[transactional_id], self._marked[transactional_id]
-            when_durable(self._node, marked, partial(self._complete, entry, marked, now_ms))
+            when_durable(self._flushes, marked, partial(self._complete, entry, marked, now_ms))
 
     def _complete(
         self, prepared: TransactionEntry, marked: list[Written], now_ms: int, error: BrokerError | None
@@ -596,7 +607,7 @@ class TransactionCoordinator:
         topic = self.topic.topic
         assert topic is not None
         own_epoch = topic.partition(self.topic.partition_of(entry.transactional_id)).leader_epoch
-        _, partition = self._node.topics.partition(at)
+        _, partition = self._topics.partition(at)
         known = partition.producer(entry.producer_id)
         if entry.client_version >= EPOCH_PER_TRANSACTION:
             # If the next transaction is open, the marker is there: a power loss took the record of that.

@@ -5,23 +5,20 @@ PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 2.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.coordinators.internal_topic import answer_when_durable
 from oncelog.broker.handlers.transactional import code_for
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError
 from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 25
 FIRST_FENCED_VERSION = 2
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: AddOffsetsToTxnRequest = request.message
     knows_fenced = request.header.api_version >= FIRST_FENCED_VERSION
 
@@ -32,8 +29,8 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     try:
         request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         request.check(ResourceType.GROUP, message.group_id)
-        at = node.groups.offsets_partition(message.group_id, now_ms)
-        done = node.transactions.add_partitions(message.transactional_id, who, [at], now_ms)
+        at = state.groups.offsets_partition(message.group_id, now_ms)
+        done = state.transactions.add_partitions(message.transactional_id, who, [at], now_ms)
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(node, done.written, AddOffsetsToTxnResponse(), refusal)
+    return answer_when_durable(state.flushes, done.written, AddOffsetsToTxnResponse(), refusal)

@@ -8,10 +8,11 @@ is INVALID_PRODUCER_EPOCH below version 2.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
 from oncelog.broker.coordinators.internal_topic import Written, answer_when_durable
 from oncelog.broker.handlers.transactional import code_for
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
 from oncelog.errors import (
     BrokerError,
@@ -27,9 +28,6 @@ from oncelog.rules.security.authorization import ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 24
 FIRST_FENCED_VERSION, FIRST_BATCHED_VERSION = 2, 4
 
@@ -38,15 +36,15 @@ _Result = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
 _Partition = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _add_all(node, request, now_ms))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _add_all(state, request, now_ms))
     return answer
 
 
-def _add_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
+def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: AddPartitionsToTxnRequest = request.message
     version = request.header.api_version
-    work = _Adding(node, request, now_ms)
+    work = _Adding(state, request, now_ms)
     if version >= FIRST_BATCHED_VERSION and not request.may(ResourceType.CLUSTER):
         return AddPartitionsToTxnResponse(error_code=ClusterAuthorizationFailed.code)
     if version >= FIRST_BATCHED_VERSION:
@@ -69,19 +67,19 @@ def _add_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
             message.v3_and_below_transactional_id, who, message.v3_and_below_topics
         )
         answer = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
-    return answer_when_durable(node, work.written, answer, lambda error: _refuse_all(answer, error))
+    return answer_when_durable(state.flushes, work.written, answer, lambda error: _refuse_all(answer, error))
 
 
 class _Adding:
     """One request: what was written for it."""
 
-    def __init__(self, node: Node, request: Request, now_ms: int) -> None:
+    def __init__(self, state: BrokerState, request: Request, now_ms: int) -> None:
         version = request.header.api_version
-        self.node, self.now_ms, self.request = node, now_ms, request
+        self.state, self.now_ms, self.request = state, now_ms, request
         self.knows_fenced = version >= FIRST_FENCED_VERSION
         self.is_by_client = version < FIRST_BATCHED_VERSION
         self.written: list[Written] = []
-        self.pace = Pace(node.limits.request_step_elements)
+        self.pace = Pace(state.limits.request_step_elements)
 
     def results(
         self, transactional_id: str, who: Identity, topics: _Topics, *, is_only_asked: bool = False
@@ -121,13 +119,13 @@ class _Adding:
         """An error code, or 0."""
         if self.is_by_client and not self.request.may(ResourceType.TOPIC, at.topic):
             return TopicAuthorizationFailed.code
-        topic = self.node.topics.get(at.topic)
+        topic = self.state.topics.get(at.topic)
         is_there = topic is not None and 0 <= at.partition < len(topic.partitions)
         return 0 if is_there else UnknownTopicOrPartition.code
 
     def _add(self, transactional_id: str, who: Identity, asked: Collection[TopicPartition]) -> int:
         try:
-            done = self.node.transactions.add_partitions(transactional_id, who, asked, self.now_ms)
+            done = self.state.transactions.add_partitions(transactional_id, who, asked, self.now_ms)
         except BrokerError as error:
             return code_for(error, knows_fenced=self.knows_fenced)
         self.written += done.written
@@ -135,7 +133,7 @@ class _Adding:
 
     def _verify(self, transactional_id: str, who: Identity, at: TopicPartition) -> int:
         try:
-            self.node.transactions.verify(transactional_id, who, at)
+            self.state.transactions.verify(transactional_id, who, at)
         except BrokerError as error:
             return error.code
         return 0

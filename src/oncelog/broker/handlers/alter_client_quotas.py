@@ -7,15 +7,13 @@ An entity with an error keeps what it had; the others are altered. validate_only
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, InvalidRequest, KafkaStorageError, StorageError
 from oncelog.rules.limits.quotas import checked, entity_of
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AlterClientQuotasRequest, AlterClientQuotasResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 49
 
@@ -24,7 +22,7 @@ _Result = AlterClientQuotasResponse.EntryData
 _Name = tuple[tuple[str, str | None], ...]
 
 
-def handle(node: Node, request: Request, now_ms: int) -> AlterClientQuotasResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> AlterClientQuotasResponse:
     message: AlterClientQuotasRequest = request.message
     named = Counter(map(_name, message.entries))
     once = {_name(asked): asked for asked in message.entries}
@@ -45,7 +43,7 @@ def handle(node: Node, request: Request, now_ms: int) -> AlterClientQuotasRespon
             result.error_code, result.error_message = error.code, error.message
     try:
         changed = (change for _, change in sound)
-        errors = node.quotas.alter_all(changed, is_test=message.validate_only)
+        errors = state.quotas.alter_all(changed, is_test=message.validate_only)
     except StorageError as error:
         errors = [KafkaStorageError(str(error))] * len(sound)
     for (result, _), refusal in zip(sound, errors, strict=True):

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Request
 from oncelog.broker.settings.alter_configs import alter, check_each_once, check_has_value
+from oncelog.broker.state import BrokerState
 from oncelog.wire.messages import AlterConfigsRequest, AlterConfigsResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 33
 
@@ -22,10 +20,10 @@ KEY = 33
 _Asked = AlterConfigsRequest.AlterConfigsResource
 
 
-def handle(node: Node, request: Request, now_ms: int) -> AlterConfigsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> AlterConfigsResponse:
     message: AlterConfigsRequest = request.message
     changes = [(asked, partial(_replaced, asked)) for asked in message.resources]
-    outcomes = alter(node, request, changes, message.validate_only)
+    outcomes = alter(state, request, changes, message.validate_only)
     return AlterConfigsResponse(
         responses=[
             AlterConfigsResponse.AlterConfigsResourceResponse(

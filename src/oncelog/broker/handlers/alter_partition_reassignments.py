@@ -7,8 +7,8 @@ UNKNOWN_TOPIC_OR_PARTITION.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import (
     BrokerError,
     ClusterAuthorizationFailed,
@@ -19,16 +19,13 @@ from oncelog.errors import (
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
-
 KEY = 45
 
 _Requested = AlterPartitionReassignmentsRequest.ReassignablePartition
 _Partition = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse
 
 
-def handle(node: Node, request: Request, now_ms: int) -> AlterPartitionReassignmentsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> AlterPartitionReassignmentsResponse:
     message: AlterPartitionReassignmentsRequest = request.message
     is_refused = not request.may(ResourceType.CLUSTER)
     response = AlterPartitionReassignmentsResponse(
@@ -39,7 +36,7 @@ def handle(node: Node, request: Request, now_ms: int) -> AlterPartitionReassignm
     for topic in message.topics:
         results = []
         for partition in topic.partitions:
-            error = ClusterAuthorizationFailed() if is_refused else _refusal(node, topic.name, partition)
+            error = ClusterAuthorizationFailed() if is_refused else _refusal(state, topic.name, partition)
             results.append(
                 _Partition(
                     partition_index=partition.partition_index,
@@ -53,12 +50,12 @@ def handle(node: Node, request: Request, now_ms: int) -> AlterPartitionReassignm
     return response
 
 
-def _refusal(node: Node, topic_name: str, requested: _Requested) -> BrokerError | None:
-    topic = node.topics.get(topic_name)
+def _refusal(state: BrokerState, topic_name: str, requested: _Requested) -> BrokerError | None:
+    topic = state.topics.get(topic_name)
     if topic is None or not 0 <= requested.partition_index < len(topic.partitions):
         return UnknownTopicOrPartition(f"there is no partition {topic_name}-{requested.partition_index}")
     if requested.replicas is None:
         return NoReassignmentInProgress("no partition is ever being moved: there is one node")
-    if requested.replicas != [node.node_id]:
-        return InvalidReplicaAssignment(f"the only broker to assign to is {node.node_id}")
+    if requested.replicas != [state.node_id]:
+        return InvalidReplicaAssignment(f"the only broker to assign to is {state.node_id}")
     return None

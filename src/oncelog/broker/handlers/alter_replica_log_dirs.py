@@ -6,14 +6,11 @@ for two directories is answered once, for the last of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import ClusterAuthorizationFailed, LogDirNotFound, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 34
 
@@ -21,7 +18,7 @@ _Topic = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
 _Partition = AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> AlterReplicaLogDirsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> AlterReplicaLogDirsResponse:
     message: AlterReplicaLogDirsRequest = request.message
     is_authorized = request.may(ResourceType.CLUSTER)
     results: dict[str, dict[int, int]] = {}
@@ -30,7 +27,7 @@ def handle(node: Node, request: Request, now_ms: int) -> AlterReplicaLogDirsResp
             codes = results.setdefault(topic.name, {})
             for index in topic.partitions:
                 codes[index] = (
-                    _code(node, directory.path, topic.name, index)
+                    _code(state, directory.path, topic.name, index)
                     if is_authorized
                     else ClusterAuthorizationFailed.code
                 )
@@ -47,10 +44,10 @@ def handle(node: Node, request: Request, now_ms: int) -> AlterReplicaLogDirsResp
     )
 
 
-def _code(node: Node, path: str, topic_name: str, index: int) -> int:
-    if path != node.log_manager.directory:
+def _code(state: BrokerState, path: str, topic_name: str, index: int) -> int:
+    if path != state.log_manager.directory:
         return LogDirNotFound.code
-    topic = node.topics.get(topic_name)
+    topic = state.topics.get(topic_name)
     if topic is None or not 0 <= index < len(topic.partitions):
         return UnknownTopicOrPartition.code
     return 0

@@ -8,22 +8,20 @@ delete), DUPLICATE_RESOURCE (a user named twice, unless an earlier row was refus
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Request
 from oncelog.broker.security.users import UserChange
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, DuplicateResource, KafkaStorageError, StorageError
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 51
 
 _Result = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> AlterUserScramCredentialsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> AlterUserScramCredentialsResponse:
     message: AlterUserScramCredentialsRequest = request.message
     changes: dict[str, UserChange] = {}
     errors: dict[str, BrokerError] = {}
@@ -35,13 +33,13 @@ def handle(node: Node, request: Request, now_ms: int) -> AlterUserScramCredentia
             request.check(ResourceType.CLUSTER)
             if changes.pop(name, None) is not None:
                 raise DuplicateResource(f"user {name!r} is named twice; one change to it in a request")
-            node.users.check(*change)
+            state.users.check(*change)
         except BrokerError as error:
             errors[name] = error
         else:
             changes[name] = change
     try:
-        refusals = node.users.alter_all(changes.values())
+        refusals = state.users.alter_all(changes.values())
     except StorageError as error:
         refusals = [KafkaStorageError(str(error))] * len(changes)
     errors |= {name: refusal for name, refusal in zip(changes, refusals, strict=True) if refusal is not None}

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import InvalidRequest, UnsupportedVersion
 from oncelog.wire.messages import API_BY_KEY, Api, ApiVersionsRequest, ApiVersionsResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 18
 FIRST_NAMED_VERSION = 3
@@ -25,7 +23,7 @@ FIRST_NAMED_VERSION = 3
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 
 
-def handle(node: Node, request: Request, now_ms: int) -> ApiVersionsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> ApiVersionsResponse:
     message: ApiVersionsRequest = request.message
     if request.header.api_version >= FIRST_NAMED_VERSION and not (
         _SOFTWARE.fullmatch(message.client_software_name)
@@ -33,10 +31,10 @@ def handle(node: Node, request: Request, now_ms: int) -> ApiVersionsResponse:
     ):
         return ApiVersionsResponse(error_code=InvalidRequest.code, api_keys=[])
     return ApiVersionsResponse(
-        api_keys=[_range(api) for api in node.offered.values()],
-        supported_features=[_supported(name, top) for name, (_, top) in node.features.items()],
+        api_keys=[_range(api) for api in state.offered.values()],
+        supported_features=[_supported(name, top) for name, (_, top) in state.features.items()],
         finalized_features_epoch=0,
-        finalized_features=[_finalized(name, level) for name, (level, _) in node.features.items() if level],
+        finalized_features=[_finalized(name, level) for name, (level, _) in state.features.items() if level],
     )
 
 

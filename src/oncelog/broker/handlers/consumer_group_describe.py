@@ -6,10 +6,11 @@ GROUP_ID_NOT_FOUND (not there, or classic), INVALID_GROUP_ID (empty).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from oncelog.broker.coordinators.consumer_group_log import by_topic_id
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import allowed_bits
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
 from oncelog.errors import (
     GroupAuthorizationFailed,
@@ -22,25 +23,22 @@ from oncelog.rules.groups.consumer import NO_PARTITIONS, ConsumerGroup, TopicIdP
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 69
 CONSUMER_MEMBER = 1
 
 _Group = ConsumerGroupDescribeResponse.DescribedGroup
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request))
     return answer
 
 
-def _answer_all(node: Node, request: Request) -> Work[ConsumerGroupDescribeResponse]:
+def _answer_all(state: BrokerState, request: Request) -> Work[ConsumerGroupDescribeResponse]:
     message: ConsumerGroupDescribeRequest = request.message
-    response, pace = ConsumerGroupDescribeResponse(groups=[]), Pace(node.limits.request_step_elements)
+    response, pace = ConsumerGroupDescribeResponse(groups=[]), Pace(state.limits.request_step_elements)
     for group_id in dict.fromkeys(message.group_ids):
-        group = _described(node, request, group_id)
+        group = _described(state, request, group_id)
         if message.include_authorized_operations and not group.error_code:
             group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
         response.groups.append(group)
@@ -49,11 +47,11 @@ def _answer_all(node: Node, request: Request) -> Work[ConsumerGroupDescribeRespo
     return response
 
 
-def _described(node: Node, request: Request, group_id: str) -> _Group:
+def _described(state: BrokerState, request: Request, group_id: str) -> _Group:
     if not request.may(ResourceType.GROUP, group_id):
         return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
     try:
-        group = _describe(node, group_id)
+        group = _describe(state, group_id)
     except NotCoordinator as error:
         return _Group(group_id=group_id, error_code=error.code, error_message=error.message)
     named = {name for member in group.members for name in member.subscribed_topic_names}
@@ -69,14 +67,14 @@ def _described(node: Node, request: Request, group_id: str) -> _Group:
     )
 
 
-def _describe(node: Node, group_id: str) -> _Group:
+def _describe(state: BrokerState, group_id: str) -> _Group:
     if not group_id:
         return _Group(
             group_id=group_id, error_code=InvalidGroupId.code, error_message="A group id may not be empty."
         )
-    group = node.groups.consumers.get(group_id)
+    group = state.groups.consumers.get(group_id)
     if group is None:
-        text = "is not a consumer group" if node.groups.has(group_id) else "not found"
+        text = "is not a consumer group" if state.groups.has(group_id) else "not found"
         return _Group(
             group_id=group_id, error_code=GroupIdNotFound.code, error_message=f"Group {group_id} {text}."
         )
@@ -86,11 +84,11 @@ def _describe(node: Node, group_id: str) -> _Group:
         group_epoch=group.epoch,
         assignment_epoch=group.assignment_epoch,
         assignor_name=group.assignor,
-        members=[_member(node, group, member_id) for member_id in group.members],
+        members=[_member(state, group, member_id) for member_id in group.members],
     )
 
 
-def _member(node: Node, group: ConsumerGroup, member_id: str) -> ConsumerGroupDescribeResponse.Member:
+def _member(state: BrokerState, group: ConsumerGroup, member_id: str) -> ConsumerGroupDescribeResponse.Member:
     member = group.members[member_id]
     return ConsumerGroupDescribeResponse.Member(
         member_id=member_id,
@@ -101,8 +99,8 @@ def _member(node: Node, group: ConsumerGroup, member_id: str) -> ConsumerGroupDe
         client_host=member.client_host,
         subscribed_topic_names=sorted(member.topics),
         subscribed_topic_regex=member.regex or "",
-        assignment=_assignment(node, member.held),
-        target_assignment=_assignment(node, group.targets.get(member_id, NO_PARTITIONS)),
+        assignment=_assignment(state, member.held),
+        target_assignment=_assignment(state, group.targets.get(member_id, NO_PARTITIONS)),
         member_type=CONSUMER_MEMBER,
     )
 
@@ -116,13 +114,15 @@ def _size(member: ConsumerGroupDescribeResponse.Member) -> int:
     return count
 
 
-def _assignment(node: Node, places: Iterable[TopicIdPartition]) -> ConsumerGroupDescribeResponse.Assignment:
+def _assignment(
+    state: BrokerState, places: Iterable[TopicIdPartition]
+) -> ConsumerGroupDescribeResponse.Assignment:
     return ConsumerGroupDescribeResponse.Assignment(
         topic_partitions=[
             ConsumerGroupDescribeResponse.TopicPartitions(
                 topic_id=topic_id, topic_name=topic.name, partitions=partitions
             )
             for topic_id, partitions in by_topic_id(places)
-            if (topic := node.topics.by_id(topic_id)) is not None
+            if (topic := state.topics.by_id(topic_id)) is not None
         ]
     )

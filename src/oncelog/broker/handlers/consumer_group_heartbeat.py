@@ -7,10 +7,10 @@ INVALID_REGULAR_EXPRESSION; the rest is `rules.groups.consumer`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.coordinators.consumer_group_log import by_topic_id, topic_id_partitions
 from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import (
     BrokerError,
     InvalidRequest,
@@ -21,9 +21,6 @@ from oncelog.rules.groups.consumer import STATIC_LEAVE_EPOCH, Heartbeat, Heartbe
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 68
 FIRST_NAMED_VERSION = 1
 """From here on members choose their ids themselves."""
@@ -31,7 +28,7 @@ FIRST_NAMED_VERSION = 1
 _Assignment = ConsumerGroupHeartbeatResponse.Assignment
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: ConsumerGroupHeartbeatRequest = request.message
 
     def refusal(error: BrokerError) -> ConsumerGroupHeartbeatResponse:
@@ -39,18 +36,18 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 
     try:
         request.check(ResourceType.GROUP, message.group_id)
-        _check(node, message, request.header.api_version)
+        _check(state, message, request.header.api_version)
         for name in message.subscribed_topic_names or ():
             request.check(ResourceType.TOPIC, name)
-        beat = _beat(node, message, request)
-        answer, written = node.groups.consumer_heartbeat(message.group_id, beat, now_ms)
+        beat = _beat(state, message, request)
+        answer, written = state.groups.consumer_heartbeat(message.group_id, beat, now_ms)
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(node, written, _response(node, message.group_id, answer), refusal)
+    return answer_when_durable(state.flushes, written, _response(state, message.group_id, answer), refusal)
 
 
-def _check(node: Node, message: ConsumerGroupHeartbeatRequest, version: int) -> None:
-    if "consumer" not in node.settings["group.coordinator.rebalance.protocols"]:
+def _check(state: BrokerState, message: ConsumerGroupHeartbeatRequest, version: int) -> None:
+    if "consumer" not in state.settings["group.coordinator.rebalance.protocols"]:
         raise UnsupportedVersion("group.coordinator.rebalance.protocols leaves out the consumer protocol")
     if not message.group_id:
         raise InvalidRequest("a group id may not be empty")
@@ -64,7 +61,10 @@ def _check(node: Node, message: ConsumerGroupHeartbeatRequest, version: int) -> 
         raise InvalidRequest("only static members leave with epoch -2")
     if message.member_epoch == 0:
         _check_first(message)
-    if message.server_assignor is not None and message.server_assignor not in node.groups.consumers.assignors:
+    if (
+        message.server_assignor is not None
+        and message.server_assignor not in state.groups.consumers.assignors
+    ):
         raise UnsupportedAssignor(f"there is no assignor {message.server_assignor!r}")
 
 
@@ -77,10 +77,10 @@ def _check_first(message: ConsumerGroupHeartbeatRequest) -> None:
         raise InvalidRequest("a member that joins must say what topics it wants")
 
 
-def _beat(node: Node, message: ConsumerGroupHeartbeatRequest, request: Request) -> Heartbeat:
+def _beat(state: BrokerState, message: ConsumerGroupHeartbeatRequest, request: Request) -> Heartbeat:
     owned, names = message.topic_partitions, message.subscribed_topic_names
     return Heartbeat(
-        message.member_id or node.new_name(),
+        message.member_id or state.new_name(),
         message.member_epoch,
         message.instance_id,
         message.rack_id,
@@ -94,7 +94,7 @@ def _beat(node: Node, message: ConsumerGroupHeartbeatRequest, request: Request) 
     )
 
 
-def _response(node: Node, group_id: str, answer: HeartbeatResult) -> ConsumerGroupHeartbeatResponse:
+def _response(state: BrokerState, group_id: str, answer: HeartbeatResult) -> ConsumerGroupHeartbeatResponse:
     assignment = None
     if answer.assigned is not None:
         assignment = _Assignment(
@@ -108,6 +108,6 @@ def _response(node: Node, group_id: str, answer: HeartbeatResult) -> ConsumerGro
         member_epoch=answer.epoch,
         heartbeat_interval_ms=0
         if answer.epoch < 0
-        else node.dynamic.group_ms(group_id, "consumer.heartbeat.interval.ms"),
+        else state.dynamic.group_ms(group_id, "consumer.heartbeat.interval.ms"),
         assignment=assignment,
     )

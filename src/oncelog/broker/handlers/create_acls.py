@@ -5,8 +5,8 @@ What is there already is no error. All good ones of a request are stored at once
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import (
     BrokerError,
     InvalidRequest,
@@ -24,25 +24,22 @@ from oncelog.rules.security.authorization import (
 )
 from oncelog.wire.messages import CreateAclsRequest, CreateAclsResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
-
 KEY = 30
 
 _Result = CreateAclsResponse.AclCreationResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> CreateAclsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> CreateAclsResponse:
     message: CreateAclsRequest = request.message
     good: list[Acl] = []
     results = []
     try:
-        if node.authorizer is None:
+        if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
         request.check(ResourceType.CLUSTER)
         for asked in message.creations:
             results.append(_take(asked, good))
-        node.authorizer.add(good)
+        state.authorizer.add(good)
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         results = [_refused(refusal) for _ in message.creations]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS, MAX_PARTITIONS_PER_REQUEST
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
@@ -28,9 +29,6 @@ from oncelog.errors import (
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import CreatePartitionsRequest, CreatePartitionsResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 37
 FIRST_STRICT_VERSION = 3
 """From here on clients know THROTTLING_QUOTA_EXCEEDED."""
@@ -39,16 +37,16 @@ _Asked = CreatePartitionsRequest.CreatePartitionsTopic
 _Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has gone away: the file already names these partitions.
-    answer: Answer = answer_in_steps(node, _answer(node, request, now_ms), is_dropped=False)
+    answer: Answer = answer_in_steps(state.steps, _answer(state, request, now_ms), is_dropped=False)
     return answer
 
 
-def _answer(node: Node, request: Request, now_ms: int) -> Work[CreatePartitionsResponse]:
+def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePartitionsResponse]:
     message: CreatePartitionsRequest = request.message
     named = Counter(topic.name for topic in message.topics)
-    results, pace = [], Pace(node.limits.request_step_elements)
+    results, pace = [], Pace(state.limits.request_step_elements)
     plans: list[tuple[Topic, int, _Result]] = []
     left_count = MAX_PARTITIONS_PER_REQUEST
     for asked in {topic.name: topic for topic in message.topics}.values():
@@ -57,8 +55,8 @@ def _answer(node: Node, request: Request, now_ms: int) -> Work[CreatePartitionsR
             if named[asked.name] > 1:
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
             request.check(ResourceType.TOPIC, asked.name)
-            topic = _checked(node, asked, left_count)
-            node.quotas.mutate(request, asked.count - topic.partition_count, FIRST_STRICT_VERSION, now_ms)
+            topic = _checked(state, asked, left_count)
+            state.quotas.mutate(request, asked.count - topic.partition_count, FIRST_STRICT_VERSION, now_ms)
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
         else:
@@ -68,15 +66,15 @@ def _answer(node: Node, request: Request, now_ms: int) -> Work[CreatePartitionsR
         if pace.next():
             yield None
     if plans and not message.validate_only:
-        yield from _grow(node, plans, now_ms)
+        yield from _grow(state, plans, now_ms)
     return CreatePartitionsResponse(results=results)
 
 
-def _grow(node: Node, plans: Sequence[tuple[Topic, int, _Result]], now_ms: int) -> Work[None]:
+def _grow(state: BrokerState, plans: Sequence[tuple[Topic, int, _Result]], now_ms: int) -> Work[None]:
     """Add the partitions, durable by one write; the results tell if that fails."""
     changes = [(topic, count) for topic, count, _ in plans]
     try:
-        failures = yield from node.topics.grow_in_steps(changes, now_ms)
+        failures = yield from state.topics.grow_in_steps(changes, now_ms)
     except (StorageError, KafkaStorageError) as error:
         failures = {topic.name: error for topic, _ in changes}
     for topic, _, result in plans:
@@ -85,9 +83,9 @@ def _grow(node: Node, plans: Sequence[tuple[Topic, int, _Result]], now_ms: int) 
             result.error_code, result.error_message = refusal.code, refusal.message
 
 
-def _checked(node: Node, asked: _Asked, left_count: int) -> Topic:
+def _checked(state: BrokerState, asked: _Asked, left_count: int) -> Topic:
     """The topic, if it may have that many partitions; the request may make `left_count` more."""
-    topic = node.topics.get(asked.name)
+    topic = state.topics.get(asked.name)
     if topic is None:
         raise UnknownTopicOrPartition()
     if topic.is_internal:
@@ -98,8 +96,8 @@ def _checked(node: Node, asked: _Asked, left_count: int) -> Topic:
     if asked.assignments is not None:
         if len(asked.assignments) != asked.count - present:
             raise InvalidReplicaAssignment("the assignment must name exactly the new partitions")
-        if any(assignment.broker_ids != [node.node_id] for assignment in asked.assignments):
-            raise InvalidReplicaAssignment(f"the only broker to assign to is {node.node_id}")
+        if any(assignment.broker_ids != [state.node_id] for assignment in asked.assignments):
+            raise InvalidReplicaAssignment(f"the only broker to assign to is {state.node_id}")
     if asked.count - present > left_count:
         raise PolicyViolation(
             f"more than {MAX_PARTITIONS_PER_REQUEST} new partitions in one request; create them in several"

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from oncelog.broker.coordinators.internal_topics import (
     METADATA_LOG,
     check_internal_settings,
     with_internal_settings,
 )
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.settings.config_text import topic_entries
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics.names import TopicNames, check_topic_name
 from oncelog.broker.topics.topic_config import check_overrides
@@ -39,9 +40,6 @@ from oncelog.errors import (
 from oncelog.rules.security.authorization import Operation, ResourceType
 from oncelog.wire.messages import NO_ID, CreateTopicsRequest, CreateTopicsResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 19
 FIRST_STRICT_VERSION = 6
 """From here on clients know THROTTLING_QUOTA_EXCEEDED."""
@@ -54,34 +52,34 @@ _Asked = CreateTopicsRequest.CreatableTopic
 _Result = CreateTopicsResponse.CreatableTopicResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has gone away: the file already names these topics.
-    answer: Answer = answer_in_steps(node, _create_all(node, request, now_ms), is_dropped=False)
+    answer: Answer = answer_in_steps(state.steps, _create_all(state, request, now_ms), is_dropped=False)
     return answer
 
 
-def _create_all(node: Node, request: Request, now_ms: int) -> Work[CreateTopicsResponse]:
+def _create_all(state: BrokerState, request: Request, now_ms: int) -> Work[CreateTopicsResponse]:
     message: CreateTopicsRequest = request.message
     named = Counter(topic.name for topic in message.topics)
     once = {topic.name: topic for topic in message.topics}
-    if _total_partitions(node, once.values()) > MAX_PARTITIONS_PER_REQUEST:
+    if _total_partitions(state, once.values()) > MAX_PARTITIONS_PER_REQUEST:
         error = PolicyViolation(
             f"more than {MAX_PARTITIONS_PER_REQUEST} partitions in one request; create them in several"
         )
         return CreateTopicsResponse(topics=[_error(asked, error) for asked in once.values()])
-    names = TopicNames(node.topics.names())
+    names = TopicNames(state.topics.names())
     results: dict[str, _Result] = {}
     plans: list[NewTopic] = []
-    pace = Pace(node.limits.partitions_per_step)
+    pace = Pace(state.limits.partitions_per_step)
     for asked in once.values():
         try:
             if named[asked.name] > 1:
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
             if not request.may(ResourceType.CLUSTER):
                 request.check(ResourceType.TOPIC, asked.name)
-            plan = _plan(node, asked, names)
-            node.quotas.mutate(request, plan.partition_count, FIRST_STRICT_VERSION, now_ms)
-            results[asked.name] = _result(node, request, plan)
+            plan = _plan(state, asked, names)
+            state.quotas.mutate(request, plan.partition_count, FIRST_STRICT_VERSION, now_ms)
+            results[asked.name] = _result(state, request, plan)
             names.add(asked.name)
             plans.append(plan)
         except (BrokerError, StorageError) as error:
@@ -89,7 +87,7 @@ def _create_all(node: Node, request: Request, now_ms: int) -> Work[CreateTopicsR
         if pace.next():
             yield None
     if not message.validate_only:
-        for name, made in (yield from _create(node, plans, now_ms)).items():
+        for name, made in (yield from _create(state, plans, now_ms)).items():
             if isinstance(made, Topic):
                 results[name].topic_id = made.topic_id
             else:
@@ -98,17 +96,17 @@ def _create_all(node: Node, request: Request, now_ms: int) -> Work[CreateTopicsR
 
 
 def _create(
-    node: Node, plans: list[NewTopic], now_ms: int
+    state: BrokerState, plans: list[NewTopic], now_ms: int
 ) -> Work[dict[str, Topic | BrokerError | StorageError]]:
     try:
-        made = yield from node.topics.create_in_steps(plans, now_ms)
+        made = yield from state.topics.create_in_steps(plans, now_ms)
     except (StorageError, KafkaStorageError) as error:
         return {plan.name: error for plan in plans}
     return {plan.name: each for plan, each in zip(plans, made, strict=True)}
 
 
-def _total_partitions(node: Node, asked: Iterable[_Asked]) -> int:
-    default: int = node.settings["num.partitions"]
+def _total_partitions(state: BrokerState, asked: Iterable[_Asked]) -> int:
+    default: int = state.settings["num.partitions"]
     return sum(
         len(topic.assignments) or (default if topic.num_partitions == -1 else max(topic.num_partitions, 0))
         for topic in asked
@@ -125,7 +123,7 @@ def _error(asked: _Asked, error: BrokerError | StorageError) -> _Result:
     )
 
 
-def _result(node: Node, request: Request, plan: NewTopic) -> _Result:
+def _result(state: BrokerState, request: Request, plan: NewTopic) -> _Result:
     """Return the answer for a topic that is created, without its id."""
     if not request.access.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, plan.name):
         return _Result(
@@ -148,36 +146,36 @@ def _result(node: Node, request: Request, plan: NewTopic) -> _Result:
                 value=plan.overrides.get(entry.name, entry.value),
                 config_source=entry.source,
             )
-            for entry in topic_entries(node.settings, plan.overrides)
+            for entry in topic_entries(state.settings, plan.overrides)
         ],
     )
 
 
-def _plan(node: Node, asked: _Asked, names: TopicNames) -> NewTopic:
+def _plan(state: BrokerState, asked: _Asked, names: TopicNames) -> NewTopic:
     if asked.name == METADATA_LOG:
         raise InvalidRequest(f"{METADATA_LOG} is the name of a cluster's own log")
     check_topic_name(asked.name)
-    if node.topics.get(asked.name) is not None or node.topics.is_changing(asked.name):
+    if state.topics.get(asked.name) is not None or state.topics.is_changing(asked.name):
         raise TopicAlreadyExists(f"topic {asked.name!r} is already there")
     names.check(asked.name)
     # Of a setting that is named twice the last value holds, but each must be one.
     nulls = [(config.name, None) for config in asked.configs if config.value is None]
     given = {config.name: config.value for config in asked.configs}
-    overrides = check_overrides(node.settings, given | dict(nulls))
+    overrides = check_overrides(state.settings, given | dict(nulls))
     check_internal_settings(asked.name, overrides)
-    overrides = with_internal_settings(asked.name, overrides, node.settings)
-    count = _assigned_partitions(node, asked) if asked.assignments else _partition_count(node, asked)
+    overrides = with_internal_settings(asked.name, overrides, state.settings)
+    count = _assigned_partitions(state, asked) if asked.assignments else _partition_count(state, asked)
     return NewTopic(asked.name, count, overrides)
 
 
-def _partition_count(node: Node, asked: _Asked) -> int:
-    count = node.settings["num.partitions"] if asked.num_partitions == -1 else asked.num_partitions
+def _partition_count(state: BrokerState, asked: _Asked) -> int:
+    count = state.settings["num.partitions"] if asked.num_partitions == -1 else asked.num_partitions
     factor = asked.replication_factor
     if factor < -1 or factor == 0:
         raise InvalidReplicationFactor(f"replication factor {factor}; ask for 1, or -1 for the default")
     if not 1 <= count <= MAX_PARTITIONS:
         raise InvalidPartitions(f"{count} partitions; allowed are 1 to {MAX_PARTITIONS}")
-    if factor > 1 and not node.settings["oncelog.accept.any.replication.factor"]:
+    if factor > 1 and not state.settings["oncelog.accept.any.replication.factor"]:
         raise InvalidReplicationFactor(
             f"replication factor {factor}: this is a single node and can give 1 (or set "
             "oncelog.accept.any.replication.factor=true to have more taken for 1)"
@@ -185,12 +183,12 @@ def _partition_count(node: Node, asked: _Asked) -> int:
     return int(count)
 
 
-def _assigned_partitions(node: Node, asked: _Asked) -> int:
+def _assigned_partitions(state: BrokerState, asked: _Asked) -> int:
     if asked.num_partitions != -1 or asked.replication_factor != -1:
         raise InvalidRequest("give either an assignment or numbers of partitions and replicas, not both")
     indexes = sorted(assignment.partition_index for assignment in asked.assignments)
     if indexes != list(range(len(indexes))):
         raise InvalidReplicaAssignment("the partitions of an assignment must be 0, 1, 2, ... without gaps")
-    if any(assignment.broker_ids != [node.node_id] for assignment in asked.assignments):
-        raise InvalidReplicaAssignment(f"the only broker to assign to is {node.node_id}")
+    if any(assignment.broker_ids != [state.node_id] for assignment in asked.assignments):
+        raise InvalidReplicaAssignment(f"the only broker to assign to is {state.node_id}")
     return len(indexes)

@@ -6,16 +6,13 @@ ACLs. They are looked for in steps: each filter without a name looks at all of t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.handlers.describe_acls import acl_filter
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import BrokerError, KafkaStorageError, PolicyViolation, SecurityDisabled, StorageError
 from oncelog.rules.security.authorization import Acl, AclFilter, AclTable, ResourceType
 from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 31
 MAX_REPEATED = 10_000
@@ -24,20 +21,20 @@ MAX_REPEATED = 10_000
 _Result = DeleteAclsResponse.DeleteAclsFilterResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _answer(node, request))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _answer(state, request))
     return answer
 
 
-def _answer(node: Node, request: Request) -> Work[DeleteAclsResponse]:
+def _answer(state: BrokerState, request: Request) -> Work[DeleteAclsResponse]:
     message: DeleteAclsRequest = request.message
     try:
-        if node.authorizer is None:
+        if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
         request.check(ResourceType.CLUSTER)
         wanted = [_filter(each) for each in message.filters]
-        found = yield from _find(node, node.authorizer.acls, wanted)
-        node.authorizer.remove({acl for each in found if not isinstance(each, BrokerError) for acl in each})
+        found = yield from _find(state, state.authorizer.acls, wanted)
+        state.authorizer.remove({acl for each in found if not isinstance(each, BrokerError) for acl in each})
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         return DeleteAclsResponse(filter_results=[_refused(refusal) for _ in message.filters])
@@ -47,10 +44,10 @@ def _answer(node: Node, request: Request) -> Work[DeleteAclsResponse]:
 
 
 def _find(
-    node: Node, table: AclTable, wanted: list[AclFilter | BrokerError]
+    state: BrokerState, table: AclTable, wanted: list[AclFilter | BrokerError]
 ) -> Work[list[list[Acl] | BrokerError]]:
     """Return what each filter takes of a table that others replace, not change. Raises PolicyViolation."""
-    pace, left_count = Pace(node.limits.request_step_elements), len(table) + MAX_REPEATED
+    pace, left_count = Pace(state.limits.request_step_elements), len(table) + MAX_REPEATED
     result: list[list[Acl] | BrokerError] = []
     for each in wanted:
         if isinstance(each, BrokerError):

@@ -6,8 +6,8 @@ Errors: 3 unknown, 17 a topic of the broker's own, 1 an offset above the high wa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
@@ -21,23 +21,20 @@ from oncelog.rules.security.authorization import ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 21
 TO_HIGH_WATERMARK = -1
 
 _Result = DeleteRecordsResponse.DeleteRecordsPartitionResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _delete_all(node, request, now_ms))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _delete_all(state, request, now_ms))
     return answer
 
 
-def _delete_all(node: Node, request: Request, now_ms: int) -> Work[DeleteRecordsResponse]:
+def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[DeleteRecordsResponse]:
     message: DeleteRecordsRequest = request.message
-    response, pace = DeleteRecordsResponse(topics=[]), Pace(node.limits.request_step_elements)
+    response, pace = DeleteRecordsResponse(topics=[]), Pace(state.limits.request_step_elements)
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(
@@ -47,17 +44,17 @@ def _delete_all(node: Node, request: Request, now_ms: int) -> Work[DeleteRecords
             yield None
         for asked in topic.partitions:
             at = TopicPartition(topic.name, asked.partition_index)
-            results.append(_delete(node, request, at, asked.offset, now_ms))
+            results.append(_delete(state, request, at, asked.offset, now_ms))
             if pace.next():
                 yield None
     return response
 
 
-def _delete(node: Node, request: Request, at: TopicPartition, offset: int, now_ms: int) -> _Result:
+def _delete(state: BrokerState, request: Request, at: TopicPartition, offset: int, now_ms: int) -> _Result:
     result = _Result(partition_index=at.partition, low_watermark=-1)
     try:
         request.check(ResourceType.TOPIC, at.topic)
-        topic, partition = node.topics.partition(at)
+        topic, partition = state.topics.partition(at)
         if topic.is_internal:
             raise InvalidTopicException(f"{at.topic} is the broker's own")
         if topic.settings["cleanup.policy"] == ["compact"]:
@@ -71,5 +68,5 @@ def _delete(node: Node, request: Request, at: TopicPartition, offset: int, now_m
     except StorageError:
         result.error_code = KafkaStorageError.code
     else:
-        node.fetch_waits.changed(at)
+        state.fetch_waits.changed(at)
     return result

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
@@ -30,9 +31,6 @@ from oncelog.rules.storage.topic_state import TopicState
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import NO_ID, DeleteTopicsRequest, DeleteTopicsResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 20
 FIRST_STRICT_VERSION = 5
 """From here on clients know THROTTLING_QUOTA_EXCEEDED."""
@@ -43,31 +41,31 @@ _Planned = tuple[Topic, _Result, bool]
 """A topic that may be deleted, its result, and whether the request names it by its id."""
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _answer(node, request, now_ms), is_dropped=False)
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _answer(state, request, now_ms), is_dropped=False)
     return answer
 
 
-def _answer(node: Node, request: Request, now_ms: int) -> Work[DeleteTopicsResponse]:
+def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[DeleteTopicsResponse]:
     message: DeleteTopicsRequest = request.message
     asked = (
         message.topics if request.header.api_version >= 6 else [_Asked(name=n) for n in message.topic_names]
     )
     named = Counter(_key(one) for one in asked)
     twice = {key for key, count in named.items() if count > 1}
-    both_ways = _named_both_ways(node, asked)
+    both_ways = _named_both_ways(state, asked)
     once = {_key(one): one for one in asked if one.name is not None or one.topic_id not in both_ways}
     doomed: list[_Planned] = []
-    results, pace = [], Pace(node.limits.request_step_elements)
+    results, pace = [], Pace(state.limits.request_step_elements)
     for key, one in once.items():
-        results.append(_plan(node, request, one, key in twice, both_ways, doomed, now_ms))
+        results.append(_plan(state, request, one, key in twice, both_ways, doomed, now_ms))
         if pace.next():
             yield None
-    yield from _delete(node, doomed, now_ms)
+    yield from _delete(state, doomed, now_ms)
     return DeleteTopicsResponse(responses=results)
 
 
-def _delete(node: Node, planned: Sequence[_Planned], now_ms: int) -> Work[None]:
+def _delete(state: BrokerState, planned: Sequence[_Planned], now_ms: int) -> Work[None]:
     """Delete topics, durably in the first step; their results tell if that fails.
 
     In other steps their directories are removed, and then their committed offsets are deleted.
@@ -82,7 +80,7 @@ def _delete(node: Node, planned: Sequence[_Planned], now_ms: int) -> Work[None]:
         return
     topics = [*doomed]
     try:
-        node.topics.doom(topics)
+        state.topics.doom(topics)
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         for result in doomed.values():
@@ -91,25 +89,25 @@ def _delete(node: Node, planned: Sequence[_Planned], now_ms: int) -> Work[None]:
     finally:
         for topic in topics:
             for index in range(len(topic.partitions)):
-                node.fetch_waits.changed(TopicPartition(topic.name, index))
-    yield from node.topics.remove_in_steps(topics)
-    yield from node.groups.delete_offsets_of([topic.name for topic in topics], now_ms)
+                state.fetch_waits.changed(TopicPartition(topic.name, index))
+    yield from state.topics.remove_in_steps(topics)
+    yield from state.groups.delete_offsets_of([topic.name for topic in topics], now_ms)
 
 
 def _key(asked: _Asked) -> tuple[str | None, bytes]:
     return asked.name, bytes(asked.topic_id or NO_ID)
 
 
-def _named_both_ways(node: Node, asked: Iterable[_Asked]) -> set[bytes]:
+def _named_both_ways(state: BrokerState, asked: Iterable[_Asked]) -> set[bytes]:
     """Ids of the topics that the request names once by name and once by id."""
     by_name = {one.name for one in asked if one.name is not None}
     by_id = {bytes(one.topic_id) for one in asked if one.name is None}
-    topics = (node.topics.get(name) for name in by_name)
+    topics = (state.topics.get(name) for name in by_name)
     return by_id & {bytes(topic.topic_id) for topic in topics if topic is not None}
 
 
 def _plan(
-    node: Node,
+    state: BrokerState,
     request: Request,
     asked: _Asked,
     is_named_twice: bool,
@@ -126,7 +124,7 @@ def _plan(
         may_all = request.may(ResourceType.CLUSTER)
         if asked.name is not None and not (may_all or may_describe(asked.name)):
             raise TopicAuthorizationFailed()
-        topic = _find(node, asked)
+        topic = _find(state, asked)
         if may_all or may_describe(topic.name):
             result.name, result.topic_id = topic.name, topic.topic_id
         if not may_all:
@@ -135,9 +133,9 @@ def _plan(
             raise InvalidRequest("the topic is named by its name and by its id")
         if topic.is_internal:
             raise InvalidTopicException(f"{topic.name} is the broker's own; its coordinators live by it")
-        if not node.settings["delete.topic.enable"]:
+        if not state.settings["delete.topic.enable"]:
             raise TopicDeletionDisabled("delete.topic.enable is false")
-        node.quotas.mutate(request, len(topic.partitions), FIRST_STRICT_VERSION, now_ms)
+        state.quotas.mutate(request, len(topic.partitions), FIRST_STRICT_VERSION, now_ms)
     except BrokerError as error:
         result.error_code, result.error_message = error.code, error.message
     else:
@@ -145,11 +143,11 @@ def _plan(
     return result
 
 
-def _find(node: Node, asked: _Asked) -> Topic:
+def _find(state: BrokerState, asked: _Asked) -> Topic:
     has_id = bool(asked.topic_id) and asked.topic_id != NO_ID
     if (asked.name is not None) == has_id:
         raise InvalidRequest("a topic is named by its name or by its id, not by both or neither")
-    topic = node.topics.by_id(asked.topic_id) if has_id else node.topics.get(asked.name or "")
+    topic = state.topics.by_id(asked.topic_id) if has_id else state.topics.get(asked.name or "")
     if topic is None:
         raise UnknownTopicId() if has_id else UnknownTopicOrPartition()
     return topic

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, InvalidRequest, SecurityDisabled
 from oncelog.rules.security.authorization import (
     AclFilter,
@@ -15,21 +16,18 @@ from oncelog.rules.security.authorization import (
 )
 from oncelog.wire.messages import DeleteAclsRequest, DescribeAclsRequest, DescribeAclsResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
-
 KEY = 29
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeAclsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeAclsResponse:
     try:
-        if node.authorizer is None:
+        if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
         request.check(ResourceType.CLUSTER)
         wanted = acl_filter(request.message)
     except BrokerError as error:
         return DescribeAclsResponse(error_code=error.code, error_message=error.message)
-    found = sorted(acl for acl in node.authorizer.acls if wanted.takes(acl))
+    found = sorted(acl for acl in state.authorizer.acls if wanted.takes(acl))
     by_resource = groupby(found, lambda acl: (acl.resource_type, acl.name, acl.pattern_type))
     return DescribeAclsResponse(
         resources=[

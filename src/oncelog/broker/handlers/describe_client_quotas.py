@@ -6,15 +6,13 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, InvalidRequest
 from oncelog.rules.limits.quotas import DEFAULT, QuotaEntity, QuotaFilter, Values
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DescribeClientQuotasRequest, DescribeClientQuotasResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 48
 
@@ -27,13 +25,13 @@ class Match(IntEnum):
     ANY = 2
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeClientQuotasResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeClientQuotasResponse:
     try:
         request.check(ResourceType.CLUSTER)
         wanted = _filter(request.message)
     except BrokerError as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=error.message, entries=None)
-    found = node.quotas.find(wanted)
+    found = state.quotas.find(wanted)
     return DescribeClientQuotasResponse(error_message="", entries=[_entry(*each) for each in found.items()])
 
 

@@ -7,20 +7,17 @@ UNSUPPORTED_ENDPOINT_TYPE.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.handlers.metadata import cluster_bits
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import MismatchedEndpointType, UnsupportedEndpointType
 from oncelog.wire.messages import DescribeClusterRequest, DescribeClusterResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 60
 BROKERS, CONTROLLERS = 1, 2
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeClusterResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeClusterResponse:
     message: DescribeClusterRequest = request.message
     if message.endpoint_type != BROKERS:
         mismatch = message.endpoint_type == CONTROLLERS
@@ -28,13 +25,15 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeClusterResponse
             error_code=(MismatchedEndpointType if mismatch else UnsupportedEndpointType).code,
             error_message="this is a broker; ask with endpoint type 1",
             endpoint_type=message.endpoint_type,
-            cluster_id=node.cluster_id,
+            cluster_id=state.cluster_id,
         )
-    address = node.address(request)
+    address = state.address(request)
     broker = DescribeClusterResponse.DescribeClusterBroker(
-        broker_id=node.node_id, host=address.host, port=address.port
+        broker_id=state.node_id, host=address.host, port=address.port
     )
-    answer = DescribeClusterResponse(cluster_id=node.cluster_id, controller_id=node.node_id, brokers=[broker])
+    answer = DescribeClusterResponse(
+        cluster_id=state.cluster_id, controller_id=state.node_id, brokers=[broker]
+    )
     if message.include_cluster_authorized_operations:
         answer.cluster_authorized_operations = cluster_bits(request)
     return answer

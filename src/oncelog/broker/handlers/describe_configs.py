@@ -9,8 +9,8 @@ INVALID_REQUEST (another type, another broker's id, a group without a name).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.settings.alter_configs import check_group_name
 from oncelog.broker.settings.config_text import (
     ConfigEntry,
@@ -21,28 +21,26 @@ from oncelog.broker.settings.config_text import (
     topic_entries,
 )
 from oncelog.broker.settings.dynamic_config import CLUSTER
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType as acl
 from oncelog.wire.messages import DescribeConfigsRequest, DescribeConfigsResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 32
 
 _Asked = DescribeConfigsRequest.DescribeConfigsResource
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _answer(node, request))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _answer(state, request))
     return answer
 
 
-def _answer(node: Node, request: Request) -> Work[DescribeConfigsResponse]:
+def _answer(state: BrokerState, request: Request) -> Work[DescribeConfigsResponse]:
     message: DescribeConfigsRequest = request.message
-    results, pace = [], Pace(node.limits.request_step_elements)
+    results, pace = [], Pace(state.limits.request_step_elements)
     for asked in _once(message.resources):
         result = DescribeConfigsResponse.DescribeConfigsResult(
             resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
@@ -50,7 +48,7 @@ def _answer(node: Node, request: Request) -> Work[DescribeConfigsResponse]:
         cost = 1
         try:
             wanted = set(asked.configuration_keys or ())
-            entries = list(_entries(node, request, asked))
+            entries = list(_entries(state, request, asked))
             cost += len(entries)
             result.configs = [
                 _config(entry, message) for entry in entries if not wanted or entry.name in wanted
@@ -81,25 +79,25 @@ def _once(resources: list[_Asked]) -> Iterable[_Asked]:
 
 
 def _entries(
-    node: Node, request: Request, asked: DescribeConfigsRequest.DescribeConfigsResource
+    state: BrokerState, request: Request, asked: DescribeConfigsRequest.DescribeConfigsResource
 ) -> Iterable[ConfigEntry]:
     if asked.resource_type == ResourceType.TOPIC:
         request.check(acl.TOPIC, asked.resource_name)
         check_topic_name(asked.resource_name)
-        topic = node.topics.get(asked.resource_name)
+        topic = state.topics.get(asked.resource_name)
         if topic is None:
             raise UnknownTopicOrPartition()
-        return topic_entries(node.settings, topic.overrides)
+        return topic_entries(state.settings, topic.overrides)
     if asked.resource_type == ResourceType.BROKER:
         request.check(acl.CLUSTER)
-        node.dynamic.check_broker_name(asked.resource_name)
+        state.dynamic.check_broker_name(asked.resource_name)
         if asked.resource_name == CLUSTER:
-            return cluster_entries(node.dynamic.of_broker(CLUSTER))
-        return broker_entries(node.settings)
+            return cluster_entries(state.dynamic.of_broker(CLUSTER))
+        return broker_entries(state.settings)
     if asked.resource_type == ResourceType.GROUP:
         request.check(acl.GROUP, asked.resource_name)
         check_group_name(asked.resource_name)
-        return group_entries(node.settings, node.dynamic.of_group(asked.resource_name))
+        return group_entries(state.settings, state.dynamic.of_group(asked.resource_name))
     raise InvalidRequest(f"resource type {asked.resource_type} has no settings here; 2, 4 and 32 have")
 
 

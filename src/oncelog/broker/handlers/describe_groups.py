@@ -5,17 +5,14 @@ A group that is not there, or of the consumer protocol, is Dead; from version 6 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import allowed_bits
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
 from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, NotCoordinator
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DescribeGroupsRequest, DescribeGroupsResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 15
 FIRST_NOT_FOUND_VERSION = 6
@@ -23,16 +20,16 @@ FIRST_NOT_FOUND_VERSION = 6
 _Group = DescribeGroupsResponse.DescribedGroup
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _describe_all(node, request))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _describe_all(state, request))
     return answer
 
 
-def _describe_all(node: Node, request: Request) -> Work[DescribeGroupsResponse]:
+def _describe_all(state: BrokerState, request: Request) -> Work[DescribeGroupsResponse]:
     message: DescribeGroupsRequest = request.message
-    response, pace = DescribeGroupsResponse(groups=[]), Pace(node.limits.request_step_elements)
+    response, pace = DescribeGroupsResponse(groups=[]), Pace(state.limits.request_step_elements)
     for group_id in dict.fromkeys(message.groups):
-        group = _described(node, request, group_id)
+        group = _described(state, request, group_id)
         if message.include_authorized_operations and not group.error_code:
             group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
         response.groups.append(group)
@@ -41,17 +38,17 @@ def _describe_all(node: Node, request: Request) -> Work[DescribeGroupsResponse]:
     return response
 
 
-def _described(node: Node, request: Request, group_id: str) -> _Group:
+def _described(state: BrokerState, request: Request, group_id: str) -> _Group:
     if not request.may(ResourceType.GROUP, group_id):
         return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
     try:
-        return _describe(node, group_id, request.header.api_version)
+        return _describe(state, group_id, request.header.api_version)
     except NotCoordinator as error:
         return _Group(group_id=group_id, error_code=error.code, error_message=error.message)
 
 
-def _describe(node: Node, group_id: str, version: int) -> _Group:
-    group = node.groups.get(group_id)
+def _describe(state: BrokerState, group_id: str, version: int) -> _Group:
+    group = state.groups.get(group_id)
     if group is not None:
         return _Group(
             group_id=group_id,
@@ -60,8 +57,8 @@ def _describe(node: Node, group_id: str, version: int) -> _Group:
             protocol_data=group.protocol_name or "" if group.state is GroupState.STABLE else "",
             members=_members(group),
         )
-    is_consumer = node.groups.consumers.get(group_id) is not None
-    if node.groups.offsets.has(group_id) and not is_consumer:
+    is_consumer = state.groups.consumers.get(group_id) is not None
+    if state.groups.offsets.has(group_id) and not is_consumer:
         return _Group(group_id=group_id, group_state=GroupState.EMPTY.value)
     missing = _Group(group_id=group_id, group_state=GroupState.DEAD.value)
     if version >= FIRST_NOT_FOUND_VERSION:

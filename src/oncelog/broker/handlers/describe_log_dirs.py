@@ -7,29 +7,27 @@ segment files; v4 tells the size and free space of the volume.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import ClusterAuthorizationFailed
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
-
 KEY = 35
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeLogDirsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeLogDirsResponse:
     message: DescribeLogDirsRequest = request.message
     if not request.may(ResourceType.CLUSTER):
         return DescribeLogDirsResponse(error_code=ClusterAuthorizationFailed.code, results=[])
     wanted = None if message.topics is None else _wanted(message.topics)
-    total_bytes, usable_bytes = node.log_manager.disk.volume()
+    total_bytes, usable_bytes = state.log_manager.disk.volume()
     return DescribeLogDirsResponse(
         results=[
             DescribeLogDirsResponse.DescribeLogDirsResult(
-                log_dir=node.log_manager.directory,
-                topics=list(_topics(node, wanted)),
+                log_dir=state.log_manager.directory,
+                topics=list(_topics(state, wanted)),
                 total_bytes=total_bytes,
                 usable_bytes=usable_bytes,
             )
@@ -46,9 +44,9 @@ def _wanted(asked: Iterable[DescribeLogDirsRequest.DescribableLogDirTopic]) -> d
 
 
 def _topics(
-    node: Node, wanted: dict[str, set[int]] | None
+    state: BrokerState, wanted: dict[str, set[int]] | None
 ) -> Iterator[DescribeLogDirsResponse.DescribeLogDirsTopic]:
-    for topic in node.topics.all():
+    for topic in state.topics.all():
         chosen = None if wanted is None else wanted.get(topic.name, set())
         partitions = [
             DescribeLogDirsResponse.DescribeLogDirsPartition(

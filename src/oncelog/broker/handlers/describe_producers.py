@@ -5,8 +5,8 @@ Errors: 3 unknown partition, 17 an illegal topic name. None is -1 on the wire.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.errors import BrokerError
@@ -15,47 +15,44 @@ from oncelog.rules.security.authorization import ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import DescribeProducersRequest, DescribeProducersResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 61
 
 _Result = DescribeProducersResponse.PartitionResponse
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _describe_all(node, request))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _describe_all(state, request))
     return answer
 
 
-def _describe_all(node: Node, request: Request) -> Work[DescribeProducersResponse]:
+def _describe_all(state: BrokerState, request: Request) -> Work[DescribeProducersResponse]:
     message: DescribeProducersRequest = request.message
     # Each partition once: it may have many producers.
     asked: dict[str, dict[int, None]] = {}
     for topic in message.topics:
         asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
-    response, pace = DescribeProducersResponse(topics=[]), Pace(node.limits.request_step_elements)
+    response, pace = DescribeProducersResponse(topics=[]), Pace(state.limits.request_step_elements)
     for name, indexes in asked.items():
         results: list[_Result] = []
         response.topics.append(DescribeProducersResponse.TopicResponse(name=name, partitions=results))
         if pace.next():
             yield None
         for index in indexes:
-            results.append((yield from _describe(node, request, name, index, pace)))
+            results.append((yield from _describe(state, request, name, index, pace)))
             if pace.next():
                 yield None
     return response
 
 
-def _describe(node: Node, request: Request, topic: str, index: int, pace: Pace) -> Work[_Result]:
+def _describe(state: BrokerState, request: Request, topic: str, index: int, pace: Pace) -> Work[_Result]:
     result = _Result(partition_index=index)
     try:
         request.check(ResourceType.TOPIC, topic)
         check_topic_name(topic)
-        _, partition = node.topics.partition(TopicPartition(topic, index))
+        _, partition = state.topics.partition(TopicPartition(topic, index))
         for part in partition.producers_in_parts():
-            for state in part:
-                result.active_producers.append(_producer(state))
+            for producer in part:
+                result.active_producers.append(_producer(producer))
                 if pace.next():
                     yield None
             yield None
@@ -64,11 +61,11 @@ def _describe(node: Node, request: Request, topic: str, index: int, pace: Pace) 
     return result
 
 
-def _producer(state: ProducerState) -> DescribeProducersResponse.ProducerState:
-    entry = state.entry
+def _producer(producer: ProducerState) -> DescribeProducersResponse.ProducerState:
+    entry = producer.entry
     newest = entry.batches[-1] if entry.batches else None
     return DescribeProducersResponse.ProducerState(
-        producer_id=state.producer_id,
+        producer_id=producer.producer_id,
         producer_epoch=_or_minus_one(entry.producer_epoch),
         last_sequence=_or_minus_one(newest.last_sequence if newest else None),
         last_timestamp=_or_minus_one(entry.last_timestamp_ms),

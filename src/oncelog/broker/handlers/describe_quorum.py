@@ -7,14 +7,11 @@ __cluster_metadata alone gets UNKNOWN_TOPIC_OR_PARTITION for each partition.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import ClusterAuthorizationFailed, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DescribeQuorumRequest, DescribeQuorumResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 55
 METADATA_LOG = "__cluster_metadata"
@@ -22,7 +19,7 @@ METADATA_LOG = "__cluster_metadata"
 _Partition = DescribeQuorumResponse.PartitionData
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeQuorumResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeQuorumResponse:
     message: DescribeQuorumRequest = request.message
     if not request.may(ResourceType.CLUSTER):
         return DescribeQuorumResponse(error_code=ClusterAuthorizationFailed.code, topics=[])
@@ -44,19 +41,19 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeQuorumResponse:
             ]
         )
     this_node = DescribeQuorumResponse.ReplicaState(
-        replica_id=node.node_id, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
+        replica_id=state.node_id, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
     )
-    described = _Partition(partition_index=0, leader_id=node.node_id, current_voters=[this_node])
+    described = _Partition(partition_index=0, leader_id=state.node_id, current_voters=[this_node])
     return DescribeQuorumResponse(
         topics=[DescribeQuorumResponse.TopicData(topic_name=METADATA_LOG, partitions=[described])],
-        nodes=[_node(node, request)],
+        nodes=[_state(state, request)],
     )
 
 
-def _node(node: Node, request: Request) -> DescribeQuorumResponse.Node:
+def _state(state: BrokerState, request: Request) -> DescribeQuorumResponse.Node:
     """The listener that was asked: it takes a controller's requests as well."""
     if request.door is None:
-        return DescribeQuorumResponse.Node(node_id=node.node_id)
+        return DescribeQuorumResponse.Node(node_id=state.node_id)
     host, port = request.door.listener.address
     listener = DescribeQuorumResponse.Listener(name=request.door.listener.name, host=host, port=port)
-    return DescribeQuorumResponse.Node(node_id=node.node_id, listeners=[listener])
+    return DescribeQuorumResponse.Node(node_id=state.node_id, listeners=[listener])

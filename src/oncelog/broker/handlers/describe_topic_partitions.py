@@ -8,16 +8,13 @@ negative partition, is INVALID_REQUEST for every topic.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Request
 from oncelog.broker.security.authorizer import allowed_bits
+from oncelog.broker.state import BrokerState
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import NO_ID, DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 75
 
@@ -25,7 +22,7 @@ _Topic = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
 _Partition = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeTopicPartitionsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeTopicPartitionsResponse:
     message: DescribeTopicPartitionsRequest = request.message
     cursor = message.cursor
     requested = [topic.name for topic in message.topics]
@@ -34,10 +31,10 @@ def handle(node: Node, request: Request, now_ms: int) -> DescribeTopicPartitions
         return DescribeTopicPartitionsResponse(
             topics=[_refused(name, InvalidRequest()) for name in requested]
         )
-    limit = min(message.response_partition_limit, node.settings["max.request.partition.size.limit"])
-    page = _Page(node, max(limit, 1))
+    limit = min(message.response_partition_limit, state.settings["max.request.partition.size.limit"])
+    page = _Page(state, max(limit, 1))
     unauthorized = []
-    for name in sorted(set(requested) or (topic.name for topic in node.topics.all())):
+    for name in sorted(set(requested) or (topic.name for topic in state.topics.all())):
         if name < first_name:
             continue
         try:
@@ -65,8 +62,8 @@ def _refused(name: str, error: BrokerError) -> _Topic:
 class _Page:
     """The topics of one response; `left_count` partitions still fit."""
 
-    def __init__(self, node: Node, limit: int) -> None:
-        self._node, self._left_count = node, limit
+    def __init__(self, state: BrokerState, limit: int) -> None:
+        self._state, self._left_count = state, limit
         self.topics: list[_Topic] = []
         self.next_cursor: DescribeTopicPartitionsResponse.Cursor | None = None
 
@@ -80,7 +77,7 @@ class _Page:
 
     def add(self, name: str, first_index: int) -> None:
         """Describe a topic from a partition on; the cursor is set when not all partitions fit."""
-        topic = self._node.topics.get(name)
+        topic = self._state.topics.get(name)
         if topic is None:
             try:
                 check_topic_name(name)
@@ -88,12 +85,12 @@ class _Page:
             except BrokerError as error:
                 self.topics.append(_refused(name, error))
             return
-        node_ids = [self._node.node_id]
+        node_ids = [self._state.node_id]
         end_index = min(len(topic.partitions), first_index + self._left_count)
         described = [
             _Partition(
                 partition_index=index,
-                leader_id=self._node.node_id,
+                leader_id=self._state.node_id,
                 leader_epoch=topic.partitions[index].leader_epoch,
                 replica_nodes=node_ids,
                 isr_nodes=node_ids,

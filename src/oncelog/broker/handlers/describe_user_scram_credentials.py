@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, DuplicateResource, ResourceNotFound
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import (
@@ -15,29 +16,26 @@ from oncelog.wire.messages import (
     DescribeUserScramCredentialsResponse,
 )
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
-
 KEY = 50
 
 _Result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> DescribeUserScramCredentialsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeUserScramCredentialsResponse:
     message: DescribeUserScramCredentialsRequest = request.message
     try:
         request.check(ResourceType.CLUSTER)
     except BrokerError as error:
         return DescribeUserScramCredentialsResponse(error_code=error.code, error_message=error.message)
-    asked = Counter(each.name for each in message.users) if message.users else Counter(node.users.names())
+    asked = Counter(each.name for each in message.users) if message.users else Counter(state.users.names())
     return DescribeUserScramCredentialsResponse(
-        results=[_describe(node, name, is_named_twice=count > 1) for name, count in asked.items()]
+        results=[_describe(state, name, is_named_twice=count > 1) for name, count in asked.items()]
     )
 
 
-def _describe(node: Node, name: str, *, is_named_twice: bool) -> _Result:
+def _describe(state: BrokerState, name: str, *, is_named_twice: bool) -> _Result:
     result = _Result(user=name)
-    found = list(node.users.of(name))
+    found = list(state.users.of(name))
     if is_named_twice:
         result.error_code, result.error_message = DuplicateResource.code, f"user {name!r} is named twice"
     elif not found:

@@ -7,8 +7,8 @@ and unclean (1) is INVALID_REQUEST.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import (
     BrokerError,
     ClusterAuthorizationFailed,
@@ -19,16 +19,13 @@ from oncelog.errors import (
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import ElectLeadersRequest, ElectLeadersResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
-
 KEY = 43
 PREFERRED, UNCLEAN = 0, 1
 
 _Topic = ElectLeadersResponse.ReplicaElectionResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> ElectLeadersResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> ElectLeadersResponse:
     message: ElectLeadersRequest = request.message
     if not request.may(ResourceType.CLUSTER):
         return _refused(message, ClusterAuthorizationFailed())
@@ -36,14 +33,14 @@ def handle(node: Node, request: Request, now_ms: int) -> ElectLeadersResponse:
         return _refused(message, InvalidRequest(f"election type {message.election_type}; 0 and 1 are known"))
     if message.topic_partitions is None:
         return ElectLeadersResponse(
-            replica_election_results=[_Topic(topic=topic.name) for topic in node.topics.all()]
+            replica_election_results=[_Topic(topic=topic.name) for topic in state.topics.all()]
         )
     return ElectLeadersResponse(
         replica_election_results=[
             _Topic(
                 topic=requested.topic,
                 partition_result=[
-                    _result(index, _elect(node, requested.topic, index)) for index in requested.partitions
+                    _result(index, _elect(state, requested.topic, index)) for index in requested.partitions
                 ],
             )
             for requested in message.topic_partitions
@@ -51,8 +48,8 @@ def handle(node: Node, request: Request, now_ms: int) -> ElectLeadersResponse:
     )
 
 
-def _elect(node: Node, topic_name: str, index: int) -> BrokerError:
-    topic = node.topics.get(topic_name)
+def _elect(state: BrokerState, topic_name: str, index: int) -> BrokerError:
+    topic = state.topics.get(topic_name)
     if topic is None or not 0 <= index < len(topic.partitions):
         return UnknownTopicOrPartition(f"there is no partition {topic_name}-{index}")
     return ElectionNotNeeded("this node leads the partition, and no other could")

@@ -7,24 +7,21 @@ INVALID_PRODUCER_EPOCH below version 2.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.coordinators.internal_topic import answer_when_durable
 from oncelog.broker.handlers.transactional import code_for
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError
 from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.rules.transactions.entry import EPOCH_PER_TRANSACTION, NO_ID, TransactionEntry
 from oncelog.wire.messages import EndTxnRequest, EndTxnResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 26
 FIRST_FENCED_VERSION, FIRST_EPOCH_VERSION = 2, 5
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: EndTxnRequest = request.message
     version = request.header.api_version
 
@@ -35,10 +32,12 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     client_version = EPOCH_PER_TRANSACTION if version >= FIRST_EPOCH_VERSION else 0
     try:
         request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
-        done = node.transactions.end(message.transactional_id, who, message.committed, client_version, now_ms)
+        done = state.transactions.end(
+            message.transactional_id, who, message.committed, client_version, now_ms
+        )
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(node, done.written, _answer(done.entry), refusal)
+    return answer_when_durable(state.flushes, done.written, _answer(done.entry), refusal)
 
 
 def _answer(entry: TransactionEntry) -> EndTxnResponse:

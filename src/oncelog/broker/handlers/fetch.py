@@ -13,7 +13,6 @@ at once, without partitions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from oncelog.broker.fetch_sessions import (
     FULL_AND_CREATE,
@@ -24,6 +23,8 @@ from oncelog.broker.fetch_sessions import (
 )
 from oncelog.broker.leader_epoch import check_leader_epoch
 from oncelog.broker.purgatory import Deferred, FetchWait
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps, continue_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
@@ -42,44 +43,41 @@ from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, Resour
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.messages import NO_ID, FetchRequest, FetchResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 1
 FIRST_ID_VERSION = 13
 
 _Result = FetchResponse.PartitionData
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: FetchRequest = request.message
-    owes = node.quotas.is_any and node.quotas.wait_ms(CONSUMER_BYTES, request.payer, now_ms) > 0
+    owes = state.quotas.is_any and state.quotas.wait_ms(CONSUMER_BYTES, request.payer, now_ms) > 0
     if owes and message.session_epoch in (FULL_AND_CREATE, FULL_WITHOUT_SESSION):
         return FetchResponse(responses=[])
     try:
-        context = node.sessions.open(message, request.header.api_version, now_ms, request.principal)
+        context = state.sessions.open(message, request.header.api_version, now_ms, request.principal)
     except BrokerError as error:
         return error_response(error)
     if owes:
         return FetchResponse(session_id=context.session_id, responses=[])
-    answer: Answer = answer_in_steps(node, _read(node, request, context, now_ms))
+    answer: Answer = answer_in_steps(state.steps, _read(state, request, context, now_ms))
     return answer
 
 
-def _read(node: Node, request: Request, context: FetchContext, now_ms: int) -> Work[Answer]:
+def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: int) -> Work[Answer]:
     """Read in steps, and wait for more if need be."""
     message: FetchRequest = request.message
-    fetch = _Fetch(node, request, context)
+    fetch = _Fetch(state, request, context)
     results = yield from _read_all(fetch)
     missing_bytes = fetch.missing_bytes(results)
     if missing_bytes <= 0 or message.max_wait_ms <= 0 or not results:
         return fetch.response(results)
-    has_stepped = len(results) >= node.limits.request_step_elements
+    has_stepped = len(results) >= state.limits.request_step_elements
     if has_stepped and fetch.is_outdated(results):
         # An append between two steps completed no waiting fetch. The client's next fetch returns its records.
         return fetch.response(results)
     # A connection that waits longer than an idle one may stay has no client any more.
-    idle_ms, max_wait_ms = node.settings["connections.max.idle.ms"], message.max_wait_ms
+    idle_ms, max_wait_ms = state.settings["connections.max.idle.ms"], message.max_wait_ms
     deferred = Deferred(holds_later_requests=True)
     wait = FetchWait(
         deferred,
@@ -90,8 +88,8 @@ def _read(node: Node, request: Request, context: FetchContext, now_ms: int) -> W
         is_committed_only=fetch.is_committed_only,
     )
     if has_stepped:
-        wait.begin = lambda wait: continue_in_steps(node, _read_again(fetch, wait), wait.deferred)
-    node.fetch_waits.add(wait)
+        wait.begin = lambda wait: continue_in_steps(state.steps, _read_again(fetch, wait), wait.deferred)
+    state.fetch_waits.add(wait)
     return deferred
 
 
@@ -100,14 +98,14 @@ def _read_again(fetch: _Fetch, wait: FetchWait) -> Work[Answer]:
     results = yield from _read_all(fetch)
     missing_bytes = fetch.missing_bytes(results)
     if wait.is_due or missing_bytes <= 0 or fetch.is_outdated(results):
-        fetch.node.fetch_waits.end(wait)
+        fetch.state.fetch_waits.end(wait)
         return fetch.response(results)
-    fetch.node.fetch_waits.add_again(wait, missing_bytes)
+    fetch.state.fetch_waits.add_again(wait, missing_bytes)
     return wait.deferred
 
 
 def _read_all(fetch: _Fetch) -> Work[list[tuple[Target, _Result]]]:
-    pace, held = Pace(fetch.node.limits.request_step_elements), fetch.node.answers_held
+    pace, held = Pace(fetch.state.limits.request_step_elements), fetch.state.answers_held
     results: list[tuple[Target, _Result]] = []
     unfinished_bytes = 0
     try:
@@ -128,24 +126,30 @@ class _Fetch:
     """One fetch: may be read twice, when it is asked and when what it waited for is there."""
 
     __slots__ = (
-        "context", "is_by_replica", "is_committed_only", "max_bytes", "message", "node", "request",
+        "context",
+        "is_by_replica",
+        "is_committed_only",
+        "max_bytes",
+        "message",
+        "request",
+        "state",
         "unknown_topic",
     )  # fmt: skip
 
-    def __init__(self, node: Node, request: Request, context: FetchContext) -> None:
+    def __init__(self, state: BrokerState, request: Request, context: FetchContext) -> None:
         message: FetchRequest = request.message
         version = request.header.api_version
-        self.node, self.request, self.message, self.context = node, request, message, context
+        self.state, self.request, self.message, self.context = state, request, message, context
         self.unknown_topic = UnknownTopicId if version >= FIRST_ID_VERSION else UnknownTopicOrPartition
-        state = message.replica_state
-        self.is_by_replica = message.replica_id >= 0 or (state is not None and state.replica_id >= 0)
+        replica = message.replica_state
+        self.is_by_replica = message.replica_id >= 0 or (replica is not None and replica.replica_id >= 0)
         self.is_committed_only = message.isolation_level == Isolation.READ_COMMITTED
-        self.max_bytes = min(message.max_bytes, node.settings["fetch.max.bytes"])
-        if node.quotas.is_any:
-            self.max_bytes = int(min(self.max_bytes, node.quotas.most_bytes(request.payer)))
+        self.max_bytes = min(message.max_bytes, state.settings["fetch.max.bytes"])
+        if state.quotas.is_any:
+            self.max_bytes = int(min(self.max_bytes, state.quotas.most_bytes(request.payer)))
 
     def read(self) -> Iterator[tuple[Target, _Result]]:
-        share_bytes = self.node.answers_held.share_bytes()
+        share_bytes = self.state.answers_held.share_bytes()
         left_bytes = self.max_bytes if share_bytes is None else min(self.max_bytes, share_bytes)
         has_data = False
         for target in self.context.targets:
@@ -200,7 +204,7 @@ class _Fetch:
 
     def _topic(self, target: Target) -> Topic | None:
         name, topic_id, _ = target.key
-        return self.node.topics.get(name) if topic_id == NO_ID else self.node.topics.by_id(topic_id)
+        return self.state.topics.get(name) if topic_id == NO_ID else self.state.topics.by_id(topic_id)
 
     def _read_one(self, target: Target, left_bytes: int, *, at_least_one: bool) -> _Result:
         asked = target.asked

@@ -10,32 +10,31 @@ and others: INVALID_REQUEST, which is not retried.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import refusal_of
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import InvalidRequest
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 10
 GROUP, TRANSACTION = 0, 1
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _find_all(node, request))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _find_all(state, request))
     return answer
 
 
-def _find_all(node: Node, request: Request) -> Work[FindCoordinatorResponse]:
+def _find_all(state: BrokerState, request: Request) -> Work[FindCoordinatorResponse]:
     message: FindCoordinatorRequest = request.message
-    tell = functools.partial(_tell, node, request, message.key_type)
+    tell = functools.partial(_tell, state, request, message.key_type)
     if request.header.api_version < 4:
         return FindCoordinatorResponse(**tell(message.key))
-    response, pace = FindCoordinatorResponse(coordinators=[]), Pace(node.limits.request_step_elements)
+    response, pace = FindCoordinatorResponse(coordinators=[]), Pace(state.limits.request_step_elements)
     for key in message.coordinator_keys:
         response.coordinators.append(FindCoordinatorResponse.Coordinator(key=key, **tell(key)))
         if pace.next():
@@ -43,7 +42,7 @@ def _find_all(node: Node, request: Request) -> Work[FindCoordinatorResponse]:
     return response
 
 
-def _tell(node: Node, request: Request, key_type: int, key: str) -> dict[str, Any]:
+def _tell(state: BrokerState, request: Request, key_type: int, key: str) -> dict[str, Any]:
     if key_type not in (GROUP, TRANSACTION):
         text = f"coordinators of key type {key_type} are not served; 0 is a group, 1 a transactional id"
         return {"error_code": InvalidRequest.code, "error_message": text, "node_id": -1, "port": -1}
@@ -51,5 +50,5 @@ def _tell(node: Node, request: Request, key_type: int, key: str) -> dict[str, An
     if not request.may(resource_type, key):
         refusal = refusal_of(resource_type)
         return {"error_code": refusal.code, "error_message": str(refusal), "node_id": -1, "port": -1}
-    address = node.address(request)
+    address = state.address(request)
     return {"node_id": address.node_id, "host": address.host, "port": address.port}

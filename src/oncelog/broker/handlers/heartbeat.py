@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import HeartbeatRequest, HeartbeatResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
-
 KEY = 12
 
 
-def handle(node: Node, request: Request, now_ms: int) -> HeartbeatResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> HeartbeatResponse:
     message: HeartbeatRequest = request.message
     try:
         request.check(ResourceType.GROUP, message.group_id)
-        group = node.groups.joined(message.group_id)
+        group = state.groups.joined(message.group_id)
     except BrokerError as error:
         return HeartbeatResponse(error_code=error.code)
     code = group.heartbeat(message.member_id, message.group_instance_id, message.generation_id, now_ms)

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Request
 from oncelog.broker.settings.alter_configs import alter, check_each_once, check_has_value
 from oncelog.broker.settings.config_text import ResourceType, to_text
 from oncelog.broker.settings.dynamic_config import CLUSTER
+from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER, TOPIC
 from oncelog.errors import InvalidConfig, InvalidRequest
 from oncelog.settings import SettingValue
 from oncelog.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 44
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -36,10 +34,10 @@ _Asked = IncrementalAlterConfigsRequest.AlterConfigsResource
 _Config = IncrementalAlterConfigsRequest.AlterableConfig
 
 
-def handle(node: Node, request: Request, now_ms: int) -> IncrementalAlterConfigsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> IncrementalAlterConfigsResponse:
     message: IncrementalAlterConfigsRequest = request.message
-    changes = [(asked, partial(_changed, node, asked)) for asked in message.resources]
-    outcomes = alter(node, request, changes, message.validate_only)
+    changes = [(asked, partial(_changed, state, asked)) for asked in message.resources]
+    outcomes = alter(state, request, changes, message.validate_only)
     return IncrementalAlterConfigsResponse(
         responses=[
             IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
@@ -53,11 +51,11 @@ def handle(node: Node, request: Request, now_ms: int) -> IncrementalAlterConfigs
     )
 
 
-def _changed(node: Node, asked: _Asked, present: Mapping[str, str]) -> Mapping[str, str | None]:
+def _changed(state: BrokerState, asked: _Asked, present: Mapping[str, str]) -> Mapping[str, str | None]:
     """Apply the operations that are asked for. Raises InvalidRequest, InvalidConfig."""
     check_each_once(asked.configs)
     result: dict[str, str | None] = dict(present)
-    effective, is_list = _effective(node, asked), _LISTS.get(asked.resource_type, frozenset())
+    effective, is_list = _effective(state, asked), _LISTS.get(asked.resource_type, frozenset())
     # Like Kafka, report any null before an operation that is wrong.
     for config in asked.configs:
         if config.config_operation != DELETE:
@@ -69,13 +67,13 @@ def _changed(node: Node, asked: _Asked, present: Mapping[str, str]) -> Mapping[s
     return result
 
 
-def _effective(node: Node, asked: _Asked) -> Mapping[str, SettingValue]:
+def _effective(state: BrokerState, asked: _Asked) -> Mapping[str, SettingValue]:
     """Return the current value that APPEND and SUBTRACT start from."""
     if asked.resource_type == ResourceType.TOPIC:
-        return node.topics.settings_of(asked.resource_name)
+        return state.topics.settings_of(asked.resource_name)
     if asked.resource_type == ResourceType.BROKER and asked.resource_name != CLUSTER:
-        return node.settings
-    return node.dynamic.of_broker(asked.resource_name)
+        return state.settings
+    return state.dynamic.of_broker(asked.resource_name)
 
 
 def _apply(result: dict[str, str | None], config: _Config, effective: str) -> None:

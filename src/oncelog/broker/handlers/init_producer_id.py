@@ -8,10 +8,10 @@ producer_ids_rate: 14, retriable. PRODUCER_FENCED is INVALID_PRODUCER_EPOCH belo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.coordinators.internal_topic import answer_when_durable
 from oncelog.broker.handlers.transactional import code_for
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import (
     BrokerError,
     CoordinatorLoadInProgress,
@@ -24,14 +24,11 @@ from oncelog.rules.limits.quotas import PRODUCER_IDS
 from oncelog.rules.security.authorization import Operation, ResourceType
 from oncelog.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 22
 FIRST_FENCED_VERSION = 4
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: InitProducerIdRequest = request.message
     knows_fenced = request.header.api_version >= FIRST_FENCED_VERSION
 
@@ -46,33 +43,33 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             # IDEMPOTENT_WRITE is implied by WRITE to any topic (KIP-679).
             if not request.access.may_somewhere(Operation.WRITE, ResourceType.TOPIC):
                 request.check(ResourceType.CLUSTER)
-            return InitProducerIdResponse(producer_id=_take(node, request, now_ms), producer_epoch=0)
+            return InitProducerIdResponse(producer_id=_take(state, request, now_ms), producer_epoch=0)
         request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         given = None if message.producer_id == -1 else Identity(message.producer_id, message.producer_epoch)
-        done = node.transactions.init(
+        done = state.transactions.init(
             message.transactional_id,
             given,
             message.transaction_timeout_ms,
             now_ms,
-            take_id=lambda: _take(node, request, now_ms),
+            take_id=lambda: _take(state, request, now_ms),
         )
     except BrokerError as error:
         return refusal(error)
     answer = InitProducerIdResponse(
         producer_id=done.entry.producer_id, producer_epoch=done.entry.producer_epoch
     )
-    return answer_when_durable(node, done.written, answer, refusal)
+    return answer_when_durable(state.flushes, done.written, answer, refusal)
 
 
-def _take(node: Node, request: Request, now_ms: int) -> int:
+def _take(state: BrokerState, request: Request, now_ms: int) -> int:
     """Raises CoordinatorLoadInProgress, which every client takes for "later"."""
     try:
-        node.quotas.take(PRODUCER_IDS, request.payer, 1, now_ms)
-        producer_id = node.producer_ids.take()
+        state.quotas.take(PRODUCER_IDS, request.payer, 1, now_ms)
+        producer_id = state.producer_ids.take()
     except ThrottlingQuotaExceeded as error:
         # Its own code is fatal to older producers here (KIP-599 knows it for topics alone).
         raise CoordinatorLoadInProgress(str(error)) from error
     except (OSError, StorageError) as error:
         raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error
-    node.metrics.producer_ids_given += 1
+    state.metrics.producer_ids_given += 1
     return producer_id

@@ -7,50 +7,47 @@ member); the rest is `rules.groups.classic`. Before version 1 the rebalance time
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.coordinators.group_log import check_member
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, InvalidGroupId, InvalidSessionTimeout
 from oncelog.rules.groups.classic import JoinRequest, JoinResult
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import JoinGroupRequest, JoinGroupResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 11
 FIRST_KNOWN_ID_VERSION, FIRST_NULL_NAME_VERSION, FIRST_SKIP_VERSION = 4, 7, 9
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: JoinGroupRequest = request.message
     version = request.header.api_version
     joining = _request(message, request)
     base = message.group_instance_id if message.group_instance_id is not None else joining.client_id
-    fresh_id = f"{base}-{node.new_name()}"
+    fresh_id = f"{base}-{state.new_name()}"
     group_id = message.group_id
     try:
         request.check(ResourceType.GROUP, group_id)
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
-        _check_timeout(node, message.session_timeout_ms)
+        _check_timeout(state, message.session_timeout_ms)
         # Before a group is made for it: what no record can hold must leave nothing behind.
-        check_member(group_id, message.member_id or fresh_id, joining, node.settings["message.max.bytes"])
-        is_new = not message.member_id or node.groups.has_only_offsets(group_id)
-        group = node.groups.open(group_id, now_ms) if is_new else node.groups.joined(group_id)
+        check_member(group_id, message.member_id or fresh_id, joining, state.settings["message.max.bytes"])
+        is_new = not message.member_id or state.groups.has_only_offsets(group_id)
+        group = state.groups.open(group_id, now_ms) if is_new else state.groups.joined(group_id)
     except BrokerError as error:
         return _response(JoinResult(error.code, message.member_id), version)
     # A member that ends during a rebalance sends LeaveGroup behind this. See
     # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
     deferred = Deferred(holds_later_requests=True, keeps_later_requests=True)
     group.join(joining, fresh_id, now_ms, lambda answer: deferred.resolve(_response(answer, version)))
-    node.groups.settle(group, now_ms)
+    state.groups.settle(group, now_ms)
     return deferred
 
 
-def _check_timeout(node: Node, session_timeout_ms: int) -> None:
-    low, high = node.settings["group.min.session.timeout.ms"], node.settings["group.max.session.timeout.ms"]
+def _check_timeout(state: BrokerState, session_timeout_ms: int) -> None:
+    low, high = state.settings["group.min.session.timeout.ms"], state.settings["group.max.session.timeout.ms"]
     if not low <= session_timeout_ms <= high:
         raise InvalidSessionTimeout(f"session.timeout.ms={session_timeout_ms} is not within {low}..{high}")
 

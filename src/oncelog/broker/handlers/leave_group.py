@@ -6,15 +6,13 @@ Members of the consumer protocol leave by their heartbeats. Administrators remov
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, UnknownMemberId
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import LeaveGroupRequest, LeaveGroupResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 13
 FIRST_BATCHED_VERSION = 3
@@ -22,7 +20,7 @@ FIRST_BATCHED_VERSION = 3
 _Identity = LeaveGroupRequest.MemberIdentity
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: LeaveGroupRequest = request.message
     version = request.header.api_version
     is_batched = version >= FIRST_BATCHED_VERSION
@@ -36,20 +34,20 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
 
     try:
         request.check(ResourceType.GROUP, message.group_id)
-        if message.group_id and node.groups.consumers.get(message.group_id):
-            return _leave_consumer_group(node, message.group_id, identities, response, now_ms)
-        group = node.groups.joined(message.group_id)
+        if message.group_id and state.groups.consumers.get(message.group_id):
+            return _leave_consumer_group(state, message.group_id, identities, response, now_ms)
+        group = state.groups.joined(message.group_id)
     except UnknownMemberId as error:
         return response([error.code] * len(identities))
     except BrokerError as error:
         return LeaveGroupResponse(error_code=error.code)
     codes = group.leave([(each.member_id, each.group_instance_id) for each in identities], now_ms)
-    node.groups.settle(group, now_ms)
+    state.groups.settle(group, now_ms)
     return response(codes)
 
 
 def _leave_consumer_group(
-    node: Node,
+    state: BrokerState,
     group_id: str,
     identities: Sequence[_Identity],
     response: Callable[[Sequence[int]], LeaveGroupResponse],
@@ -57,9 +55,9 @@ def _leave_consumer_group(
 ) -> Answer:
     """Remove members of the consumer protocol, as administrators do. Raises as ConsumerGroups.leave."""
     named = [(identity.member_id, identity.group_instance_id) for identity in identities]
-    codes, written = node.groups.consumers.leave(group_id, named, now_ms)
+    codes, written = state.groups.consumers.leave(group_id, named, now_ms)
     return answer_when_durable(
-        node, written, response(codes), lambda error: LeaveGroupResponse(error_code=error.code)
+        state.flushes, written, response(codes), lambda error: LeaveGroupResponse(error_code=error.code)
     )
 
 

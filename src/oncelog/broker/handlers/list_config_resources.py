@@ -8,21 +8,19 @@ no resources here; an unknown type is UNSUPPORTED_VERSION.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from oncelog.broker.request import Request
 from oncelog.broker.settings.config_text import ResourceType
+from oncelog.broker.state import BrokerState
 from oncelog.errors import ClusterAuthorizationFailed, UnsupportedVersion
 from oncelog.rules.security.authorization import ResourceType as acl
 from oncelog.wire.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 74
 FIRST_TYPED_VERSION = 1
 
 
-def handle(node: Node, request: Request, now_ms: int) -> ListConfigResourcesResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> ListConfigResourcesResponse:
     message: ListConfigResourcesRequest = request.message
     if not request.may(acl.CLUSTER):
         return ListConfigResourcesResponse(error_code=ClusterAuthorizationFailed.code, config_resources=[])
@@ -35,16 +33,16 @@ def handle(node: Node, request: Request, now_ms: int) -> ListConfigResourcesResp
         config_resources=[
             ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=resource_type)
             for resource_type in sorted(types)
-            for name in _names(node, resource_type)
+            for name in _names(state, resource_type)
         ]
     )
 
 
-def _names(node: Node, resource_type: int) -> Iterable[str]:
+def _names(state: BrokerState, resource_type: int) -> Iterable[str]:
     if resource_type == ResourceType.TOPIC:
-        return (topic.name for topic in node.topics.all())
+        return (topic.name for topic in state.topics.all())
     if resource_type == ResourceType.BROKER:
-        return (str(node.node_id),)
+        return (str(state.node_id),)
     if resource_type == ResourceType.GROUP:
-        return node.dynamic.groups()
+        return state.dynamic.groups()
     return ()

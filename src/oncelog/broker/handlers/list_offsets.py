@@ -10,9 +10,10 @@ version, 74 / 75 leader epoch.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from oncelog.broker.leader_epoch import check_leader_epoch
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import BrokerError, InvalidRequest, TopicAuthorizationFailed, UnsupportedVersion
 from oncelog.log.partition import Partition
@@ -20,9 +21,6 @@ from oncelog.log.reader import StepCost
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.messages import ListOffsetsRequest, ListOffsetsResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 2
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(-1, -7, -1)
@@ -36,16 +34,20 @@ FIRST_VERSION_OF = {
 }
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request))
     return answer
 
 
-def _answer_all(node: Node, request: Request) -> Work[ListOffsetsResponse]:
+def _answer_all(state: BrokerState, request: Request) -> Work[ListOffsetsResponse]:
     message: ListOffsetsRequest = request.message
     named = Counter((t.name, p.partition_index) for t in message.topics for p in t.partitions)
     repeated = {at for at, times in named.items() if times > 1}
-    response, cost, pace = ListOffsetsResponse(topics=[]), StepCost(), Pace(node.limits.request_step_elements)
+    response, cost, pace = (
+        ListOffsetsResponse(topics=[]),
+        StepCost(),
+        Pace(state.limits.request_step_elements),
+    )
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(
@@ -63,7 +65,7 @@ def _answer_all(node: Node, request: Request) -> Work[ListOffsetsResponse]:
             elif not is_allowed:
                 results.append(_error(asked, TopicAuthorizationFailed()))
             else:
-                results.append((yield from _answer(node, request, topic.name, asked, cost)))
+                results.append((yield from _answer(state, request, topic.name, asked, cost)))
     return response
 
 
@@ -71,13 +73,13 @@ _Asked = ListOffsetsRequest.ListOffsetsPartition
 _Result = ListOffsetsResponse.ListOffsetsPartitionResponse
 
 
-def _answer(node: Node, request: Request, topic: str, asked: _Asked, cost: StepCost) -> Work[_Result]:
+def _answer(state: BrokerState, request: Request, topic: str, asked: _Asked, cost: StepCost) -> Work[_Result]:
     version = request.header.api_version
     is_committed_only = request.message.isolation_level == Isolation.READ_COMMITTED
     try:
         if asked.timestamp < 0 and version < FIRST_VERSION_OF.get(asked.timestamp, version + 1):
             raise UnsupportedVersion(f"timestamp {asked.timestamp} has no meaning at version {version}")
-        _, partition = node.topics.partition(TopicPartition(topic, asked.partition_index))
+        _, partition = state.topics.partition(TopicPartition(topic, asked.partition_index))
         check_leader_epoch(partition, asked.current_leader_epoch)
         timestamp, offset = yield from _look_up(partition, asked.timestamp, is_committed_only, cost)
     except BrokerError as error:

@@ -5,19 +5,16 @@ A refused request gets its partitions back without replicas, as from Kafka.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import ClusterAuthorizationFailed
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
-
 KEY = 46
 
 
-def handle(node: Node, request: Request, now_ms: int) -> ListPartitionReassignmentsResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> ListPartitionReassignmentsResponse:
     if request.may(ResourceType.CLUSTER):
         return ListPartitionReassignmentsResponse(error_message=None)
     message: ListPartitionReassignmentsRequest = request.message

@@ -7,17 +7,14 @@ Only ids that the client may describe are matched, so that the time it takes tel
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.coordinators.patterns import Pattern, matching_texts
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import InvalidRegularExpression
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
 from oncelog.wire.messages import ListTransactionsRequest, ListTransactionsResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 66
 
@@ -26,7 +23,7 @@ _State = ListTransactionsResponse.TransactionState
 _STATES = {state.label for state in TransactionState} | {"Dead", "PrepareEpochFence"}
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: ListTransactionsRequest = request.message
     pattern = None
     if message.transactional_id_pattern:
@@ -34,19 +31,19 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
             pattern = Pattern(message.transactional_id_pattern)
         except InvalidRegularExpression as error:
             return ListTransactionsResponse(error_code=error.code)
-    answer: Answer = answer_in_steps(node, _answer_all(node, request, pattern, now_ms))
+    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request, pattern, now_ms))
     return answer
 
 
 def _answer_all(
-    node: Node, request: Request, pattern: Pattern | None, now_ms: int
+    state: BrokerState, request: Request, pattern: Pattern | None, now_ms: int
 ) -> Work[ListTransactionsResponse]:
     message: ListTransactionsRequest = request.message
     # As lists, 20,000 filters were compared with each id. See test_filters_cost_no_work_for_each_id.
     states, producer_ids = frozenset(message.state_filters), frozenset(message.producer_id_filters)
     chosen: list[_State] = []
-    pace = Pace(node.limits.request_step_elements)
-    for entry in list(node.transactions.all()):
+    pace = Pace(state.limits.request_step_elements)
+    for entry in list(state.transactions.all()):
         if pace.next():
             yield None
         if not request.may(ResourceType.TRANSACTIONAL_ID, entry.transactional_id):
@@ -58,7 +55,7 @@ def _answer_all(
         ):
             chosen.append(_listed(entry))
     if pattern is not None:
-        step_cost = node.limits.pattern_step_cost
+        step_cost = state.limits.pattern_step_cost
         chosen = yield from matching_texts(pattern, chosen, lambda row: row.transactional_id, step_cost)
     return ListTransactionsResponse(
         unknown_state_filters=[name for name in message.state_filters if name not in _STATES],

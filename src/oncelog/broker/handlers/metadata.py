@@ -10,10 +10,12 @@ kept encoded until a topic changes: ten thousand partitions take 20 ms to descri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import EVERYTHING, allowed_bits
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.broker.topics.topics import NewTopic, Topic
@@ -29,9 +31,6 @@ from oncelog.errors import (
 from oncelog.rules.limits.quotas import MUTATIONS
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.wire.messages import NO_ID, Message, MetadataRequest, MetadataResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 3
 
@@ -51,30 +50,30 @@ class _Encoded(Message):
         append(self._body)
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: MetadataRequest = request.message
     may_create = bool(message.topics) and message.allow_auto_topic_creation
     # Topics are made to their end, though the client goes away.
-    answer: Answer = answer_in_steps(node, _handle(node, request, now_ms), is_dropped=not may_create)
+    answer: Answer = answer_in_steps(state.steps, _handle(state, request, now_ms), is_dropped=not may_create)
     return answer
 
 
-def _handle(node: Node, request: Request, now_ms: int) -> Work[Message]:
+def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     message: MetadataRequest = request.message
     version = request.header.api_version
     asks_all = message.topics is None or (version == 0 and not message.topics)
     asked = None if asks_all else tuple((topic.name, bytes(topic.topic_id)) for topic in message.topics or ())
-    may_create = message.allow_auto_topic_creation and node.settings["auto.create.topics.enable"]
+    may_create = message.allow_auto_topic_creation and state.settings["auto.create.topics.enable"]
     tells = message.include_topic_authorized_operations, message.include_cluster_authorized_operations
-    key = version, asked, may_create, tells, node.address(request)
+    key = version, asked, may_create, tells, state.address(request)
     is_for_all = request.access is EVERYTHING
-    known = node.topics.large_answers.get(key) if is_for_all else None
+    known = state.topics.large_answers.get(key) if is_for_all else None
     if known is not None:
         return _Encoded(known)
     missing = [] if asks_all else (message.topics or [])
-    refused = (yield from _create_missing(node, request, missing, now_ms)) if may_create else {}
-    revision = node.topics.revision
-    answer = yield from _answer(node, request, None if asks_all else message.topics, refused)
+    refused = (yield from _create_missing(state, request, missing, now_ms)) if may_create else {}
+    revision = state.topics.revision
+    answer = yield from _answer(state, request, None if asks_all else message.topics, refused)
     if message.include_topic_authorized_operations:
         for topic in answer.topics:
             if topic.error_code != TopicAuthorizationFailed.code:
@@ -83,63 +82,63 @@ def _handle(node: Node, request: Request, now_ms: int) -> Work[Message]:
     if message.include_cluster_authorized_operations:
         answer.cluster_authorized_operations = cluster_bits(request)
     if (
-        revision == node.topics.revision
+        revision == state.topics.revision
         and is_for_all
-        and sum(len(topic.partitions) for topic in answer.topics) >= node.limits.large_answer_partitions
+        and sum(len(topic.partitions) for topic in answer.topics) >= state.limits.large_answer_partitions
     ):
         body = answer.encode(version)
-        node.topics.keep_answer(key, body)
+        state.topics.keep_answer(key, body)
         return _Encoded(body)
     return answer
 
 
 def _answer(
-    node: Node,
+    state: BrokerState,
     request: Request,
     asked: list[MetadataRequest.MetadataRequestTopic] | None,
     refused: Mapping[str, BrokerError],
 ) -> Work[MetadataResponse]:
-    topics, pace = [], Pace(node.limits.request_step_elements)
+    topics, pace = [], Pace(state.limits.request_step_elements)
     if asked is None:
-        for topic in list(node.topics.all()):
+        for topic in list(state.topics.all()):
             if request.may(ResourceType.TOPIC, topic.name):
-                topics.append(_describe(node, topic))
+                topics.append(_describe(state, topic))
             if pace.next(1 + len(topic.partitions)):
                 yield None
     else:
         once = {(topic.name, bytes(topic.topic_id)): topic for topic in asked}
         for each in once.values():
-            topics.append(_look_up(node, request, each, refused))
+            topics.append(_look_up(state, request, each, refused))
             if pace.next(1 + len(topics[-1].partitions)):
                 yield None
-    address = node.address(request)
+    address = state.address(request)
     return MetadataResponse(
         brokers=[
             MetadataResponse.MetadataResponseBroker(
                 node_id=address.node_id, host=address.host, port=address.port
             )
         ],
-        cluster_id=node.cluster_id,
-        controller_id=node.node_id,
+        cluster_id=state.cluster_id,
+        controller_id=state.node_id,
         topics=topics,
     )
 
 
 def _create_missing(
-    node: Node, request: Request, asked: list[MetadataRequest.MetadataRequestTopic], now_ms: int
+    state: BrokerState, request: Request, asked: list[MetadataRequest.MetadataRequestTopic], now_ms: int
 ) -> Work[dict[str, BrokerError]]:
     """Create the topics that are not there, in one durable step; returns why some were not created.
 
     What is above MAX_PARTITIONS_PER_REQUEST is left out; clients ask again for an unknown topic.
     """
     refused: dict[str, BrokerError] = {}
-    count: int = node.settings["num.partitions"]
+    count: int = state.settings["num.partitions"]
     missing: list[NewTopic] = []
     for topic in {(topic.name, bytes(topic.topic_id)): topic for topic in asked}.values():
         name = topic.name
-        if name is None or bytes(topic.topic_id) != NO_ID or node.topics.get(name) is not None:
+        if name is None or bytes(topic.topic_id) != NO_ID or state.topics.get(name) is not None:
             continue
-        if node.topics.is_changing(name):
+        if state.topics.is_changing(name):
             continue  # unknown for the moment: the client asks again
         if (len(missing) + 1) * count > max(MAX_PARTITIONS_PER_REQUEST, count):
             break
@@ -154,19 +153,19 @@ def _create_missing(
     if not missing:
         return refused
     try:
-        created = yield from node.topics.create_in_steps(missing, now_ms)
+        created = yield from state.topics.create_in_steps(missing, now_ms)
     except (StorageError, KafkaStorageError) as error:
         return refused | {new.name: KafkaStorageError(str(error)) for new in missing}
     for new, made in zip(missing, created, strict=True):
         if isinstance(made, Topic):
-            node.quotas.charge(MUTATIONS, request.payer, count, now_ms)
+            state.quotas.charge(MUTATIONS, request.payer, count, now_ms)
         elif not isinstance(made, TopicAlreadyExists):  # another request makes it: the client asks again
             refused[new.name] = made if isinstance(made, BrokerError) else KafkaStorageError(str(made))
     return refused
 
 
 def _look_up(
-    node: Node,
+    state: BrokerState,
     request: Request,
     asked: MetadataRequest.MetadataRequestTopic,
     refused: Mapping[str, BrokerError],
@@ -174,18 +173,18 @@ def _look_up(
     try:
         # An id counts whatever the name: the Java client leaves the name empty then, not null.
         if asked.name is None or bytes(asked.topic_id) != NO_ID:
-            topic = node.topics.by_id(asked.topic_id)
+            topic = state.topics.by_id(asked.topic_id)
             if topic is None:
                 raise UnknownTopicId()
             if not request.may(ResourceType.TOPIC, topic.name):
                 return _Topic(error_code=TopicAuthorizationFailed.code, name=None, topic_id=topic.topic_id)
-            return _describe(node, topic)
+            return _describe(state, topic)
         request.check(ResourceType.TOPIC, asked.name)
-        topic = node.topics.get(asked.name)
+        topic = state.topics.get(asked.name)
         if topic is None:
             check_topic_name(asked.name)
             raise refused.get(asked.name, UnknownTopicOrPartition())
-        return _describe(node, topic)
+        return _describe(state, topic)
     except BrokerError as error:
         return _Topic(error_code=error.code, name=asked.name, topic_id=asked.topic_id or NO_ID)
 
@@ -205,7 +204,7 @@ def cluster_bits(request: Request) -> int:
     return allowed_bits(request.access, ResourceType.CLUSTER, CLUSTER_NAME)
 
 
-def _describe(node: Node, topic: Topic) -> _Topic:
+def _describe(state: BrokerState, topic: Topic) -> _Topic:
     return _Topic(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -213,10 +212,10 @@ def _describe(node: Node, topic: Topic) -> _Topic:
         partitions=[
             MetadataResponse.MetadataResponsePartition(
                 partition_index=index,
-                leader_id=node.node_id,
+                leader_id=state.node_id,
                 leader_epoch=partition.leader_epoch,
-                replica_nodes=[node.node_id],
-                isr_nodes=[node.node_id],
+                replica_nodes=[state.node_id],
+                isr_nodes=[state.node_id],
             )
             for index, partition in enumerate(topic.partitions)
         ],

@@ -7,10 +7,12 @@ the place of offsets.retention.minutes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oncelog.broker.coordinators.internal_topic import answer_when_durable
 from oncelog.broker.coordinators.offsets import OffsetRecord
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.config import INT64_MAX
@@ -29,24 +31,21 @@ from oncelog.rules.security.authorization import ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import NO_ID, OffsetCommitRequest, OffsetCommitResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 8
 FIRST_ID_VERSION = 10
 
 _Partition = OffsetCommitResponse.OffsetCommitResponsePartition
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _commit(node, request, now_ms))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _commit(state, request, now_ms))
     return answer
 
 
-def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
+def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: OffsetCommitRequest = request.message
     if request.header.api_version >= FIRST_ID_VERSION:
-        _name_topics(node, message)
+        _name_topics(state, message)
     is_kept_for = message.retention_time_ms >= 0
     # A client that wants its offsets kept without end sends the largest number.
     expire_ms = min(now_ms + message.retention_time_ms, INT64_MAX) if is_kept_for else -1
@@ -58,7 +57,7 @@ def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
             for topic in message.topics
         ]
     )
-    rows = CommitRows(node, request, response.topics, _Partition)
+    rows = CommitRows(state, request, response.topics, _Partition)
     if not request.may(ResourceType.GROUP, message.group_id):
         yield from rows.refuse_all(GroupAuthorizationFailed())
         return response
@@ -71,40 +70,42 @@ def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
     try:
         yield from rows.encode(message.group_id)
         # In the step that stores them: the member may have been fenced since the first one.
-        node.groups.check_commit(
+        state.groups.check_commit(
             message.group_id,
             message.generation_id_or_member_epoch,
             message.member_id,
             message.group_instance_id,
             version=request.header.api_version,
         )
-        node.groups.note_commit(message.group_id, message.member_id, now_ms)
+        state.groups.note_commit(message.group_id, message.member_id, now_ms)
         records, written = rows.records(), []
         if records:
-            written.append(node.groups.offsets.commit(message.group_id, rows.offsets, now_ms, records))
+            written.append(state.groups.offsets.commit(message.group_id, rows.offsets, now_ms, records))
     except MessageTooLarge as error:
         return refusal(InvalidCommitOffsetSize(str(error)))
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(node, written, response, refusal)
+    return answer_when_durable(state.flushes, written, response, refusal)
 
 
-def _name_topics(node: Node, message: OffsetCommitRequest) -> None:
+def _name_topics(state: BrokerState, message: OffsetCommitRequest) -> None:
     """Fill in the names of topics that the request names by id; those of unknown ids stay empty."""
     for requested in message.topics:
-        topic = node.topics.by_id(requested.topic_id)
+        topic = state.topics.by_id(requested.topic_id)
         requested.name = "" if topic is None else topic.name
 
 
 class CommitRows:
     """The rows of an offset commit: each one's error code in the response, and the offsets to be stored."""
 
-    def __init__(self, node: Node, request: Request, response_topics: list[Any], new_row: type[Any]) -> None:
-        self._node, self._request = node, request
+    def __init__(
+        self, state: BrokerState, request: Request, response_topics: list[Any], new_row: type[Any]
+    ) -> None:
+        self._state, self._request = state, request
         is_commit = request.header.api_key == KEY
         self._has_ids = is_commit and request.header.api_version >= FIRST_ID_VERSION
         self._response_topics, self._new_row = response_topics, new_row
-        self._pace = Pace(node.limits.request_step_elements)
+        self._pace = Pace(state.limits.request_step_elements)
         self._rows: dict[TopicPartition, list[Any]] = {}
         self._topics: dict[str, Topic | None] = {}
         self.offsets: dict[TopicPartition, CommittedOffset] = {}
@@ -142,7 +143,7 @@ class CommitRows:
             return UnknownTopicId.code
         if not self._request.may(ResourceType.TOPIC, name):
             return TopicAuthorizationFailed.code
-        topic = self._node.topics.get(name)
+        topic = self._state.topics.get(name)
         if self._has_ids and (topic is None or topic.topic_id != topic_id):
             # Between two steps the topic was deleted, and one of its name may have been made.
             self._topics[name] = None
@@ -154,7 +155,10 @@ class CommitRows:
         topic = self._topics[tp.topic]
         if topic is None or not 0 <= tp.partition < len(topic.partitions):
             return UnknownTopicOrPartition.code
-        if metadata is not None and _java_length(metadata) > self._node.settings["offset.metadata.max.bytes"]:
+        if (
+            metadata is not None
+            and _java_length(metadata) > self._state.settings["offset.metadata.max.bytes"]
+        ):
             return OffsetMetadataTooLarge.code
         return 0
 
@@ -169,7 +173,7 @@ class CommitRows:
             self._drop_deleted()
             self._too_large = None
             try:
-                self._records = yield from self._node.groups.offsets.encode(
+                self._records = yield from self._state.groups.offsets.encode(
                     group_id, self.offsets, self._pace
                 )
             except MessageTooLarge as error:
@@ -185,7 +189,7 @@ class CommitRows:
 
     def _drop_deleted(self) -> bool:
         """Refuse the offsets of topics deleted since they were checked, which must not outlive them."""
-        topics = self._node.topics
+        topics = self._state.topics
         named = {name: topic for name, topic in self._topics.items() if topic is not None}
         gone = {name for name, topic in named.items() if topics.get(name) is not topic}
         error = UnknownTopicId if self._has_ids else UnknownTopicOrPartition

@@ -6,9 +6,9 @@ INVALID_GROUP_ID (empty); GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP (members of anothe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
@@ -24,21 +24,18 @@ from oncelog.rules.security.authorization import ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import OffsetDeleteRequest, OffsetDeleteResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 47
 
 _Partition = OffsetDeleteResponse.OffsetDeleteResponsePartition
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # What is deleted in part is deleted to its end, though the client goes away.
-    answer: Answer = answer_in_steps(node, _delete_all(node, request, now_ms), is_dropped=False)
+    answer: Answer = answer_in_steps(state.steps, _delete_all(state, request, now_ms), is_dropped=False)
     return answer
 
 
-def _delete_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
+def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: OffsetDeleteRequest = request.message
 
     def refusal(error: BrokerError) -> OffsetDeleteResponse:
@@ -49,16 +46,16 @@ def _delete_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
     try:
         if not message.group_id:
             raise InvalidGroupId("a group id may not be empty")
-        if not node.groups.has(message.group_id):
+        if not state.groups.has(message.group_id):
             raise GroupIdNotFound
     except BrokerError as error:
         return refusal(error)
-    if node.groups.has_members_of_another_type(message.group_id):
+    if state.groups.has_members_of_another_type(message.group_id):
         return refusal(NonEmptyGroup())
-    subscribed = node.groups.subscribed_topics(message.group_id)
-    response, pace = OffsetDeleteResponse(topics=[]), Pace(node.limits.request_step_elements)
+    subscribed = state.groups.subscribed_topics(message.group_id)
+    response, pace = OffsetDeleteResponse(topics=[]), Pace(state.limits.request_step_elements)
     doomed: dict[TopicPartition, None] = {}
-    with node.groups.topic.reserved(message.group_id):
+    with state.groups.topic.reserved(message.group_id):
         for topic in message.topics:
             results: list[_Partition] = []
             response.topics.append(
@@ -68,23 +65,23 @@ def _delete_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
                 yield None
             for partition in topic.partitions:
                 tp = TopicPartition(topic.name, partition.partition_index)
-                code = _code(node, request, tp, subscribed)
+                code = _code(state, request, tp, subscribed)
                 results.append(_Partition(partition_index=tp.partition, error_code=code))
                 if not code:
                     doomed[tp] = None
                 if pace.next():
                     yield None
         try:
-            written = yield from node.groups.delete_offsets(message.group_id, doomed, pace, now_ms)
+            written = yield from state.groups.delete_offsets(message.group_id, doomed, pace, now_ms)
         except BrokerError as error:
             return refusal(error)
-    return answer_when_durable(node, [written] if written else [], response, refusal)
+    return answer_when_durable(state.flushes, [written] if written else [], response, refusal)
 
 
-def _code(node: Node, request: Request, at: TopicPartition, subscribed: set[str] | None) -> int:
+def _code(state: BrokerState, request: Request, at: TopicPartition, subscribed: set[str] | None) -> int:
     if not request.may(ResourceType.TOPIC, at.topic):
         return TopicAuthorizationFailed.code
-    topic = node.topics.get(at.topic)
+    topic = state.topics.get(at.topic)
     if topic is None or not 0 <= at.partition < len(topic.partitions):
         return UnknownTopicOrPartition.code
     is_subscribed = subscribed is None or at.topic in subscribed

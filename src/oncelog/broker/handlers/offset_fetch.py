@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.request_limits import MAX_NAMES
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
@@ -25,36 +27,33 @@ from oncelog.rules.security.authorization import ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import NO_ID, OffsetFetchRequest, OffsetFetchResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 9
 FIRST_GROUP_ERROR_VERSION, FIRST_BATCHED_VERSION, FIRST_ID_VERSION = 2, 8, 10
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request))
     return answer
 
 
-def _answer_all(node: Node, request: Request) -> Work[OffsetFetchResponse]:
+def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchResponse]:
     message: OffsetFetchRequest = request.message
     is_stable = message.require_stable
     is_single = request.header.api_version < FIRST_BATCHED_VERSION
     if is_single:
         try:
             request.check(ResourceType.GROUP, message.group_id)
-            node.groups.topic.check(message.group_id)
+            state.groups.topic.check(message.group_id)
         except BrokerError as error:
             return _refused(message, request.header.api_version, error.code)
         result = OffsetFetchResponse(topics=[])
         for part in _told(
-            node,
+            state,
             request,
             message.group_id,
             message.topics,
             is_stable,
-            Pace(node.limits.request_step_elements),
+            Pace(state.limits.request_step_elements),
         ):
             if part is None:
                 yield None
@@ -75,9 +74,9 @@ def _answer_all(node: Node, request: Request) -> Work[OffsetFetchResponse]:
         raise PeerError(
             f"OffsetFetch of {len(once)} groups; allowed are {MAX_NAMES}: ask for fewer at a time"
         )
-    response, pace = OffsetFetchResponse(groups=[]), Pace(node.limits.request_step_elements)
+    response, pace = OffsetFetchResponse(groups=[]), Pace(state.limits.request_step_elements)
     for asked in once.values():
-        response.groups.append((yield from _group(node, request, asked, is_stable, pace)))
+        response.groups.append((yield from _group(state, request, asked, is_stable, pace)))
         if pace.next():
             yield None
     return response
@@ -103,7 +102,7 @@ def _refused(message: OffsetFetchRequest, version: int, code: int) -> OffsetFetc
 
 
 def _group(
-    node: Node,
+    state: BrokerState,
     request: Request,
     asked: OffsetFetchRequest.OffsetFetchRequestGroup,
     is_stable: bool,
@@ -111,22 +110,22 @@ def _group(
 ) -> Work[OffsetFetchResponse.OffsetFetchResponseGroup]:
     try:
         request.check(ResourceType.GROUP, asked.group_id)
-        consumers = node.groups.consumers.get(asked.group_id)
+        consumers = state.groups.consumers.get(asked.group_id)
         if consumers is not None:
             consumers.check_fetch(asked.member_id, asked.member_epoch)
     except BrokerError as error:
         return OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error.code)
     group = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id)
     has_ids = request.header.api_version >= FIRST_ID_VERSION
-    unknown = (yield from _name_topics(node, asked.topics or (), pace)) if has_ids else []
+    unknown = (yield from _name_topics(state, asked.topics or (), pace)) if has_ids else []
     known = None if asked.topics is None else [topic for topic in asked.topics if topic.name or not has_ids]
     ids = {topic.name: bytes(topic.topic_id) for topic in known or () if has_ids}
-    for part in _told(node, request, asked.group_id, known, is_stable, pace):
+    for part in _told(state, request, asked.group_id, known, is_stable, pace):
         if part is None:
             yield None
             continue
         name, told = part
-        topic = node.topics.get(name)
+        topic = state.topics.get(name)
         if name in ids and (topic is None or topic.topic_id != ids[name]):
             # It was deleted between two steps, and what was committed may be of another topic of its name.
             rows = [_unknown_id(row["partition_index"]) for row in told]
@@ -143,11 +142,11 @@ def _group(
     return group
 
 
-def _name_topics(node: Node, topics: Iterable[_TopicRequest], pace: Pace) -> Work[list[_TopicResult]]:
+def _name_topics(state: BrokerState, topics: Iterable[_TopicRequest], pace: Pace) -> Work[list[_TopicResult]]:
     """Fill in the names of topics that a request names by id; return the results for unknown ids."""
     unknown = []
     for requested in topics:
-        topic = node.topics.by_id(requested.topic_id)
+        topic = state.topics.by_id(requested.topic_id)
         requested.name = "" if topic is None else topic.name
         if topic is None:
             result = _TopicResult(topic_id=bytes(requested.topic_id), partitions=[])
@@ -176,14 +175,14 @@ _Topics = (
 
 
 def _told(
-    node: Node, request: Request, group_id: str, topics: _Topics | None, is_stable: bool, pace: Pace
+    state: BrokerState, request: Request, group_id: str, topics: _Topics | None, is_stable: bool, pace: Pace
 ) -> Iterator[tuple[str, list[dict[str, Any]]] | None]:
     """Yield (topic, fields of its partitions) as asked; of everything when `topics` is None.
 
     None is the end of a step.
     """
-    committed = node.groups.offsets.of(group_id)
-    pending = node.groups.offsets.pending_of(group_id) if is_stable else ()
+    committed = state.groups.offsets.of(group_id)
+    pending = state.groups.offsets.pending_of(group_id) if is_stable else ()
     if topics is None:
         # A partition with pending offsets only has no offset yet. Kafka leaves it out too.
         everything = sorted(at for at in committed if request.may(ResourceType.TOPIC, at.topic))

@@ -6,17 +6,14 @@ began; -1/-1 when it is above all or -1. Errors: 3 unknown, 74 / 75 the client's
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.leader_epoch import check_leader_epoch
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import BrokerError
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 23
 NO_EPOCH = -1
@@ -24,14 +21,14 @@ NO_EPOCH = -1
 _Result = OffsetForLeaderEpochResponse.EpochEndOffset
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _answer_all(node, request))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request))
     return answer
 
 
-def _answer_all(node: Node, request: Request) -> Work[OffsetForLeaderEpochResponse]:
+def _answer_all(state: BrokerState, request: Request) -> Work[OffsetForLeaderEpochResponse]:
     message: OffsetForLeaderEpochRequest = request.message
-    response, pace = OffsetForLeaderEpochResponse(topics=[]), Pace(node.limits.request_step_elements)
+    response, pace = OffsetForLeaderEpochResponse(topics=[]), Pace(state.limits.request_step_elements)
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(
@@ -40,14 +37,14 @@ def _answer_all(node: Node, request: Request) -> Work[OffsetForLeaderEpochRespon
         if pace.next():
             yield None
         for asked in topic.partitions:
-            results.append(_answer(node, request, topic.topic, asked))
+            results.append(_answer(state, request, topic.topic, asked))
             if pace.next():
                 yield None
     return response
 
 
 def _answer(
-    node: Node,
+    state: BrokerState,
     request: Request,
     topic: str,
     asked: OffsetForLeaderEpochRequest.OffsetForLeaderPartition,
@@ -55,7 +52,7 @@ def _answer(
     try:
         if not request.access.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
             request.check(ResourceType.TOPIC, topic)
-        _, partition = node.topics.partition(TopicPartition(topic, asked.partition))
+        _, partition = state.topics.partition(TopicPartition(topic, asked.partition))
         check_leader_epoch(partition, asked.current_leader_epoch)
     except BrokerError as error:
         return _Result(partition=asked.partition, error_code=error.code)

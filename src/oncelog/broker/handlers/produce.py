@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from oncelog.broker.append_events import AppendEvent, Verdict
 from oncelog.broker.coordinators.transaction_verification import Admission, admit_produce, check_still_open
 from oncelog.broker.group_commit import FlushWait
 from oncelog.broker.purgatory import Deferred, Disconnect
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
@@ -45,9 +46,6 @@ from oncelog.wire.batch import read_header
 from oncelog.wire.messages import ProduceRequest, ProduceResponse
 from oncelog.wire.primitives import Buffer
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 0
 FIRST_ZSTD_VERSION, FIRST_ID_VERSION = 7, 13
 STEP_COST = 50_000
@@ -70,11 +68,11 @@ _PartitionData = ProduceRequest.PartitionProduceData
 _PartitionResult = ProduceResponse.PartitionProduceResponse
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: ProduceRequest = request.message
     if request.header.api_version >= FIRST_ID_VERSION:
-        _name_topics(node, message)
-    work = _Produce(node, request, message, now_ms)
+        _name_topics(state, message)
+    work = _Produce(state, request, message, now_ms)
     is_transactional = any(
         _is_transactional(part.records) for topic in message.topic_data for part in topic.partition_data
     )
@@ -83,20 +81,20 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         if is_transactional and not request.may(ResourceType.TRANSACTIONAL_ID, message.transactional_id):
             return work.refuse(TransactionalIdAuthorizationFailed())
         try:
-            admission = work.admission = admit_produce(node, request, now_ms)
+            admission = work.admission = admit_produce(state, request, now_ms)
         except InvalidProducerIdMapping as error:
             return work.refuse(error)
         if admission.is_early:
-            later = admission.later(lambda: handle(node, request, now_ms), work.refuse)
+            later = admission.later(lambda: handle(state, request, now_ms), work.refuse)
             later.request_bytes = _keep_records(message)
             return later
     return work.answer(lambda topic, part: work.partition(topic, part, lacks_id))
 
 
-def _name_topics(node: Node, message: ProduceRequest) -> None:
+def _name_topics(state: BrokerState, message: ProduceRequest) -> None:
     """Fill in the names of topics that the request names by id; those of unknown ids stay empty."""
     for requested in message.topic_data:
-        topic = node.topics.by_id(requested.topic_id)
+        topic = state.topics.by_id(requested.topic_id)
         requested.name = "" if topic is None else topic.name
 
 
@@ -115,12 +113,21 @@ class _Produce:
     """One request under way: what was appended, what still waits for the disk."""
 
     __slots__ = (
-        "admission", "deferred", "first_error", "is_continued", "message", "node", "now_ms", "opened_cost",
-        "request", "response", "waiting"
+        "admission",
+        "deferred",
+        "first_error",
+        "is_continued",
+        "message",
+        "now_ms",
+        "opened_cost",
+        "request",
+        "response",
+        "state",
+        "waiting"
     )  # fmt: skip
 
-    def __init__(self, node: Node, request: Request, message: ProduceRequest, now_ms: int) -> None:
-        self.node, self.request, self.message, self.now_ms = node, request, message, now_ms
+    def __init__(self, state: BrokerState, request: Request, message: ProduceRequest, now_ms: int) -> None:
+        self.state, self.request, self.message, self.now_ms = state, request, message, now_ms
         self.waiting = self.opened_cost = 0
         self.is_continued = False
         """True from the second step on: others may have changed what was so at the first."""
@@ -144,7 +151,7 @@ class _Produce:
         if not at.topic and self.request.header.api_version >= FIRST_ID_VERSION:
             raise UnknownTopicId()
         self.request.check(ResourceType.TOPIC, at.topic)
-        topic, partition = self.node.topics.partition(at)
+        topic, partition = self.state.topics.partition(at)
         batch = only_batch(records, self.request.header.api_version)
         if self.message.acks not in (-1, 0, 1):
             raise InvalidRequiredAcks(f"acks={self.message.acks}")
@@ -169,16 +176,16 @@ class _Produce:
         finally:
             cost = partition.opened_cost - opened_before
             self.opened_cost += cost
-            self.node.opened_cost += cost
+            self.state.opened_cost += cost
         put_append(result, appended)
         self._count(partition, batch, appended)
         self._wait_for_disk(partition, topic.flush_messages, appended, result)
 
     def _count(self, partition: Partition, batch: memoryview, appended: Appended) -> None:
-        count_append(self.node, appended)
+        count_append(self.state, appended)
         if not appended.is_duplicate:
-            self.node.note_stored(partition, len(batch))
-        if self.node.on_append is not None:
+            self.state.note_stored(partition, len(batch))
+        if self.state.on_append is not None:
             verdict: Verdict = "duplicate" if appended.is_duplicate else "stored"
             self._tell(partition.topic_partition, batch, verdict, appended.base_offset, None)
 
@@ -198,7 +205,7 @@ class _Produce:
                 result.error_message = f"the batch could not be flushed: {error}"
             self._waited()
 
-        self.node.flushes.add(partition, FlushWait(appended.last_offset, on_flushed))
+        self.state.flushes.add(partition, FlushWait(appended.last_offset, on_flushed))
 
     def _waited(self) -> None:
         self.waiting -= 1
@@ -212,9 +219,9 @@ class _Produce:
         result: _PartitionResult,
         error: BrokerError,
     ) -> None:
-        put_refusal(self.node, result, error)
+        put_refusal(self.state, result, error)
         self.first_error = self.first_error or error
-        if self.node.on_append is not None:
+        if self.state.on_append is not None:
             self._tell(at, records, "refused", None, error)
 
     def _tell(
@@ -225,12 +232,12 @@ class _Produce:
         base_offset: int | None,
         error: BrokerError | None,
     ) -> None:
-        assert self.node.on_append is not None
+        assert self.state.on_append is not None
         try:
             header = read_header(records) if records else None
         except Exception:
             header = None  # a refused batch may be anything; its event then has no producer fields
-        self.node.on_append(
+        self.state.on_append(
             AppendEvent(
                 time_ms=self.now_ms,
                 connection_id=self.request.connection_id,
@@ -262,7 +269,7 @@ class _Produce:
     def answer(self, result_of: Callable[[str, _PartitionData], _PartitionResult]) -> Answer:
         """What each partition has to say, once it may be said."""
         answer: Answer = answer_in_steps(
-            self.node, self._answer_all(result_of), keep_request=self._keep_request
+            self.state.steps, self._answer_all(result_of), keep_request=self._keep_request
         )
         return answer
 
@@ -284,7 +291,7 @@ class _Produce:
                     self.is_continued = True
                     if self.request.header.api_version >= FIRST_ID_VERSION:
                         # A topic may have gone, and its name be that of another one.
-                        _name_topics(self.node, self.message)
+                        _name_topics(self.state, self.message)
                 results.append(result_of(topic.name, part))
                 part.records = None
             if results:
@@ -304,9 +311,9 @@ class _Produce:
         return self.deferred
 
 
-def count_append(node: Node, appended: Appended) -> None:
+def count_append(state: BrokerState, appended: Appended) -> None:
     """Count an append in the metrics."""
-    metrics = node.metrics
+    metrics = state.metrics
     if appended.is_duplicate:
         metrics.duplicates_acknowledged += 1
     else:
@@ -321,7 +328,7 @@ def put_append(result: _PartitionResult, appended: Appended) -> None:
         result.log_append_time_ms = appended.log_append_time_ms
 
 
-def put_refusal(node: Node, result: _PartitionResult, error: BrokerError) -> None:
+def put_refusal(state: BrokerState, result: _PartitionResult, error: BrokerError) -> None:
     """An append was refused: the answer's fields, and the metrics."""
     result.error_code, result.error_message = error.code, error.message
     if isinstance(error, _WITHOUT_LOG_START):
@@ -330,7 +337,7 @@ def put_refusal(node: Node, result: _PartitionResult, error: BrokerError) -> Non
         ProduceResponse.BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=text)
         for index, text in getattr(error, "record_errors", ())
     ]
-    metrics = node.metrics
+    metrics = state.metrics
     metrics.append_errors[error.kafka_name] += 1
     if isinstance(error, OutOfOrderSequenceNumber):
         metrics.out_of_order_refused += 1

@@ -17,10 +17,10 @@ Lengths and counts are unsigned varints of the number and one; a tag block witho
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 from oncelog.broker.handlers.produce import KEY, count_append, put_append, put_refusal
 from oncelog.broker.security.authorizer import Access
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, PeerError
 from oncelog.log.partition import Appended, Partition
 from oncelog.rules.security.authorization import Operation, ResourceType
@@ -29,9 +29,6 @@ from oncelog.wire.batch import BatchHeader, read_header
 from oncelog.wire.frames import encode_response
 from oncelog.wire.messages import NO_ID, ProduceResponse
 from oncelog.wire.primitives import read_uvarint_rest
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node
 
 FIRST_VERSION, FIRST_ID_VERSION, LAST_VERSION = 9, 13, 13
 _ID_BYTES = 16
@@ -55,19 +52,19 @@ _Batch = tuple[memoryview, Partition, memoryview, BatchHeader]
 """(where topic name and partition count stand, partition, its batch, the batch's header)"""
 
 
-def answer(node: Node, frame: memoryview, now_ms: int, access: Access | None = None) -> bytes | None:
+def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | None = None) -> bytes | None:
     """The response frame; None when `apis.produce` must see the request: nothing was done then.
 
     `access`: what the client may do; None where there is no authorizer.
     """
-    if node.on_append is not None:
+    if state.on_append is not None:
         return None
     try:
         key, version, correlation_id, name_bytes = _HEAD.unpack_from(frame)
         if key != KEY or not FIRST_VERSION <= version <= LAST_VERSION:
             return None
         position = 10 + name_bytes if name_bytes > 0 else 10
-        batches = _plain_batches(node, frame, position, access, version >= FIRST_ID_VERSION)
+        batches = _plain_batches(state, frame, position, access, version >= FIRST_ID_VERSION)
     except (struct.error, IndexError, UnicodeDecodeError, PeerError, BrokerError):
         return None  # malformed, or refused for its header: said in full there
     if batches is None:
@@ -81,13 +78,13 @@ def answer(node: Node, frame: memoryview, now_ms: int, access: Access | None = N
             is_refused = True
             results.append(error)
         else:
-            count_append(node, done)
+            count_append(state, done)
             if not done.is_duplicate:
                 # Nothing on a plain topic waits for a sync before readers see it.
-                node.note_append(partition.topic_partition, len(records))
+                state.note_append(partition.topic_partition, len(records))
             results.append(done)
     if is_refused:
-        return encode_response(_response(node, batches, results), version, correlation_id)
+        return encode_response(_response(state, batches, results), version, correlation_id)
     return _encode(correlation_id, batches, results)  # type: ignore[arg-type]
 
 
@@ -97,7 +94,7 @@ def told_to_wait(response: bytes, throttle_time_ms: int) -> bytes:
 
 
 def _plain_batches(
-    node: Node, frame: memoryview, position: int, access: Access | None, has_ids: bool
+    state: BrokerState, frame: memoryview, position: int, access: Access | None, has_ids: bool
 ) -> list[_Batch] | None:
     """What the request's body, which begins after the client id, has to append; None if it is not plain."""
     id_length = frame[position + 1]
@@ -117,10 +114,10 @@ def _plain_batches(
     for _ in range(topic_count - 1):
         if has_ids:
             end = position + _ID_BYTES
-            topic = node.topics.by_id(frame[position:end])
+            topic = state.topics.by_id(frame[position:end])
         else:
             end = position + frame[position]
-            topic = node.topics.get(str(frame[position + 1 : end], "utf-8"))
+            topic = state.topics.get(str(frame[position + 1 : end], "utf-8"))
         partition_count = frame[end]
         if topic is None or not topic.is_plain or not 2 <= partition_count < 128:
             return None
@@ -183,7 +180,9 @@ def _encode(correlation_id: int, batches: list[_Batch], results: list[Appended])
     return b"".join((head, *parts, _LAST_TAGS_AND_THROTTLE))
 
 
-def _response(node: Node, batches: list[_Batch], results: list[Appended | BrokerError]) -> ProduceResponse:
+def _response(
+    state: BrokerState, batches: list[_Batch], results: list[Appended | BrokerError]
+) -> ProduceResponse:
     """The same as a message, when something was refused."""
     topics: list[ProduceResponse.TopicProduceResponse] = []
     topic = None
@@ -191,12 +190,12 @@ def _response(node: Node, batches: list[_Batch], results: list[Appended | Broker
         at = partition.topic_partition
         result = _Result(index=at.partition, base_offset=-1, log_start_offset=partition.log_start_offset)
         if isinstance(appended, BrokerError):
-            put_refusal(node, result, appended)
+            put_refusal(state, result, appended)
         else:
             put_append(result, appended)
         if name is not topic:
             topic = name
-            known = node.topics.get(at.topic)
+            known = state.topics.get(at.topic)
             topics.append(
                 ProduceResponse.TopicProduceResponse(
                     name=at.topic, topic_id=known.topic_id if known else NO_ID, partition_responses=[]

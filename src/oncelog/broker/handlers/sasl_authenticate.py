@@ -7,19 +7,16 @@ client must authenticate again (KIP-368).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authenticator import Farewell
+from oncelog.broker.state import BrokerState
 from oncelog.errors import IllegalSaslState, SaslAuthenticationFailed
 from oncelog.wire.messages import SaslAuthenticateRequest, SaslAuthenticateResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 36
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: SaslAuthenticateRequest = request.message
     door = request.door
     if door is None or not door.is_authenticating:
@@ -27,7 +24,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
     try:
         data, lifetime_ms = door.answer(message.auth_bytes, now_ms)
     except SaslAuthenticationFailed as error:
-        node.metrics.authentications_failed += 1
+        state.metrics.authentications_failed += 1
         refusal = SaslAuthenticateResponse(error_code=error.code, error_message=error.message)
-        return Farewell(refusal, str(error), node.settings["connection.failed.authentication.delay.ms"])
+        return Farewell(refusal, str(error), state.settings["connection.failed.authentication.delay.ms"])
     return SaslAuthenticateResponse(auth_bytes=data, session_lifetime_ms=lifetime_ms)

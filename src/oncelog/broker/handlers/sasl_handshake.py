@@ -6,19 +6,16 @@ is known and may not authenticate again now (`oncelog.rules.security.auth_state`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authenticator import Farewell
+from oncelog.broker.state import BrokerState
 from oncelog.errors import IllegalSaslState, UnsupportedSaslMechanism
 from oncelog.wire.messages import SaslHandshakeRequest, SaslHandshakeResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 17
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: SaslHandshakeRequest = request.message
     door = request.door
     if door is None or not door.is_authenticating:
@@ -27,5 +24,5 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         door.choose(message.mechanism)
     except UnsupportedSaslMechanism as error:
         refusal = SaslHandshakeResponse(error_code=error.code, mechanisms=door.mechanisms)
-        return Farewell(refusal, str(error), node.settings["connection.failed.authentication.delay.ms"])
+        return Farewell(refusal, str(error), state.settings["connection.failed.authentication.delay.ms"])
     return SaslHandshakeResponse(mechanisms=door.mechanisms)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.purgatory import Deferred
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, InconsistentGroupProtocol
 from oncelog.rules.groups.classic import SyncResult
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import SyncGroupRequest, SyncGroupResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 14
 FIRST_SAID_VERSION = 5
 """From here on a member says which protocol it thinks the group chose."""
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: SyncGroupRequest = request.message
     is_said = message.protocol_type is not None and message.protocol_name is not None
     try:
         request.check(ResourceType.GROUP, message.group_id)
         if request.header.api_version >= FIRST_SAID_VERSION and not is_said:
             raise InconsistentGroupProtocol("protocol type and name must be given")
-        group = node.groups.joined(message.group_id)
+        group = state.groups.joined(message.group_id)
     except BrokerError as error:
         return _response(SyncResult(error.code))
     # A member that ends during a rebalance sends LeaveGroup behind this. See
@@ -40,7 +37,7 @@ def handle(node: Node, request: Request, now_ms: int) -> Answer:
         now_ms,
         lambda answer: deferred.resolve(_response(answer)),
     )
-    node.groups.settle(group, now_ms)
+    state.groups.settle(group, now_ms)
     return deferred
 
 

@@ -9,12 +9,13 @@ INVALID_GROUP_ID (empty), what the transaction coordinator refuses with (the gro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from oncelog.broker.coordinators.internal_topic import answer_when_durable
 from oncelog.broker.coordinators.transaction_verification import Admission, Dialect, knows_newer_epoch
 from oncelog.broker.handlers.offset_commit import CommitRows
+from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import refusal_of
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
@@ -29,21 +30,18 @@ from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
-
 KEY = 28
 FIRST_ABORTABLE_VERSION, FIRST_ADDING_VERSION = 4, 5
 
 _Partition = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _commit(node, request, now_ms))
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _commit(state, request, now_ms))
     return answer
 
 
-def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
+def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: TxnOffsetCommitRequest = request.message
     response = TxnOffsetCommitResponse(
         topics=[
@@ -51,7 +49,7 @@ def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
             for topic in message.topics
         ]
     )
-    rows = CommitRows(node, request, response.topics, _Partition)
+    rows = CommitRows(state, request, response.topics, _Partition)
     for resource_type, name in (
         (ResourceType.TRANSACTIONAL_ID, message.transactional_id),
         (ResourceType.GROUP, message.group_id),
@@ -71,7 +69,7 @@ def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
         if not message.group_id:
             raise InvalidGroupId("a group id may not be empty")
         yield from rows.encode(message.group_id)
-        return _store(node, request, rows, now_ms, response, refusal)
+        return _store(state, request, rows, now_ms, response, refusal)
     except NotEnoughReplicas as error:
         return refusal(CoordinatorNotAvailable(str(error)))
     except MessageTooLarge as error:
@@ -81,7 +79,7 @@ def _commit(node: Node, request: Request, now_ms: int) -> Work[Answer]:
 
 
 def _store(
-    node: Node,
+    state: BrokerState,
     request: Request,
     rows: CommitRows,
     now_ms: int,
@@ -91,13 +89,13 @@ def _store(
     """Store the offsets in one step. Raises what the transaction coordinator and the group refuse with."""
     message: TxnOffsetCommitRequest = request.message
     who = Identity(message.producer_id, message.producer_epoch)
-    admission = _admit(node, message, who, request.header.api_version, now_ms)
+    admission = _admit(state, message, who, request.header.api_version, now_ms)
     if admission.is_early:
         return admission.later(
-            lambda: handle(node, request, now_ms),
+            lambda: handle(state, request, now_ms),
             lambda error: refusal(CoordinatorNotAvailable(str(error))),
         )
-    node.groups.check_commit(
+    state.groups.check_commit(
         message.group_id,
         message.generation_id,
         message.member_id,
@@ -106,16 +104,16 @@ def _store(
     )
     records, written = rows.records(), []
     if records:
-        offsets = node.groups.offsets
+        offsets = state.groups.offsets
         written.append(offsets.commit_pending(message.group_id, who, rows.offsets, now_ms, records))
-    return answer_when_durable(node, written, response, refusal)
+    return answer_when_durable(state.flushes, written, response, refusal)
 
 
 def _admit(
-    node: Node, message: TxnOffsetCommitRequest, who: Identity, version: int, now_ms: int
+    state: BrokerState, message: TxnOffsetCommitRequest, who: Identity, version: int, now_ms: int
 ) -> Admission:
-    at = node.groups.offsets_partition(message.group_id, now_ms)
-    _, partition = node.topics.partition(at)
+    at = state.groups.offsets_partition(message.group_id, now_ms)
+    _, partition = state.topics.partition(at)
     if knows_newer_epoch(partition, who):
         raise InvalidProducerEpoch(
             f"a newer epoch of producer id {who.producer_id} than {who.producer_epoch} is known"
@@ -124,6 +122,14 @@ def _admit(
     dialect = Dialect(
         adds=version >= FIRST_ADDING_VERSION, knows_abortable=version >= FIRST_ABORTABLE_VERSION
     )
-    admission = Admission(node, message.transactional_id, outside, dialect, now_ms)
+    admission = Admission(
+        message.transactional_id,
+        outside,
+        dialect,
+        now_ms,
+        transactions=state.transactions,
+        flushes=state.flushes,
+        settings=state.settings,
+    )
     admission.check(at)
     return admission

@@ -6,14 +6,11 @@ naming the first such feature. Versions 0 and 1 answer each feature when all are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from oncelog.broker.request import Request
+from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, ClusterAuthorizationFailed, InvalidUpdateVersion
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
 
 KEY = 57
 FIRST_TYPED_VERSION = 1
@@ -25,13 +22,13 @@ SETTING_OF = {
 """Feature -> the setting that fixes its level."""
 
 
-def handle(node: Node, request: Request, now_ms: int) -> UpdateFeaturesResponse:
+def handle(state: BrokerState, request: Request, now_ms: int) -> UpdateFeaturesResponse:
     message: UpdateFeaturesRequest = request.message
     try:
         if not request.may(ResourceType.CLUSTER):
             raise ClusterAuthorizationFailed()
         for update in message.feature_updates:
-            _check(node, update, request.header.api_version)
+            _check(state, update, request.header.api_version)
     except BrokerError as error:
         return UpdateFeaturesResponse(error_code=error.code, error_message=error.message)
     return UpdateFeaturesResponse(
@@ -43,17 +40,17 @@ def handle(node: Node, request: Request, now_ms: int) -> UpdateFeaturesResponse:
     )
 
 
-def _check(node: Node, update: UpdateFeaturesRequest.FeatureUpdateKey, version: int) -> None:
+def _check(state: BrokerState, update: UpdateFeaturesRequest.FeatureUpdateKey, version: int) -> None:
     """Raises InvalidUpdateVersion unless the feature has that level."""
     feature, level = update.feature, update.max_version_level
-    if feature not in node.features:
+    if feature not in state.features:
         raise InvalidUpdateVersion(
-            f"{feature!r} is no feature of this broker: {', '.join(node.features)} are"
+            f"{feature!r} is no feature of this broker: {', '.join(state.features)} are"
         )
     is_typed = version >= FIRST_TYPED_VERSION
     if is_typed and update.upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
         raise InvalidUpdateVersion(f"{feature}: upgrade type {update.upgrade_type}; 1, 2 and 3 are known")
-    present, highest = node.features[feature]
+    present, highest = state.features[feature]
     if not 0 <= level <= highest:
         raise InvalidUpdateVersion(f"{feature} has the levels 0 to {highest}, not {level}")
     if level != present:

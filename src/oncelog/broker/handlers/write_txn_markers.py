@@ -7,19 +7,16 @@ seen.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from oncelog.broker.coordinators.internal_topic import Written, answer_when_durable
-from oncelog.broker.coordinators.markers import MARKER_COST, Marker, write_marker
+from oncelog.broker.coordinators.markers import MARKER_COST, Marker
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Pace, Work, answer_in_steps
 from oncelog.errors import BrokerError, ClusterAuthorizationFailed
 from oncelog.rules.idempotence.markers import refuse_same_epoch
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Answer, Node, Request
 
 KEY = 27
 FIRST_RAISING_VERSION = 2
@@ -28,20 +25,20 @@ FIRST_RAISING_VERSION = 2
 _Partition = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
 
 
-def handle(node: Node, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(node, _write_all(node, request, now_ms), is_dropped=False)
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    answer: Answer = answer_in_steps(state.steps, _write_all(state, request, now_ms), is_dropped=False)
     return answer
 
 
-def _write_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
+def _write_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: WriteTxnMarkersRequest = request.message
     written: list[Written] = []
     may_alter = request.access.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
     if not (may_alter or request.may(ResourceType.CLUSTER)):
         return _refused(message)
-    answer, pace = WriteTxnMarkersResponse(markers=[]), Pace(node.limits.request_step_elements)
+    answer, pace = WriteTxnMarkersResponse(markers=[]), Pace(state.limits.request_step_elements)
     for requested in message.markers:
-        answer.markers.append((yield from _write(node, requested, now_ms, written, pace)))
+        answer.markers.append((yield from _write(state, requested, now_ms, written, pace)))
         if pace.next():
             yield None
 
@@ -50,7 +47,7 @@ def _write_all(node: Node, request: Request, now_ms: int) -> Work[Answer]:
             partition.error_code = partition.error_code or error.code
         return answer
 
-    return answer_when_durable(node, written, answer, refusal)
+    return answer_when_durable(state.flushes, written, answer, refusal)
 
 
 def _refused(message: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
@@ -76,7 +73,7 @@ def _refused(message: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
 
 
 def _write(
-    node: Node,
+    state: BrokerState,
     asked: WriteTxnMarkersRequest.WritableTxnMarker,
     now_ms: int,
     written: list[Written],
@@ -89,8 +86,8 @@ def _write(
     def one(at: TopicPartition) -> _Partition:
         try:
             if asked.transaction_version >= FIRST_RAISING_VERSION:
-                _check_epoch_raised(node, at, marker)
-            written.append(write_marker(node, at, marker, now_ms))
+                _check_epoch_raised(state, at, marker)
+            written.append(state.markers.write(at, marker, now_ms))
         except BrokerError as error:
             return _Partition(partition_index=at.partition, error_code=error.code)
         return _Partition(partition_index=at.partition)
@@ -108,9 +105,9 @@ def _write(
     return result
 
 
-def _check_epoch_raised(node: Node, at: TopicPartition, marker: Marker) -> None:
+def _check_epoch_raised(state: BrokerState, at: TopicPartition, marker: Marker) -> None:
     """Raise what `refuse_same_epoch` refuses with."""
-    _, partition = node.topics.partition(at)
+    _, partition = state.topics.partition(at)
     entry = partition.producer(marker.producer_id)
     refusal = refuse_same_epoch(entry, marker.producer_id, marker.producer_epoch)
     if refusal is not None:

@@ -6,11 +6,12 @@ certificate, or as ANONYMOUS.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from oncelog.broker.security.authorizer import NOTHING, Access
-from oncelog.broker.security.sasl import BearerExchange, Exchange, PlainExchange, ScramExchange
+from oncelog.broker.security.sasl import BearerExchange, Exchange, PlainExchange, ScramExchange, TokenCheck
+from oncelog.broker.security.users import Users
 from oncelog.broker.settings.listeners import Listener
 from oncelog.errors import SaslAuthenticationFailed, UnsupportedSaslMechanism
 from oncelog.rules.limits.quotas import Payer
@@ -23,9 +24,6 @@ from oncelog.rules.security.auth_state import (
 from oncelog.rules.security.authorization import ANONYMOUS
 from oncelog.rules.security.scram import Mechanism
 from oncelog.wire.messages import Message
-
-if TYPE_CHECKING:
-    from oncelog.broker.node import Node
 
 _SCRAM = {mechanism.label: mechanism for mechanism in Mechanism}
 
@@ -40,21 +38,31 @@ class Farewell:
 
 
 class Door:
-    """`needs_sasl`: this listener's clients say who they are. `host`: where they come from."""
+    """Authenticates the client of one connection.
+
+    `needs_sasl`: clients of this listener authenticate with SASL. `host`: the address they come from.
+    `access` returns the permissions of a principal and host; `wall_ms` turns `now_ms` into wall-clock time.
+    """
 
     def __init__(
         self,
-        node: Node,
         listener: Listener,
         host: str = "",
         *,
         needs_sasl: bool = False,
         principal: str = ANONYMOUS,
+        users: Users,
+        check_token: TokenCheck,
+        new_name: Callable[[], str],
+        access: Callable[[str, str], Access],
+        wall_ms: Callable[[int], int],
     ) -> None:
-        self._node, self.listener, self._host = node, listener, host
+        self.listener, self._host = listener, host
+        self._users, self._check_token, self._new_name = users, check_token, new_name
+        self._access_of, self._wall_ms = access, wall_ms
         self.needs_sasl = needs_sasl
         self.principal: str | None = None if needs_sasl else principal
-        self.access: Access = NOTHING if needs_sasl else node.access(principal, host)
+        self.access: Access = NOTHING if needs_sasl else access(principal, host)
         self._state = DoorState.STRANGER if needs_sasl else DoorState.KNOWN
         self._mechanism = ""
         self._exchange: Exchange | None = None
@@ -114,13 +122,12 @@ class Door:
         self._mechanism, self._exchange = mechanism, self._new_exchange(mechanism)
 
     def _new_exchange(self, mechanism: str) -> Exchange:
-        node = self._node
         if mechanism in _SCRAM:
-            return ScramExchange(node.users, _SCRAM[mechanism], node.new_name())
+            return ScramExchange(self._users, _SCRAM[mechanism], self._new_name())
         if mechanism == "OAUTHBEARER":
-            return BearerExchange(node.check_token)
+            return BearerExchange(self._check_token)
         if mechanism == "PLAIN":
-            return PlainExchange(node.users)
+            return PlainExchange(self._users)
         raise UnsupportedSaslMechanism(f"{mechanism!r} is not served")
 
     def answer(self, data: bytes, now_ms: int) -> tuple[bytes, int]:
@@ -130,7 +137,7 @@ class Door:
         """
         if self._exchange is None:
             raise SaslAuthenticationFailed("a mechanism must be chosen first")
-        wall_ms = self._node.wall_ms(now_ms)
+        wall_ms = self._wall_ms(now_ms)
         answer = self._exchange.answer(data, wall_ms)
         if self._exchange.user is None:
             return answer, 0
@@ -144,6 +151,6 @@ class Door:
         lifetime_ms = session_lifetime_ms(self.listener.settings["connections.max.reauth.ms"], token_ms)
         self._expires_ms = now_ms + lifetime_ms if lifetime_ms else None
         if self.principal is None:
-            self.access = self._node.access(principal, self._host)
+            self.access = self._access_of(principal, self._host)
         self.principal, self._state, self._exchange = principal, DoorState.KNOWN, None
         return lifetime_ms

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from oncelog.broker.coordinators.internal_topics import check_internal_settings
+from oncelog.broker.request import Request
 from oncelog.broker.settings.config_text import ResourceType
 from oncelog.broker.settings.dynamic_config import MAX_GROUP_NAME_CHARS, checked_broker
+from oncelog.broker.state import BrokerState
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.broker.topics.topic_config import check_overrides
 from oncelog.errors import (
@@ -21,7 +23,6 @@ from oncelog.errors import (
 from oncelog.rules.security.authorization import ResourceType as acl
 
 if TYPE_CHECKING:
-    from oncelog.broker.node import Node, Request
     from oncelog.broker.topics.topics import Topic
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str | None]]
@@ -62,10 +63,10 @@ def check_has_value(config: Config) -> None:
 
 
 def alter(
-    node: Node, request: Request, changes: Sequence[tuple[Resource, Change]], validate_only: bool
+    state: BrokerState, request: Request, changes: Sequence[tuple[Resource, Change]], validate_only: bool
 ) -> list[tuple[int, str | None]]:
     """Error code and message of each; (0, None) when the change holds and is on disk."""
-    plan = _Plan(node, request)
+    plan = _Plan(state, request)
     repeated = _named_twice(asked for asked, _ in changes)
     refusals: list[BrokerError | None] = []
     for asked, change in changes:
@@ -93,8 +94,8 @@ class _Plan:
     stop the broker for minutes.
     """
 
-    def __init__(self, node: Node, request: Request) -> None:
-        self._node, self._request = node, request
+    def __init__(self, state: BrokerState, request: Request) -> None:
+        self._state, self._request = state, request
         self._topics: list[tuple[Topic, dict[str, str]]] = []
         self._brokers: dict[str, dict[str, str]] = {}
         self._groups: dict[str, dict[str, str]] = {}
@@ -116,26 +117,26 @@ class _Plan:
                 raise InvalidRequest(
                     f"resource type {asked.resource_type} has no settings here; 2, 4 and 32 have"
                 )
-            dynamic = self._node.dynamic
+            dynamic = self._state.dynamic
             dynamic.check_broker_name(name)
             self._brokers[name] = checked_broker(change(dynamic.of_broker(name)))
 
     def _add_topic(self, name: str, change: Change) -> None:
         if not name:
             raise InvalidRequest("a topic has a name; there are no settings for all topics")
-        topic = self._node.topics.get(name)
+        topic = self._state.topics.get(name)
         present = {} if topic is None else topic.overrides
         changed = change(present)
         # Like Kafka, report a bad name, then a bad value, even if the topic does not exist.
         check_topic_name(name)
-        overrides = check_overrides(self._node.settings, changed, present)
+        overrides = check_overrides(self._state.settings, changed, present)
         if topic is None:
             raise UnknownTopicOrPartition()
         check_internal_settings(name, overrides)
         self._topics.append((topic, overrides))
 
     def _add_group(self, name: str, change: Change) -> None:
-        dynamic = self._node.dynamic
+        dynamic = self._state.dynamic
         present = dynamic.of_group(name)
         values = dynamic.checked_group(change(present))
         if values and not present:
@@ -149,23 +150,23 @@ class _Plan:
 
     def store(self) -> dict[int, tuple[int, str | None]]:
         """Let everything hold, durably. Return code and message of each type that could not be stored."""
-        node = self._node
+        state = self._state
         failures: dict[int, tuple[int, str | None]] = {}
         try:
             if self._topics:
-                node.topics.alter(self._topics)
+                state.topics.alter(self._topics)
         except StorageError as error:
             failures[int(ResourceType.TOPIC)] = KafkaStorageError.code, str(error)
         try:
             if self._brokers or self._groups:
-                node.dynamic.store(self._brokers, self._groups)
+                state.dynamic.store(self._brokers, self._groups)
         except StorageError as error:
             failure: tuple[int, str | None] = KafkaStorageError.code, str(error)
             return failures | {int(ResourceType.BROKER): failure, int(ResourceType.GROUP): failure}
         if self._brokers:
-            node.topics.reconfigure()
+            state.topics.reconfigure()
         for name in self._groups:
-            node.groups.consumers.reconfigure(name)
+            state.groups.consumers.reconfigure(name)
         return failures
 
 

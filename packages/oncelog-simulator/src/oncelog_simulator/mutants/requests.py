@@ -72,7 +72,7 @@ def _code_by_name(self: Any, name: str, topic_id: bytes) -> int:
         return UnknownTopicId.code
     if not self._request.may(ResourceType.TOPIC, name):
         return TopicAuthorizationFailed.code
-    self._topics[name] = self._node.topics.get(name)
+    self._topics[name] = self._state.topics.get(name)
     return UnknownTopicOrPartition.code if self._topics[name] is None else 0
 
 
@@ -166,7 +166,7 @@ def _drop_by_name(self: Any) -> bool:
 
 
 def _code_of_a_new_topic(self: Any, name: str, topic_id: bytes) -> int:
-    if name and self._node.topics.get(name) is None:
+    if name and self._state.topics.get(name) is None:
         with _named(self):
             return _TOPIC_CODE(self, name, topic_id)
     return _TOPIC_CODE(self, name, topic_id)

@@ -89,7 +89,7 @@ def _marker_of_own_epoch(self: Any, entry: Any, tp: TopicPartition) -> Any:
 
 
 def _forget_in_memory(self: Any, now_ms: int) -> None:
-    expiration_ms = self._node.settings["transactional.id.expiration.ms"]
+    expiration_ms = self._settings["transactional.id.expiration.ms"]
     for entry in [each for each in self._entries.values() if is_expired(each, now_ms, expiration_ms)]:
         del self._entries[entry.transactional_id]
 

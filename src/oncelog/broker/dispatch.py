@@ -1,0 +1,62 @@
+"""Entry points of a broker without I/O: carry out requests, and do what is due at a time.
+
+The server decodes requests, calls `refuse` and `handle`, then `end_round` after each round of requests, and
+`tick` no later than `next_wakeup_ms`. Each API has a file in `broker.handlers`.
+"""
+
+from __future__ import annotations
+
+from oncelog.broker.handlers import api_versions
+from oncelog.broker.purgatory import Disconnect
+from oncelog.broker.registry import HANDLERS
+from oncelog.broker.request import Answer, Request
+from oncelog.broker.state import BrokerState
+from oncelog.wire.frames import RequestHeader
+from oncelog.wire.messages import Message
+
+
+def refuse(state: BrokerState, header: RequestHeader) -> Message | Disconnect | None:
+    """Return what to answer if the API or its version is not served; None if it is.
+
+    ApiVersions gets its version 0 response (KIP-35). For other APIs the connection is closed, as in Kafka.
+    """
+    api = state.offered.get(header.api_key)
+    if api is not None and api.first_version <= header.api_version <= api.max_version:
+        return None
+    if header.api_key == api_versions.KEY:
+        return api_versions.unsupported()
+    name = api.name if api else f"API key {header.api_key}"
+    return Disconnect(f"{name} version {header.api_version} is not served")
+
+
+def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
+    """Carry out a request whose header passed `refuse`, and return its answer."""
+    answer: Answer = HANDLERS[request.header.api_key](state, request, now_ms)
+    return answer
+
+
+def end_round(state: BrokerState) -> None:
+    """Complete the fetches that a round of requests satisfied."""
+    state.transactions.end_round()
+    state.complete_satisfied_fetches()
+
+
+def next_wakeup_ms(state: BrokerState) -> int:
+    """Return the latest time at which `tick` must run."""
+    first_ms, groups = state.periodic.next_ms, state.groups
+    for due_ms in (
+        state.fetch_waits.next_deadline_ms,
+        groups.next_deadline_ms,
+        groups.consumers.next_deadline_ms,
+    ):
+        if due_ms is not None and due_ms < first_ms:
+            first_ms = due_ms
+    return first_ms
+
+
+def tick(state: BrokerState, now_ms: int) -> None:
+    """Do what is due: fetches at their max_wait_ms, groups' deadlines, periodic tasks."""
+    state.fetch_waits.expire(now_ms)
+    state.groups.tick(now_ms)
+    state.groups.consumers.tick(now_ms)
+    state.periodic.run_due(now_ms)

@@ -1,0 +1,177 @@
+"""Work that a broker repeats: retention, compaction, expiry, checkpoints and syncs by time.
+
+Each task runs at an interval that its setting names. Long tasks only queue work in the background, so that
+requests are served between its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
+
+from oncelog.broker.coordinators.groups import GroupCoordinator
+from oncelog.broker.coordinators.transactions import TransactionCoordinator
+from oncelog.broker.fetch_sessions import FetchSessions
+from oncelog.broker.group_commit import Flushes, FlushWait
+from oncelog.broker.metrics import Metrics
+from oncelog.broker.topics.topics import Topics
+from oncelog.config import INT64_MAX
+from oncelog.log.background import BackgroundTask
+from oncelog.log.manager import LogManager
+from oncelog.log.partition import Partition
+from oncelog.settings import Settings
+
+FLUSH_CHECK_MS = 500
+"""Interval at which flush.ms of the topics is checked, and so the precision with which it is kept."""
+
+_Task = Callable[[int], None]
+"""Takes `now_ms`."""
+
+
+class PeriodicTasks:
+    """The periodic tasks of one broker and the times at which they are due.
+
+    `wall_ms` turns `now_ms` into the time of the wall clock, which may have been set back since the start.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        now_ms: int,
+        *,
+        log_manager: LogManager,
+        topics: Topics,
+        transactions: TransactionCoordinator,
+        groups: GroupCoordinator,
+        sessions: FetchSessions,
+        flushes: Flushes,
+        metrics: Metrics,
+        wall_ms: Callable[[int], int],
+    ) -> None:
+        self._settings, self._log_manager, self._topics = settings, log_manager, topics
+        self._transactions, self._groups, self._sessions = transactions, groups, sessions
+        self._flushes, self._metrics, self._wall_ms = flushes, metrics, wall_ms
+        self._flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
+        """Time of each partition's last sync because of flush.ms."""
+        self._tasks = [(now_ms + every_ms, every_ms, task) for every_ms, task in self._intervals()]
+        """(due_ms, every_ms, task)"""
+        self.next_ms = min(due_ms for due_ms, _, _ in self._tasks)
+
+    def _intervals(self) -> list[tuple[int, _Task]]:
+        """Return (every_ms, task), in the order in which tasks due at the same time run."""
+        by_setting: list[tuple[str, _Task]] = [
+            ("log.retention.check.interval.ms", self._enforce_retention),
+            ("log.cleaner.backoff.ms", self._compact),
+            ("producer.id.expiration.check.interval.ms", self._expire_producers),
+            ("log.flush.offset.checkpoint.interval.ms", self._write_checkpoints),
+            ("log.flush.offset.checkpoint.interval.ms", self._resume_deletions),
+            ("transaction.abort.timed.out.transaction.cleanup.interval.ms", self._abort_timed_out),
+            (
+                "transaction.remove.expired.transaction.cleanup.interval.ms",
+                self._transactions.forget_expired,
+            ),
+            ("offsets.retention.check.interval.ms", self._groups.forget_expired),
+        ]
+        intervals: list[tuple[int, _Task]] = [(max(self._settings[key], 1), task) for key, task in by_setting]
+        session_check_ms = max(self._log_manager.limits.session_expiry_ms // 4, 1)
+        return [*intervals, (FLUSH_CHECK_MS, self._flush_by_time), (session_check_ms, self._sessions.expire)]
+
+    def run_due(self, now_ms: int) -> None:
+        """Run the tasks that are due. A task that raises leaves the ones behind it for the next call."""
+        for index, (due_ms, every_ms, task) in enumerate(self._tasks):
+            if due_ms <= now_ms:
+                self._tasks[index] = (now_ms + every_ms, every_ms, task)
+                self.next_ms = min(due_ms for due_ms, _, _ in self._tasks)
+                task(now_ms)
+
+    def _enforce_retention(self, now_ms: int) -> None:
+        # Producers' clocks are right while ours is still ahead of the wall clock that was set right. See
+        # test_a_clock_that_was_ahead_deletes_nothing_once_it_is_right.
+        wall_ms = self._wall_ms(now_ms)
+
+        def enforce(partition: Partition) -> Iterator[None]:
+            yield from partition.confirm_times(wall_ms)
+            if not partition.is_closed:
+                partition.enforce_retention(wall_ms)
+
+        self._log_manager.for_each_partition(enforce)
+
+    def _compact(self, now_ms: int) -> None:
+        if not self._settings["log.cleaner.enable"]:
+            return
+        self._transactions.hold_young_decisions(now_ms)
+        for coordinator in (self._transactions, self._groups):
+            coordinator.topic.close_long_segments(now_ms)
+        wall_ms = self._wall_ms(now_ms)  # it is compared with times of records, as in _enforce_retention
+        # Only synced segments are compacted. The round begins when these syncs have ended: otherwise a
+        # segment that was just closed waits for the next one. Guarded by
+        # test_one_round_compacts_what_was_just_closed.
+        self._flush_closed(is_compacted=True, then=lambda: self._log_manager.compact(wall_ms))
+
+    def _expire_producers(self, now_ms: int) -> None:
+        def expire(partition: Partition) -> Iterator[None]:
+            for expired_count in partition.expire_producers(now_ms):
+                self._metrics.producers_expired += expired_count
+                yield
+
+        self._log_manager.for_each_partition(expire)
+
+    def _abort_timed_out(self, now_ms: int) -> None:
+        self._transactions.retry_markers(now_ms)
+        self._transactions.abort_timed_out(now_ms)
+
+    def _flush_by_time(self, now_ms: int) -> None:
+        """Sync partitions whose last sync by time is flush.ms ago.
+
+        Also request the sync of what readers do not see yet: the one that failed may have been the last.
+        """
+        for topic in self._topics.all():
+            if topic.flush_messages < INT64_MAX:
+                for partition in topic.partitions:
+                    if partition.high_watermark < partition.log_end_offset and not partition.is_offline:
+                        self._flushes.show(partition, 1)
+            if topic.flush_ms < INT64_MAX:
+                for partition in topic.partitions:
+                    due_ms = self._flushed_ms.setdefault(partition, now_ms) + topic.flush_ms
+                    if partition.unflushed_record_count and now_ms >= due_ms:
+                        self._flushed_ms[partition] = now_ms
+                        self._flushes.add(
+                            partition, FlushWait(partition.log_end_offset - 1, lambda error: None)
+                        )
+
+    def _write_checkpoints(self, now_ms: int) -> None:
+        self._flush_closed(is_compacted=False, then=lambda: None)
+        self._log_manager.write_checkpoints()
+
+    def _resume_deletions(self, now_ms: int) -> None:
+        """Delete again the files of deleted topics and partitions that a failing disk kept."""
+        self._log_manager.background.add(self._finish_deletions(now_ms))
+        self._log_manager.remove_deleted()
+
+    def _finish_deletions(self, now_ms: int) -> BackgroundTask:
+        # In one background task: no topic of the name may be created before its offsets are being deleted.
+        marked = yield from self._topics.resume_deletions()
+        yield from self._groups.delete_offsets_of(marked, now_ms)
+
+    def _flush_closed(self, *, is_compacted: bool, then: Callable[[], None]) -> None:
+        """Sync closed segments, so that recovery after a kill reads only the active one.
+
+        `is_compacted`: only those of compacted topics. `then` is called once every sync has ended or failed.
+        """
+        due = [
+            partition
+            for _, partition in self._topics.all_partitions()
+            if partition.is_flush_due and (partition.config.is_compacted or not is_compacted)
+        ]
+        unfinished = len(due)
+
+        def on_flushed(error: Exception | None) -> None:
+            nonlocal unfinished
+            unfinished -= 1
+            if not unfinished:
+                then()
+
+        for partition in due:
+            self._flushes.add(partition, FlushWait(partition.log_end_offset - 1, on_flushed))
+        if not due:
+            then()

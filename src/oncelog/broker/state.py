@@ -1,0 +1,285 @@
+"""What the handlers of a broker work on: topics, coordinators, quotas, waiting requests, counters.
+
+No socket, thread or clock: the server passes `now_ms` (milliseconds since the epoch, never decreasing).
+`broker.dispatch` carries out requests and timed work on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from oncelog.broker.append_events import AppendEvent
+from oncelog.broker.coordinators.groups import GroupCoordinator
+from oncelog.broker.coordinators.internal_topic import StateTopic
+from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from oncelog.broker.coordinators.markers import MarkerWriter
+from oncelog.broker.coordinators.producer_ids import ProducerIds
+from oncelog.broker.coordinators.transactions import TransactionCoordinator
+from oncelog.broker.fetch_sessions import FetchSessions
+from oncelog.broker.group_commit import Flushes
+from oncelog.broker.metrics import Metrics
+from oncelog.broker.periodic import PeriodicTasks
+from oncelog.broker.purgatory import FetchWaits
+from oncelog.broker.quota_manager import Quotas
+from oncelog.broker.request import Request
+from oncelog.broker.security.authenticator import Door
+from oncelog.broker.security.authorizer import EVERYTHING, Access, Authorizer
+from oncelog.broker.security.sasl import TokenCheck, token_check
+from oncelog.broker.security.users import Users
+from oncelog.broker.settings.dynamic_config import DynamicConfig
+from oncelog.broker.settings.listeners import Listener
+from oncelog.broker.stepwise import StepQueue
+from oncelog.broker.topics.takeover import take_over
+from oncelog.broker.topics.topics import Topics
+from oncelog.log.manager import LogManager
+from oncelog.log.partition import Partition
+from oncelog.rules.limits.connections import Holdings
+from oncelog.rules.security.authorization import ANONYMOUS
+from oncelog.settings import Settings
+from oncelog.types import BrokerAddress, TopicPartition
+from oncelog.wire.messages import API_BY_KEY, Api
+
+OFFERED: dict[int, Api] = dict(sorted(API_BY_KEY.items()))
+"""The APIs that are served, by API key, in the order in which ApiVersions lists them."""
+
+
+class BrokerState:
+    """The state of one broker.
+
+    `on_append` gets every Produce verdict if it is set; None costs nothing. The constructor recovers the
+    coordinators from their topics; it raises StorageError if a file or topic that it needs cannot be read.
+    """
+
+    clock_lead_ms: Callable[[], int] = staticmethod(lambda: 0)
+    """How far `now_ms` is ahead of the wall clock after that was set back; the server replaces it."""
+
+    def __init__(
+        self,
+        log_manager: LogManager,
+        settings: Settings,
+        *,
+        new_uuid: Callable[[], bytes],
+        now_ms: int,
+        on_append: Callable[[AppendEvent], None] | None = None,
+    ) -> None:
+        self.log_manager = log_manager
+        self.limits = limits = log_manager.limits
+        # A copy: dynamic changes by clients belong to this broker alone.
+        self.settings = settings = settings.replaced({})
+        self.dynamic = DynamicConfig(log_manager.disk, settings)
+        self.on_append = on_append
+        self.offered = OFFERED
+        self.features = {
+            "transaction.version": (settings["oncelog.transaction.version"], 2),
+            "group.version": (int("consumer" in settings["group.coordinator.rebalance.protocols"]), 1),
+        }
+        """Feature -> (finalized level, 0 if it is off; highest supported level)."""
+        self.node_id: int = settings["node.id"]
+        self.cluster_id = log_manager.cluster_id
+        self.metrics = Metrics()
+        self.takeover_notes = take_over(log_manager, settings)
+        """What was left out or accepted when a directory of another broker became ours."""
+        self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
+        self.producer_ids = ProducerIds(log_manager.disk, now_ms, limits.producer_id_block)
+        self.users = Users(log_manager.disk, new_secret=new_uuid() + new_uuid())
+        self.token_keys: str | None = None
+        """The key set (JWKS) that signs OAUTHBEARER tokens, as JSON; the server reads and replaces it."""
+        self.check_token: TokenCheck = token_check(settings, lambda: self.token_keys)
+        self.authorizer = _authorizer(log_manager, settings)
+        self.quotas = Quotas(log_manager.disk, settings, self.metrics.throttled, limits.max_quota_shares)
+        self.sessions = FetchSessions(
+            settings["max.incremental.fetch.session.cache.slots"],
+            new_id=lambda: int.from_bytes(new_uuid()[:4], "big") >> 1,
+            limits=limits,
+        )
+        self.fetch_waits = FetchWaits()
+        self.steps = StepQueue(log_manager.background)
+        self.flushes = Flushes(self._note_visible)
+        self.connection_count = 0
+        self.opened_cost = 0
+        """The cost of opening batches of Produce requests so far, in records."""
+        self.requests_held: Holdings[Any] = Holdings(settings["queued.max.request.bytes"])
+        self.answers_held: Holdings[Any] = Holdings(settings["oncelog.queued.max.response.bytes"])
+        self._new_uuid = new_uuid
+        self._appended: dict[TopicPartition, int] = {}
+        self.groups = self.new_group_coordinator()
+        self.markers = MarkerWriter(self.topics, self.note_stored, self.groups.on_marker)
+        self.transactions = self.new_transaction_coordinator()
+        self.topics.offset_ends = self.groups.offsets.ends_of
+        self.periodic = self._periodic_tasks(now_ms)
+        self._recover(now_ms)
+
+    def new_group_coordinator(self) -> GroupCoordinator:
+        """Return a group coordinator over this broker's topics that has not been loaded."""
+        settings = self.settings
+        topic = StateTopic(
+            CONSUMER_OFFSETS,
+            settings["offsets.topic.num.partitions"],
+            topics=self.topics,
+            note_stored=self.note_stored,
+            max_record_bytes=lambda: settings["message.max.bytes"],
+        )
+        return GroupCoordinator(
+            topic,
+            settings,
+            topics=self.topics,
+            dynamic=self.dynamic,
+            flushes=self.flushes,
+            background=self.log_manager.background,
+            limits=self.limits,
+            is_closing=lambda: self.log_manager.is_closing,
+        )
+
+    def new_transaction_coordinator(self) -> TransactionCoordinator:
+        """Return a transaction coordinator over this broker's topics that has not been loaded."""
+        topic = StateTopic(
+            TRANSACTION_STATE,
+            self.settings["transaction.state.log.num.partitions"],
+            topics=self.topics,
+            note_stored=self.note_stored,
+        )
+        return TransactionCoordinator(
+            topic,
+            self.settings,
+            topics=self.topics,
+            producer_ids=self.producer_ids,
+            markers=self.markers,
+            flushes=self.flushes,
+            background=self.log_manager.background,
+            limits=self.limits,
+        )
+
+    def new_door(
+        self, listener: Listener, host: str = "", *, needs_sasl: bool = False, principal: str = ANONYMOUS
+    ) -> Door:
+        """Return the authenticator of a new connection from a host (an address)."""
+        return Door(
+            listener,
+            host,
+            needs_sasl=needs_sasl,
+            principal=principal,
+            users=self.users,
+            check_token=self.check_token,
+            new_name=self.new_name,
+            access=self.access,
+            wall_ms=self.wall_ms,
+        )
+
+    def _periodic_tasks(self, now_ms: int) -> PeriodicTasks:
+        return PeriodicTasks(
+            self.settings,
+            now_ms,
+            log_manager=self.log_manager,
+            topics=self.topics,
+            transactions=self.transactions,
+            groups=self.groups,
+            sessions=self.sessions,
+            flushes=self.flushes,
+            metrics=self.metrics,
+            wall_ms=self.wall_ms,
+        )
+
+    def _recover(self, now_ms: int) -> None:
+        """Load the coordinators and finish what the last stop or crash interrupted."""
+        self.transactions.load()
+        self.groups.load(now_ms)
+        self.groups.resume_deletions(now_ms)
+        self.producer_ids.begin_above(self._largest_producer_id())
+        self.transactions.resume(now_ms)
+
+    def _largest_producer_id(self) -> int:
+        """The largest id that a partition or the transaction coordinator remembers; -1 without one."""
+        ids = [p.largest_producer_id for _, p in self.topics.all_partitions()]
+        for entry in self.transactions.all():
+            ids += [entry.producer_id, entry.previous_producer_id, entry.next_producer_id]
+        return max(ids, default=-1)
+
+    def access(self, principal: str, host: str) -> Access:
+        """What a principal may do from a host (an address)."""
+        return EVERYTHING if self.authorizer is None else self.authorizer.access(principal, host)
+
+    def address(self, request: Request) -> BrokerAddress:
+        """What a client is told to connect to: the listener by which it asked."""
+        host, port = ("", -1) if request.door is None else request.door.listener.address
+        return BrokerAddress(self.node_id, host, port)
+
+    def note_stored(self, partition: Partition, size_bytes: int) -> None:
+        """Note an append. Fetches that wait for it complete after this round, or once it is visible."""
+        if partition.high_watermark < partition.log_end_offset:
+            self.flushes.show(partition, size_bytes)
+        else:
+            self._note_visible(partition, size_bytes)
+
+    def _note_visible(self, partition: Partition, size_bytes: int) -> None:
+        self.note_append(partition.topic_partition, size_bytes)
+
+    def note_append(self, partition: TopicPartition, size_bytes: int) -> None:
+        """Note bytes that readers see from now on, for `complete_satisfied_fetches`."""
+        if not self.fetch_waits.is_awaited(partition):
+            return
+        self._appended[partition] = self._appended.get(partition, 0) + size_bytes
+
+    def settle(self, now_ms: int) -> None:
+        """After a round of requests: answer the fetches their appends completed."""
+        self.transactions.end_round()
+        while self._appended:
+            appended, self._appended = self._appended, {}
+            for tp, size_bytes in appended.items():
+                self.fetch_waits.appended(tp, size_bytes, self._stable_end(tp))
+
+    def complete_satisfied_fetches(self) -> None:
+        """Answer the waiting fetches for which enough has been appended since the last call."""
+        while self._appended:
+            appended, self._appended = self._appended, {}
+            for tp, size_bytes in appended.items():
+                self.fetch_waits.appended(tp, size_bytes, self._stable_end(tp))
+
+    def _stable_end(self, tp: TopicPartition) -> int | None:
+        """Return the last stable offset of a partition; None if it has been deleted."""
+        topic = self.topics.get(tp.topic)
+        if topic is None or tp.partition >= len(topic.partitions):
+            return None
+        return topic.partitions[tp.partition].last_stable_offset
+
+    def wall_ms(self, now_ms: int) -> int:
+        """Return what the wall clock says, which was set back if it is not `now_ms`."""
+        return now_ms - self.clock_lead_ms()
+
+    def gauges(self) -> dict[str, float]:
+        """What metrics ask for when they are read."""
+        partitions = list(self.topics.all_partitions())
+        _, free_bytes = self.log_manager.disk.volume()
+        return {
+            "producer_ids_active": float(sum(p.producer_count for _, p in partitions)),
+            "partitions": float(len(partitions)),
+            "partitions_offline": float(sum(p.is_offline for _, p in partitions)),
+            "disk_free_bytes": float(free_bytes),
+            "connections": float(self.connection_count),
+            "request_bytes_held": float(self.requests_held.total_bytes),
+            "response_bytes_held": float(self.answers_held.total_bytes),
+            "fetches_waiting": float(len(self.fetch_waits)),
+            "transactions_open": float(sum(p.open_transaction_count for _, p in partitions)),
+        }
+
+    def new_name(self) -> str:
+        """A name nobody else has: a uuid."""
+        digits = self._new_uuid().hex()
+        return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+    def close(self, now_ms: int) -> None:
+        """Snapshots, synced files and the clean-shutdown marker."""
+        self.groups.consumers.patterns.close()
+        self.groups.close()
+        self.transactions.close()
+        self.log_manager.close(now_ms)
+
+
+def _authorizer(log_manager: LogManager, settings: Settings) -> Authorizer | None:
+    if not settings["authorizer.class.name"]:
+        return None
+    return Authorizer(
+        log_manager.disk,
+        settings["super.users"],
+        allows_if_none=settings["allow.everyone.if.no.acl.found"],
+    )
