@@ -27,7 +27,7 @@ BANNED = re.compile(
 )
 ROW = re.compile(r"\brows? [A-Z]\d{1,3}\b")
 BARE_ERROR = re.compile(
-    r"\b(?:error|code|answers?|answered|refused with) (?:code )?\d{1,3}\b(?! ?(?:ms|s|bytes|%))",
+    r"(?<!exit )\b(?:error|code|answers?|answered|refused with) (?:code )?\d{1,3}\b(?! ?(?:ms|s|bytes|%))",
     re.IGNORECASE,
 )
 REPOSITORY_PATH = re.compile(
@@ -147,6 +147,7 @@ def test_each_rule_finds_its_example(text: str, rule: str) -> None:
         "Return True if the log alone decides.",
         "See docs/behaviours.md.",
         "It takes 24 ms.",
+        "It ends with exit code 3.",
     ],
 )
 def test_plain_sentences_pass(text: str) -> None:
