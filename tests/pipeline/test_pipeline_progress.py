@@ -13,12 +13,12 @@ import pytest
 from oncelog.pipeline.progress import batch_summary
 from oncelog.spark.sink.decisions import RowSum
 from oncelog.spark.sink.sink_metrics import FILE_VARIABLE, SinkMetrics, publish
-from oncelog.spark.sink.task import LaneReport
+from oncelog.spark.sink.task import TaskReport
 
 REPORTS = [
-    LaneReport(0, RowSum(3, 7), False, 30, 0.25),
-    LaneReport(1, RowSum(2, 9), True, 20),
-    LaneReport(2, RowSum(), False),
+    TaskReport(0, RowSum(3, 7), False, 30, 0.25),
+    TaskReport(1, RowSum(2, 9), True, 20),
+    TaskReport(2, RowSum(), False),
 ]
 METRICS = SinkMetrics("q-1", 4, rows=5, size_bytes=50, lanes=3, lanes_skipped=1, commit_seconds=0.25)
 

@@ -64,7 +64,7 @@ oncelog.errors.MessageTooLarge: 2000000 bytes
 The above exception was the direct cause of the following exception:
 
 Traceback (most recent call last):
-  File "lane.py", line 98, in write_lane
+  File "lane.py", line 98, in write_task
 {error}
 \tat org.apache.spark.api.python.BasePythonRunner
 oncelog is named here: to no effect"""

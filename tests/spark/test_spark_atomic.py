@@ -14,7 +14,7 @@ from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError
 from oncelog.spark import write_atomic
 from oncelog.spark.sink import atomic, atomic_task
-from oncelog.spark.sink.decisions import LaneMarker, RowSum, SinkError
+from oncelog.spark.sink.decisions import RowSum, SinkError, TaskMarker
 from oncelog.spark.sink.sink_metrics import FILE_VARIABLE, SinkMetrics
 from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options
 from oncelog.spark.sink.task import Sink
@@ -67,7 +67,7 @@ def test_a_stream_in_transactions(
     assert values(spark, bootstrap, topic) == list(range(100))
     told = [SinkMetrics.decode(line) for line in (tmp_path / "metrics").read_text().splitlines()]
     assert {each.name for each in told} == {started.id}
-    assert [(each.batch_id, each.rows, each.lanes, each.lanes_skipped) for each in told] == [
+    assert [(each.batch_id, each.rows, each.tasks, each.tasks_skipped) for each in told] == [
         (0, 60, 1, 0),
         (0, 60, 1, 1),
         (1, 40, 1, 0),
@@ -107,7 +107,7 @@ def test_two_writes_of_one_micro_batch_need_two_names(
 
     # Outside of a query the rows are compared: the same call may be repeated, another one may not.
     again = {"name": f"{topic}-batch", "batch_id": 0, "options": options}
-    assert [write_atomic(numbers(spark, 6, 9), **again).was_there for _ in range(2)] == [False, True]
+    assert [write_atomic(numbers(spark, 6, 9), **again).already_committed for _ in range(2)] == [False, True]
     for other in (numbers(spark, 6, 10), numbers(spark, 7, 10)):
         with pytest.raises(SinkError, match="its own name"):
             write_atomic(other, **again)
@@ -143,7 +143,9 @@ def test_a_checkpoint_taken_back_by_one_micro_batch_loses_no_rows(
     assert [each[:3] for each in written] == [(0, 10, False), (1, 10, False), (1, 10, True), (1, 10, True)]
     take_back(checkpoint, "commits", "offsets")
     fill(bootstrap, f"{topic}.in", 20, 5)
-    with pytest.raises(Exception, match="planned it a second time with other rows: the checkpoint was taken"):
+    with pytest.raises(
+        Exception, match="planned it a second time with other rows: the checkpoint was restored"
+    ):
         run()
     assert values(spark, bootstrap, topic) == list(range(20))
 
@@ -159,7 +161,7 @@ def test_a_call_that_failed_may_be_repeated_in_the_same_run(
 
     def take(frame: Any, batch_id: int) -> None:
         bad = frame.selectExpr("key", "value", "7 AS partition")
-        with pytest.raises(Exception, match="asks for partition 7"):
+        with pytest.raises(Exception, match="names partition 7"):
             write_atomic(bad, batch_id, options_of(bootstrap, topic))
         write_atomic(frame, batch_id, options_of(bootstrap, topic))
 
@@ -173,13 +175,13 @@ def test_refusals(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None
     create_topic(bootstrap, topic, partitions=2)
     options = options_of(bootstrap, topic)
     bad = numbers(spark, 0, 10).selectExpr("*", "IF(key = 'k7', 2, 0) AS partition")
-    with pytest.raises(Exception, match=r"RowRefused: row 2 asks for partition 2 .* has partitions 0 to 1"):
+    with pytest.raises(Exception, match=r"RowRefused: row 2 names partition 2 .* has partitions 0 to 1"):
         write_atomic(bad, 0, options, name=topic)
     assert values(spark, bootstrap, topic) == []
     with pytest.raises(SinkError, match=rf"under the name '{topic}': .*set firstBatchId=3"):
         write_atomic(numbers(spark, 0, 10), 3, options, name=topic)
     write_atomic(numbers(spark, 0, 10), 3, {**options, "firstBatchId": 3}, name=topic)
-    with pytest.raises(SinkError, match="batch 2 was asked for, and batch 3 has been committed since"):
+    with pytest.raises(SinkError, match="batch 2 was requested, but batch 3 has been committed since"):
         write_atomic(numbers(spark, 0, 10), 2, options, name=topic)
     with pytest.raises(ConfigError, match="needs a name"):
         write_atomic(numbers(spark, 0, 10), 0, options)
@@ -213,9 +215,9 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
                 (found_sum,) = atomic_task.sum_rows([rows], settings=settings)
                 wanted = {"topic": "t", "partition": 0, "rows": 3, "size_bytes": 8}
                 assert report.to_pylist() == [wanted | {"hash": found_sum["hash"][0].as_py()}]
-                with pytest.raises(SinkError, match=r"task 0 of batch \d had begun to write before"):
+                with pytest.raises(SinkError, match=r"an earlier attempt of task 0 of batch \d had begun"):
                     list(atomic_task.write_share(placed, **told))
-                kept = {sink.marker_at: LaneMarker(batch_id, RowSum(3)).encode()}
+                kept = {sink.marker_at: TaskMarker(batch_id, RowSum(3)).encode()}
                 producer.send_offsets_to_transaction(kept, sink.group)
                 (producer.commit_transaction if is_commit else producer.abort_transaction)()
         at = oncelog.TopicPartition("t", 0)
@@ -228,5 +230,5 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
 def test_a_partition_with_two_writers_is_noticed() -> None:
     reports = [("t", 0, 3, 30, "7"), ("t", 1, 4, 5, str(2**64 - 1))]
     assert atomic.check_reports(reports) == (RowSum(7, 6), 35)
-    with pytest.raises(SinkError, match="t-0 was written by two tasks; nothing of this batch was committed"):
+    with pytest.raises(SinkError, match="two tasks wrote t-0; nothing of this batch was committed"):
         atomic.check_reports([reports[0], reports[0]])

@@ -29,7 +29,7 @@ DOUBLING = {
 }
 """Spark's own sink has stored rows when these come, and writes them again."""
 
-SECOND = {"lane": "another attempt took over", "batch": "had begun to write before"}
+SECOND = {"lane": "another attempt took over", "batch": "had begun to write"}
 """What ends the second of two attempts that write at the same time: the first one, and the copy."""
 
 Runner = Callable[[Query], Outcome]

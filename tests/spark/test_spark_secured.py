@@ -35,7 +35,7 @@ from oncelog.server.embedded import Broker
 from oncelog.spark import write_atomic
 from oncelog.spark.audit.audit import audit_topic
 from oncelog.spark.sink.sink_options import parse_sink_options
-from oncelog.spark.sink.task import Sink, finish, write_lane
+from oncelog.spark.sink.task import Sink, finish, write_task
 from oncelog.spark.source.offset_resolver import Lookup
 from oncelog.spark.source.reader import read_range
 from oncelog.spark.source.source import plan_batch
@@ -233,11 +233,11 @@ def _read_flights(locked: Locked, number: int) -> None:
 
 def _write_lane(locked: Locked, number: int) -> None:
     sink = Sink(
-        f"lane-{number}",
+        f"task-{number}",
         parse_sink_options({**options(locked.config("writer")), "topic": "enriched"}, "stream"),
     )
     rows = pa.RecordBatch.from_pydict({"value": [b"1", b"2"]})
-    finish(sink, 0, [write_lane(sink, 0, 0, [rows])])
+    finish(sink, 0, [write_task(sink, 0, 0, [rows])])
 
 
 def _look_at_open_transaction(locked: Locked, number: int) -> None:

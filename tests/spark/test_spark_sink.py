@@ -17,7 +17,7 @@ from pyspark.sql.functions import expr
 
 import oncelog
 from oncelog.spark import write_atomic
-from oncelog.spark.sink.decisions import Finished
+from oncelog.spark.sink.decisions import BatchCommit
 from oncelog.spark.sink.sink_options import parse_sink_options
 from oncelog.spark.sink.task import Sink
 
@@ -55,7 +55,7 @@ def expected(*ranges: range) -> list[tuple[bytes, bytes]]:
     )
 
 
-def noted(bootstrap: str, checkpoint: str, topic: str) -> Finished:
+def noted(bootstrap: str, checkpoint: str, topic: str) -> BatchCommit:
     """The sink's note of the last batch it finished."""
     query_id = json.loads(Path(checkpoint, "metadata").read_text())["id"]
     sink = Sink(
@@ -102,14 +102,14 @@ def test_what_is_wrong_is_told_on_the_driver(spark: Any, shared_broker: oncelog.
     create_topic(bootstrap, topic)
     frame = numbers(spark, 4, 1)
     null_topic = frame.selectExpr("value", f"IF(key = 'k2', NULL, '{topic}') AS topic")
-    with pytest.raises(Exception, match=r"RowRefused: lane 0 of batch 0.*row 2 has a null topic"):
+    with pytest.raises(Exception, match=r"RowRefused: task 0 of batch 0.*row 2 has a null topic"):
         write(null_topic, bootstrap, markerTopic=topic)
     no_partition = frame.selectExpr("value", "CAST(1 AS INT) AS partition")
     with pytest.raises(Exception, match=rf"row 0 .*topic '{topic}' has partitions 0 to 0"):
         write(no_partition, bootstrap, topic=topic)
     for broken, options, said in (
-        (frame.select("key"), {"topic": topic}, "a column named value is needed"),
-        (frame, {}, "set the option markerTopic|no topic"),
+        (frame.select("key"), {"topic": topic}, "the column value is missing"),
+        (frame, {}, "set markerTopic|no topic"),
         (frame, {"topic": topic, "writId": "w"}, "did you mean writeId"),
     ):
         with pytest.raises(Exception, match=said):
@@ -136,7 +136,7 @@ def test_a_checkpoint_taken_back_reads_again_and_processes_once(
     assert pairs(spark, bootstrap, topic) == expected(range(60))
     take_back(checkpoint, "commits", "offsets")
     take_back(checkpoint, "commits")
-    with pytest.raises(Exception, match="batch 1 was asked for, and batch 2 has been committed since"):
+    with pytest.raises(Exception, match="batch 1 was requested, but batch 2 has been committed since"):
         write_stream(frame, bootstrap, checkpoint, topic=topic)
     assert pairs(spark, bootstrap, topic) == expected(range(60))
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
@@ -182,7 +182,7 @@ def test_a_half_written_micro_batch_with_another_plan(
     half = pairs(spark, bootstrap, topic)
     assert 0 < len(half) < 60
     for other in (stream.repartition(6, expr(first)), stream.repartition(1)):
-        with pytest.raises(Exception, match=r"SinkRefused: lane 0 of batch 0.*rows in this lane, and now"):
+        with pytest.raises(Exception, match=r"SinkRefused: task 0 of batch 0.*rows in this task, and now"):
             write_stream(other, bootstrap, checkpoint, topic=topic)
         assert pairs(spark, bootstrap, topic) == half
     if first == "key":

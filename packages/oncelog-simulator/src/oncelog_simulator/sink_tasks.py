@@ -26,7 +26,7 @@ from oncelog.client.admin.types import NewTopic
 from oncelog.errors import OncelogError
 from oncelog.spark.sink.decisions import SinkError, SinkRefused
 from oncelog.spark.sink.sink_options import parse_sink_options
-from oncelog.spark.sink.task import LaneReport, Sink, finish, write_lane
+from oncelog.spark.sink.task import Sink, TaskReport, finish, write_task
 from oncelog_simulator.clients import QUICK, Application
 from oncelog_simulator.threads import in_thread, sleep
 from oncelog_simulator.workloads import Workload, create_topic
@@ -61,12 +61,12 @@ class Attempt:
 
     def __init__(self, sink: Sink, batch_id: int, lane: int, rows: list[bytes], chance: Random) -> None:
         self.sink, self.batch_id, self.lane = sink, batch_id, lane
-        self.report: LaneReport | None = None
+        self.report: TaskReport | None = None
         self.error: OncelogError | None = None
         self.chance, self._rows = chance, rows
 
-    def write(self) -> LaneReport:
-        return write_lane(self.sink, self.batch_id, self.lane, self._arrow())
+    def write(self) -> TaskReport:
+        return write_task(self.sink, self.batch_id, self.lane, self._arrow())
 
     def _arrow(self) -> Iterator[pa.RecordBatch]:
         """The same rows every time, but in any order and in other pieces."""
@@ -326,7 +326,7 @@ class Driver(Application):
             self.kill()
             await asyncio.sleep(0)  # and here it ends
 
-    async def _run_batch(self, batch_id: int, placement: list[list[bytes]]) -> list[LaneReport]:
+    async def _run_batch(self, batch_id: int, placement: list[list[bytes]]) -> list[TaskReport]:
         tasks = [
             asyncio.ensure_future(self._run_lane(batch_id, lane, rows)) for lane, rows in enumerate(placement)
         ]
@@ -336,7 +336,7 @@ class Driver(Application):
             for task in tasks:
                 task.cancel()  # what its executors have begun goes on
 
-    async def _run_lane(self, batch_id: int, lane: int, rows: list[bytes]) -> LaneReport:
+    async def _run_lane(self, batch_id: int, lane: int, rows: list[bytes]) -> TaskReport:
         """The first report of any of its attempts."""
         running: list[tuple[Attempt, Executor]] = []
         failures_left, patience = MAX_FAILURES, 0.0

@@ -1,9 +1,9 @@
 """`write_atomic`: a whole micro-batch as one transaction, for foreachBatch.
 
-The driver begins and ends the transaction; tasks write into it under its producer id and epoch. Each Kafka
-partition is written by one task, and each task by its first attempt only: a second one would number its
-records from 0 again. Who is first is decided by a claim, which is a lane's marker; after any failure the
-whole batch is written again under a new epoch.
+The driver begins and ends the transaction; tasks write into it under its producer id and epoch. One task
+writes each Kafka partition, and only the first attempt of a task may write, because a second one would start
+its sequence numbers at 0 again. A lease that is stored like a task's marker decides which attempt is first.
+After any failure the whole batch is written again under a new epoch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -22,23 +23,23 @@ from oncelog.errors import ConfigError, OncelogError
 from oncelog.spark.sink.atomic_task import REPORT_SCHEMA, SUM_SCHEMA, place_rows, sum_rows, write_share
 from oncelog.spark.sink.batch_plan import note_begun
 from oncelog.spark.sink.decisions import (
+    BatchCommit,
     Compare,
-    Finished,
-    LaneMarker,
     Reason,
     Refuse,
     RowSum,
     SinkError,
+    TaskMarker,
     Write,
     decide_atomic,
     decide_same_content,
     is_plan_repeated,
 )
-from oncelog.spark.sink.error_hints import failure_text
+from oncelog.spark.sink.error_hints import explain_error
 from oncelog.spark.sink.rows import KINDS, check_columns
 from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
 from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options, repeats_whole_stages
-from oncelog.spark.sink.task import LaneReport, Sink
+from oncelog.spark.sink.task import Sink, TaskReport
 from oncelog.types import TransactionShare
 
 if TYPE_CHECKING:
@@ -46,23 +47,29 @@ if TYPE_CHECKING:
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _RUN_ID = "spark.jobGroup.id"
-"""All jobs of a query's run are in the group of its run id."""
+"""Spark puts all jobs of a query's run into the job group named by its run id."""
 _ATTEMPTS = 3
 _log = logging.getLogger("oncelog.spark")
 
 
 class AtomicWrite(NamedTuple):
-    """What became of a micro-batch. `was_there`: nothing was written, it was committed before.
+    """The outcome of a micro-batch. `already_committed`: it was committed before, and nothing was written.
 
-    `size_bytes`: of keys and values; `commit_seconds`: from the last row's acknowledgement to the commit's
-    answer. Both 0 of what was there.
+    `size_bytes`: of keys and values. `commit_seconds`: from the last row's acknowledgement to the response to
+    the commit. Both are 0 if the batch was committed before.
     """
 
     batch_id: int
     rows: int
-    was_there: bool
+    already_committed: bool
     size_bytes: int = 0
     commit_seconds: float = 0.0
+
+    @property
+    def was_there(self) -> bool:
+        """Deprecated name of `already_committed`."""
+        warnings.warn("AtomicWrite.was_there is already_committed now", DeprecationWarning, stacklevel=2)
+        return self.already_committed
 
 
 def write_atomic(
@@ -72,15 +79,16 @@ def write_atomic(
 
         stream.writeStream.foreachBatch(lambda df, batch_id: write_atomic(df, batch_id, options))
 
-    `options`: those of writing with format("oncelog"). `name`: whose batch ids these are; default: the
-    streaming query's id. Two calls for one micro-batch and topic need different names. A name that is
-    first used in a later batch than 0 needs the option firstBatchId, so use it in every micro-batch, without
-    rows too. Raises SinkError, ConfigError, and what Spark raises; after an exception the same call may be
-    made again.
+    `options`: those of writing with format("oncelog"). `name`: the sequence of batch ids that `batch_id`
+    belongs to; default: the streaming query's id. Two calls for one micro-batch and topic need different
+    names. A name that first appears in a later batch than 0 needs the option firstBatchId, so call this in
+    every micro-batch, even with an empty DataFrame. Raises SinkError, ConfigError and Spark's own exceptions;
+    after an exception the same call may be repeated.
     """
     settings = parse_sink_options({key: str(value) for key, value in options.items()}, "stream")
     if not repeats_whole_stages(lambda setting: df.sparkSession.conf.get(setting, None)):
-        # Rows without a key are dealt out by chance, and then shuffled. A script lost 125 of 600.
+        # Rows without a key get a random partition and are then shuffled. If Spark repeats only a part of
+        # that, rows are doubled and others lost: 125 of 600 in R408. See test_refusals.
         raise ConfigError(
             f"write_atomic needs {FULL_RETRY}=true, Spark's default: without it a lost shuffle file doubles "
             "rows and loses others"
@@ -90,7 +98,7 @@ def write_atomic(
     query_id = context.getLocalProperty(_QUERY_ID)
     user_name, name = name, name or query_id
     if name is None:
-        raise ConfigError("write_atomic outside of foreachBatch needs a name: whose batch ids are these?")
+        raise ConfigError("write_atomic outside of foreachBatch needs a name, which the batch ids belong to")
     sink = Sink(name, settings, part="atomic")
     run_id = context.getLocalProperty(_RUN_ID) if query_id is not None else None
     call = _Call(run_id, sink.group, sink.marker_at.topic, batch_id)
@@ -103,7 +111,7 @@ def write_atomic(
             publish(_metrics(name, written))
             return written
         except OncelogError as error:
-            text = failure_text(error, f"batch {batch_id}", settings, None)
+            text = explain_error(error, f"batch {batch_id}", settings, None)
             raise type(error)(text) if isinstance(error, SinkError) else SinkError(text) from error
         except Exception as error:  # Spark's own, of a task that failed
             if not attempts_left or "RowRefused" in str(error):
@@ -115,7 +123,7 @@ def write_atomic(
 
 
 class _Call(NamedTuple):
-    """What may succeed once in a run of a query: another call with it has other rows."""
+    """A call that may succeed once in a run of a query: a second one would have other rows."""
 
     run_id: str | None
     group: str
@@ -124,12 +132,12 @@ class _Call(NamedTuple):
 
 
 _returned: set[_Call] = set()
-"""The calls of this process that have returned, of each run and name those of its newest batch."""
+"""The calls that have returned in this process: for each run and name, those for its newest batch."""
 
 
 def _remember(call: _Call) -> None:
     if call.run_id is not None:
-        _returned.difference_update({each for each in _returned if each[:3] == call[:3]})
+        _returned.difference_update({other for other in _returned if other[:3] == call[:3]})
         _returned.add(call)
 
 
@@ -141,7 +149,7 @@ def _write_once(
         Producer({**settings.producer, "transactional.id": sink.group}) as producer,
         Admin(settings.admin) as admin,
     ):
-        # From here on nothing of an earlier attempt can be written or committed any more.
+        # From here on no earlier attempt can write or commit.
         producer.init_transactions()
         marker = _marker(sink, admin)
         first = settings.first_batch_id
@@ -151,7 +159,7 @@ def _write_once(
             case Compare(there, committed):
                 if not (is_in_stream and is_plan_repeated(committed, planned)):
                     _compare(df, batch_id, sink, there, is_in_stream)
-                return AtomicWrite(batch_id, there.rows, was_there=True)
+                return AtomicWrite(batch_id, there.rows, already_committed=True)
             case Write():
                 note_begun(sink, admin, batch_id)
                 counts = _partition_counts(admin, settings.topic)
@@ -159,19 +167,19 @@ def _write_once(
                     reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
                     total, size_bytes = check_reports(reports)
                     written_at = time.monotonic()
-                    kept = {sink.marker_at: LaneMarker(batch_id, total, planned).encode()}
+                    kept = {sink.marker_at: TaskMarker(batch_id, total, planned).encode()}
                     producer.send_offsets_to_transaction(kept, sink.group)
                 seconds = time.monotonic() - written_at
-                sink.keep(admin, sink.finished_id, Finished(batch_id, 1, total, planned).encode())
+                sink.keep(admin, sink.finished_id, BatchCommit(batch_id, 1, total, planned).encode())
                 return AtomicWrite(batch_id, total.rows, False, size_bytes, seconds)
 
 
-def _marker(sink: Sink, admin: Admin) -> LaneMarker | None:
-    """Return the newest batch that was committed: by its marker, or once that has expired by our own note."""
+def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
+    """Return the newest committed batch, from its marker or, if that has expired, from the driver's note."""
     finished = sink.finished(admin)
     noted = None
     if finished is not None and finished.sum is not None:
-        noted = LaneMarker(finished.batch_id, finished.sum, finished.planned)
+        noted = TaskMarker(finished.batch_id, finished.sum, finished.planned)
     marker = sink.marker(admin)
     if marker is None and noted is None:
         name = sink.id_in_0_4_1
@@ -179,14 +187,14 @@ def _marker(sink: Sink, admin: Admin) -> LaneMarker | None:
             with Producer({**sink.settings.producer, "transactional.id": name}) as producer:
                 producer.init_transactions()
         return sink.marker_in_0_4_1(admin, name)
-    return max(filter(None, (marker, noted)), key=lambda each: each.batch_id)
+    return max(filter(None, (marker, noted)), key=lambda found: found.batch_id)
 
 
 def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stream: bool) -> None:
-    """Refuse other rows for a batch that is there.
+    """Raise SinkError if a committed batch had other rows than `df`.
 
-    Not for one that a streaming query repeats: it may have other rows (`rand()`), and those that were
-    committed stay.
+    A batch that a streaming query repeats is not compared: it may have other rows (`rand()`), and the
+    committed ones stay.
     """
     columns = [name for name in KINDS if name in df.columns]
     sums = df.select(*columns).mapInArrow(partial(sum_rows, settings=sink.settings), SUM_SCHEMA).collect()
@@ -199,10 +207,10 @@ def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stre
 
 
 def digest_of_plan(df: DataFrame) -> str:
-    """Return a digest of what the checkpoint says of the micro-batch that runs; "" where Spark does not tell.
+    """Return a digest of the checkpoint's entry for the running micro-batch, "" if it cannot be read.
 
-    Spark writes the file before it begins the batch and reads it when it repeats the batch. It holds the time
-    of planning, so a checkpoint that is an older one or a copy never has the same.
+    Spark writes the entry before it begins the batch, and reads it when it repeats the batch. It holds the
+    time of planning, so an older checkpoint or a copy of one never has the same entry.
     """
     context = df.sparkSession.sparkContext
     query_id, batch_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
@@ -216,15 +224,15 @@ def digest_of_plan(df: DataFrame) -> str:
             text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
             stream.close()
-    except Exception as error:  # these are internals of Spark, which another version may lack
+    except Exception as error:  # internals of Spark, which another version may lack
         _log.debug("the checkpoint of batch %s cannot be read: %s", batch_id, error)
         return ""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _metrics(name: str, written: AtomicWrite) -> SinkMetrics:
-    """Of one transaction, as if it were the only lane."""
-    report = LaneReport(0, RowSum(written.rows), *written[2:])
+    """Return the metrics of one transaction as those of a single task."""
+    report = TaskReport(0, RowSum(written.rows), *written[2:])
     return SinkMetrics.of(name, written.batch_id, [report])
 
 
@@ -237,7 +245,7 @@ def _partition_counts(admin: Admin, topic: str | None) -> dict[str, int]:
 def _run(
     df: DataFrame, batch_id: int, sink: Sink, share: TransactionShare, counts: Mapping[str, int]
 ) -> list[tuple[str, int, int, int, str]]:
-    """(topic, partition, rows, bytes, hash) as tasks report them."""
+    """Run the tasks and return their reports: (topic, partition, rows, bytes, hash)."""
     columns = [name for name in KINDS if name in df.columns]
     placed_schema = ", ".join(
         f"{name} {_ddl(df, name)}" for name in columns if name not in ("topic", "partition")
@@ -260,13 +268,13 @@ def _ddl(df: DataFrame, name: str) -> str:
 
 
 def check_reports(reports: Iterable[tuple[str, int, int, int, str]]) -> tuple[RowSum, int]:
-    """The sum of all rows and of their bytes. Raises SinkError when a partition had two writers."""
-    found = list(reports)
-    twice = [at for at, count in Counter((topic, part) for topic, part, *_ in found).items() if count > 1]
-    if twice:
-        topic, part = twice[0]
-        raise SinkError(f"{topic}-{part} was written by two tasks; nothing of this batch was committed")
+    """Return the sum of all rows and of their bytes. Raises SinkError if two tasks wrote one partition."""
+    reports = list(reports)
+    writers = Counter((topic, partition) for topic, partition, *_ in reports)
+    for (topic, partition), count in writers.items():
+        if count > 1:
+            raise SinkError(f"two tasks wrote {topic}-{partition}; nothing of this batch was committed")
     total = RowSum()
-    for report in found:
+    for report in reports:
         total = total.plus(report[2], int(report[4]))
-    return total, sum(report[3] for report in found)
+    return total, sum(report[3] for report in reports)

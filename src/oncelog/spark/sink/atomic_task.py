@@ -1,4 +1,4 @@
-"""The tasks of `write_atomic`: give each row its Kafka partition; then, shuffled by it, write."""
+"""The tasks of `write_atomic`: one stage gives each row its Kafka partition, the next one writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +17,8 @@ from oncelog.client.producer.partitioner import Partitioner, Partitions
 from oncelog.config import PRODUCER
 from oncelog.errors import OncelogError, TimedOut
 from oncelog.spark.audit.row_hash import hash_rows
-from oncelog.spark.sink.decisions import Claim, RowRefused, RowSum, SinkError, may_claim
-from oncelog.spark.sink.error_hints import failure_text
+from oncelog.spark.sink.decisions import RowRefused, RowSum, SinkError, WriteLease, may_acquire_lease
+from oncelog.spark.sink.error_hints import explain_error
 from oncelog.spark.sink.rows import Part, SinkRows, row_sizes
 from oncelog.spark.sink.sink_options import SinkSettings
 from oncelog.spark.sink.task import Sink, send_part
@@ -35,14 +36,14 @@ _REPORT = pa.schema(
 )
 SUM_SCHEMA = "rows bigint, hash string"
 _SUM = pa.schema([("rows", pa.int64()), ("hash", pa.string())])
-"""A hash has 64 bits without a sign, which Spark has no type for."""
+"""A hash is text: it has 64 unsigned bits, for which Spark has no type."""
 _CAUSE_CHARS = 600
 
 
 def place_rows(
     batches: Iterable[pa.RecordBatch], *, settings: SinkSettings, counts: dict[str, int]
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows with topic and partition filled in. `counts`: partitions of the topics known so far."""
+    """Yield the rows with topic and partition filled in. `counts`: partition counts of known topics."""
     rows = SinkRows(settings.topic, settings.max_row_bytes)
     partitioner = Partitioner(str(PRODUCER.parse(settings.producer)["partitioner"]), random.randrange)
     for batch in batches:
@@ -56,7 +57,7 @@ def place_rows(
                 chosen = np.full(size, part.partition, np.int32)
             else:
                 raise RowRefused(
-                    f"row {part.first_row} asks for partition {part.partition} of topic {part.topic!r}, "
+                    f"row {part.first_row} names partition {part.partition} of topic {part.topic!r}, "
                     f"which has partitions 0 to {count - 1}"
                 )
             names = [name for name in batch.schema.names if name in part.rows.schema.names]
@@ -73,11 +74,11 @@ def _count(settings: SinkSettings, topic: str) -> int:
 
 
 def _choose(rows: pa.RecordBatch, partitioner: Partitioner, count: int) -> Partitions:
-    """By key as the producer does it; rows without one are dealt out evenly."""
-    dealt: Partitions = ((np.arange(rows.num_rows) + random.randrange(count)) % count).astype(np.int32)
+    """Return each row's partition: by key as the producer chooses it, evenly for rows without a key."""
+    spread: Partitions = ((np.arange(rows.num_rows) + random.randrange(count)) % count).astype(np.int32)
     if "key" not in rows.schema.names or partitioner.is_round_robin:
-        return dealt
-    return partitioner.for_column(rows.column("key").cast(pa.binary()), count, dealt)
+        return spread
+    return partitioner.for_column(rows.column("key").cast(pa.binary()), count, spread)
 
 
 def write_share(
@@ -88,28 +89,29 @@ def write_share(
     share: TransactionShare,
     task: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Write into the driver's transaction and report rows and bytes of each partition.
+    """Write into the driver's transaction and report rows and bytes of each partition. Raises SinkError.
 
-    `task`: the number of the task; default: what Spark says.
+    `task`: the number of the task; default: the number of Spark's partition.
     """
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:
         return
-    claim = Claiming(sink, _task_number() if task is None else task, batch_id, share)
+    lease = TaskLease(sink, _task_number() if task is None else task, batch_id, share)
     rows = SinkRows(None, sink.settings.max_row_bytes)
     try:
-        claim.take()
-        written = _write(sink, share, rows, (each for part in ((first,), filled) for each in part))
+        lease.acquire()
+        written = _write(sink, share, rows, chain((first,), filled))
     except Exception as error:
         text = str(error)
         if isinstance(error, OncelogError):
-            text = failure_text(error, f"task {claim.task} of batch {batch_id}", sink.settings, rows.largest)
-        claim.give_cause(text)
+            text = explain_error(error, f"task {lease.task} of batch {batch_id}", sink.settings, rows.largest)
+        lease.record_failure(text)
         kind = type(error) if isinstance(error, SinkError) else SinkError
         raise kind(text) from error
     columns = zip(
-        *((*at, sums.rows, size, str(sums.hash)) for at, (sums, size) in written.items()), strict=True
+        *((*partition, sums.rows, size, str(sums.hash)) for partition, (sums, size) in written.items()),
+        strict=True,
     )
     yield pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, _REPORT, strict=True)], schema=_REPORT
@@ -124,7 +126,7 @@ def _task_number() -> int:
 
 
 def hash_part(part: Part) -> int:
-    """Return the sum of the rows' hashes: key, value, headers and topic, wherever they are written."""
+    """Return the sum of the rows' hashes over key, value, headers and topic; the partition does not count."""
     rows = part.rows
     names = [name for name in ("key", "value", "headers") if name in rows.schema.names]
     topics = pa.array([part.topic], pa.string()).take(pa.array(np.zeros(rows.num_rows, np.int32)))
@@ -145,7 +147,7 @@ def sum_rows(batches: Iterable[pa.RecordBatch], *, settings: SinkSettings) -> It
 def _write(
     sink: Sink, share: TransactionShare, rows: SinkRows, batches: Iterable[pa.RecordBatch]
 ) -> dict[tuple[str, int], tuple[RowSum, int]]:
-    """Topic and partition -> sum of the rows, and bytes."""
+    """Send the rows; return, per topic and partition, the sum of the rows and their bytes."""
     written: dict[tuple[str, int], tuple[RowSum, int]] = defaultdict(lambda: (RowSum(), 0))
     deliveries: list[Delivery] = []
     producer = Producer({**sink.settings.producer, "transactional.id": share.transactional_id})
@@ -163,39 +165,39 @@ def _write(
             delivery.result()
     except BaseException:
         with suppress(TimedOut):
-            producer.close(0)  # what is not sent must not be: the batch begins again
+            producer.close(0)  # unsent rows must not leave any more: the batch begins again
         raise
     producer.close()
     return written
 
 
-class Claiming:
-    """The right of one attempt to write a task's share: a marker in a transaction of its own.
+class TaskLease:
+    """The right of one attempt to write a task's share, stored as an offset in a transaction of its own.
 
-    InitProducerId fences an attempt that has not finished claiming; the marker tells of one that has. So of
-    all attempts of a task exactly one goes on, without anything but Kafka.
+    InitProducerId fences an attempt that is still acquiring the lease; the stored lease tells of an attempt
+    that has acquired it. So exactly one of all attempts of a task writes, and Kafka alone decides which.
     """
 
     def __init__(self, sink: Sink, task: int, batch_id: int, share: TransactionShare) -> None:
         self.task, self._sink = task, sink
-        self._mine = Claim(batch_id, share.producer_id, share.producer_epoch)
-        self._name = sink.lane_id(task)
+        self._mine = WriteLease(batch_id, share.producer_id, share.producer_epoch)
+        self._name = sink.task_id(task)
         self._is_mine = False
 
-    def take(self) -> None:
-        """Raises SinkError when another attempt has it."""
+    def acquire(self) -> None:
+        """Acquire the lease. Raises SinkError if another attempt has it."""
         with self._session() as (producer, found):
-            if not may_claim(self._mine, found):
-                cause = (found.cause if found else "") or "no word of it"
+            if not may_acquire_lease(self._mine, found):
+                cause = (found.cause if found else "") or "its cause is unknown"
                 raise SinkError(
-                    f"task {self.task} of batch {self._mine.batch_id} had begun to write before, so the "
-                    f"whole batch is written again (the earlier attempt: {cause})"
+                    f"an earlier attempt of task {self.task} of batch {self._mine.batch_id} had begun to "
+                    f"write, so the whole batch is written again (the earlier attempt: {cause})"
                 )
             self._commit(producer, self._mine)
             self._is_mine = True
 
-    def give_cause(self, text: str) -> None:
-        """Leave word of why this attempt failed, for the error that the next one raises."""
+    def record_failure(self, text: str) -> None:
+        """Store why this attempt failed, for the error that the next attempt raises."""
         if not self._is_mine:
             return
         with suppress(OncelogError), self._session() as (producer, found):
@@ -203,14 +205,14 @@ class Claiming:
                 self._commit(producer, self._mine._replace(cause=text[:_CAUSE_CHARS]))
 
     @contextmanager
-    def _session(self) -> Iterator[tuple[Producer, Claim | None]]:
+    def _session(self) -> Iterator[tuple[Producer, WriteLease | None]]:
         settings = self._sink.settings
         with Producer({**settings.producer, "transactional.id": self._name}) as producer:
             producer.init_transactions()
             with Admin(settings.admin) as admin:
                 kept = admin.group_offsets(self._name, [self._sink.marker_at]).get(self._sink.marker_at)
-            yield producer, Claim.decode(self._name, kept)
+            yield producer, WriteLease.decode(self._name, kept)
 
-    def _commit(self, producer: Producer, claim: Claim) -> None:
+    def _commit(self, producer: Producer, lease: WriteLease) -> None:
         with producer.transaction():
-            producer.send_offsets_to_transaction({self._sink.marker_at: claim.encode()}, self._name)
+            producer.send_offsets_to_transaction({self._sink.marker_at: lease.encode()}, self._name)

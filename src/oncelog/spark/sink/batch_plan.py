@@ -1,4 +1,4 @@
-"""The note of which run writes a batch: made before any of its tasks writes, and checked by all of them."""
+"""The note that names the run that writes a batch: stored before any of its tasks writes, checked by all."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from oncelog.spark.sink.decisions import (
 from oncelog.spark.sink.state import Sink
 
 _LOOKS, _PAUSE_S = 20, 0.025
-"""Other tasks than that of partition 0 look this often before they make the note themselves."""
+"""Tasks other than task 0 look for the note this often before they store it themselves."""
 _MAX_ATTEMPTS = 20
 _DEFAULT_RETENTION_MINUTES = 10_080
 
 
-def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, lane: int) -> PlanNote:
-    """Return the note under which this run writes the batch; make it if nobody has. Raises SinkError."""
+def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
+    """Return the note under which this run writes the batch; store it if it is missing. Raises SinkError."""
     is_left_open = False
     for look in range(_LOOKS + _MAX_ATTEMPTS):
         try:
-            # What a dead writer left open only the next writer ends. So partition 0, the writer, never waits
-            # for it, and the others do so once. Guard: test_a_note_that_a_dead_writer_left_open.
-            found = sink.plan(admin, is_stable=lane > 0 and not is_left_open)
+            # Only the next writer ends a transaction that a dead writer left open. So task 0, the writer,
+            # never waits for it, and the others wait once. See test_a_note_that_a_dead_writer_left_open.
+            found = sink.plan(admin, is_stable=task > 0 and not is_left_open)
         except UnstableOffsetCommit:
             is_left_open = True
             found = sink.plan(admin, is_stable=False)
         plan = decide_plan(batch_id, sink.run_id, found)
         if isinstance(plan, Refuse):
-            raise plan.error(batch_id, lane)
+            raise plan.error(batch_id, task)
         if plan == found:
             return plan
-        if lane and look < _LOOKS and not is_left_open:
-            # Tasks that make the note at once would fence each other: partition 0 comes first.
+        if task and look < _LOOKS and not is_left_open:
+            # Tasks that store the note at the same time would fence each other, so task 0 goes first.
             admin._thread.run(asyncio.sleep(_PAUSE_S))
             continue
         try:
-            return _note_plan(sink, admin, batch_id, lane)
+            return _note_plan(sink, admin, batch_id, task)
         except (ProducerFenced, InvalidProducerEpoch):
-            continue  # another task of this run, or another run, makes it
-    raise SinkError(f"batch {batch_id}: too many writers note who writes it")
+            continue  # another task of this run, or another run, stores it
+    raise SinkError(f"batch {batch_id}: too many runs compete to write it; stop all but one")
 
 
-def _note_plan(sink: Sink, admin: Admin, batch_id: int, lane: int) -> PlanNote:
-    """Read and replace the note in one step: from here on no other writer of it succeeds."""
+def _note_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
+    """Read and replace the note in one step: InitProducerId fences all other writers of it."""
     settings = {**sink.settings.producer, "transactional.id": sink.plan_id}
     with Producer(settings) as producer:
         producer.init_transactions()
         found = sink.plan(admin)
         plan = decide_plan(batch_id, sink.run_id, found)
         if isinstance(plan, Refuse):
-            raise plan.error(batch_id, lane)
+            raise plan.error(batch_id, task)
         if plan == found:
             return plan
         begun = note_begun(sink, admin, batch_id)
@@ -74,9 +74,9 @@ def _note_plan(sink: Sink, admin: Admin, batch_id: int, lane: int) -> PlanNote:
 
 
 def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:
-    """Note that the batch is begun; return the note of another run that began it before.
+    """Note that the batch is begun; return the note of another run that began it before, or None.
 
-    Raises SinkError when that was too long ago to know what became of it.
+    Raises SinkError if that was so long ago that its markers may have expired.
     """
     begun, now_ms = sink.begun(admin), current().wall_ns() // 1_000_000
     is_vouched = sink.settings.vouched_batch_id == batch_id
@@ -90,12 +90,12 @@ def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:
 
 
 def _retention_ms(admin: Admin) -> int:
-    """Of offsets, as a broker tells; Kafka's default for a client that may not ask."""
+    """Return the retention of offsets from a broker's configuration; Kafka's default if it cannot be read."""
     name, minutes = "offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES
     try:
         node_id = str(min(broker.node_id for broker in admin.describe_cluster().brokers))
-        (told,) = admin.describe_configs([ConfigResource("broker", node_id)]).values()
-        minutes = int(told.entries[name].value or minutes)
+        (config,) = admin.describe_configs([ConfigResource("broker", node_id)]).values()
+        minutes = int(config.entries[name].value or minutes)
     except (BrokerError, KeyError):
         pass
     return minutes * 60_000

@@ -1,28 +1,29 @@
-"""The exactly-once sink's decisions: may this task write its part of a batch, or was it written before?
+"""Decisions of the exactly-once sink: may a task write its part of a batch, or was it written before?
 
-A lane is the part of a batch that one task writes, in one transaction together with the lane's marker. A
-task that is tried again, a zombie and a restarted driver find the marker of the last committed batch.
+Each Spark task writes its part of a batch in one Kafka transaction, together with a marker: the batch id, the
+number of rows and the sum of their hashes. A retried task, a zombie and a restarted driver find the marker
+of the last batch that was committed.
 
-Before any task of a batch writes, one of them notes which run writes it (`PlanNote`): a transactional id of
-its own fences all other writers of the note, so it is read and replaced as one step. A batch that another
-run began is a *repeat*. Tasks of a repeat prepare their transactions and the driver ends them (see
-spark/sink/task.py), so none of its rows is visible unless every committed lane had the same rows.
+Before any task writes, one of them notes which run of the driver writes the batch (`PlanNote`). The note has
+a transactional id of its own that fences all other writers, so reading and replacing it is one step. A batch
+that another run began is a repeat. Tasks of a repeat only prepare their transactions and the driver ends them
+(see spark/sink/task.py). So none of its rows is visible unless every committed task had the same rows.
 
-The driver notes each batch once all its lanes are committed, with the sum of all rows (`Finished`):
+Once all tasks have committed, the driver notes the batch with the sum of all rows (`BatchCommit`):
 
-    noted                     lane's marker      verdict
-    this batch, with its sum  any                Already (the driver compares the sums)
-    any                       of a later batch   Refuse REWOUND
+    noted                     task's marker      verdict
+    this batch, with its sum  any                AlreadyCommitted (the driver compares the sums)
+    any                       of a later batch   Refuse BATCH_ID_WENT_BACK
     any                       of this batch      Compare
-    a later batch             older or none      Refuse REWOUND
-    this batch, fewer lanes   older or none      Refuse LANES   (noted by 0.4.1, which kept no sum)
-    this batch                older or none      Refuse LOST    (the same)
+    a later batch             older or none      Refuse BATCH_ID_WENT_BACK
+    this batch, fewer tasks   older or none      Refuse TASK_COUNT_CHANGED (noted by 0.4.1, without a sum)
+    this batch                older or none      Refuse LOST               (noted by 0.4.1, without a sum)
     an earlier batch          older or none      Write
     nothing                   older              Refuse LOST
     nothing, first batch      none               Write
     nothing, a later batch    none               Refuse UNKNOWN
 
-Source: rows P2, P4, P6.
+Source: behaviours P2, P4 and P6 (docs/behaviours.md).
 """
 
 from __future__ import annotations
@@ -42,20 +43,20 @@ _MAX_EARLIER_RUNS = 100
 
 
 class RowSum(NamedTuple):
-    """What a lane wrote: how many rows, and the sum of their hashes modulo 2**64, whatever their order."""
+    """The number of rows that a task wrote and the sum of their hashes modulo 2**64, in any order."""
 
     rows: int = 0
     hash: int = 0
 
     def plus(self, rows: int, hashes: int) -> RowSum:
-        """With more rows."""
+        """Return the sum with `rows` more rows, whose hashes add up to `hashes`."""
         return RowSum(self.rows + rows, (self.hash + hashes) % (1 << 64))
 
 
-class LaneMarker(NamedTuple):
-    """The last batch a lane committed.
+class TaskMarker(NamedTuple):
+    """The last batch that a task committed.
 
-    `planned`: digest of what the checkpoint says of the batch (`write_atomic`); "" where it is not known.
+    `planned`: digest of the checkpoint's entry for the batch (`write_atomic`); "" if it is unknown.
     """
 
     batch_id: int
@@ -63,25 +64,26 @@ class LaneMarker(NamedTuple):
     planned: str = ""
 
     def encode(self) -> OffsetAndMetadata:
-        """As the lane's consumer group keeps it: the batch id is the offset."""
+        """Return the form in which the task's consumer group stores it: the batch id is the offset."""
         note = {"oncelog": _FORMAT, "rows": self.sum.rows, "hash": f"{self.sum.hash:016x}"}
         if self.planned:
             note["planned"] = self.planned
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
-    def decode(cls, group: str, kept: OffsetAndMetadata | None) -> LaneMarker | None:
-        """None for no marker. Raises SinkError when the group holds something else."""
+    def decode(cls, group: str, kept: OffsetAndMetadata | None) -> TaskMarker | None:
+        """Return the stored marker, None without one. Raises SinkError if the group holds something else."""
         if kept is None:
             return None
         note = _note(group, kept, ("rows", "hash"))
         return cls(kept.offset, RowSum(note["rows"], int(note["hash"], 16)), note.get("planned", ""))
 
 
-class Finished(NamedTuple):
-    """The last batch of which the driver saw all lanes committed, and how many they were.
+class BatchCommit(NamedTuple):
+    """The last batch that the driver saw committed by all of its `lanes` tasks.
 
-    `sum`: of all its rows; None if version 0.4.1 or older noted it. `planned`: as in LaneMarker.
+    `lanes` is the name under which the count is stored. `sum`: of all rows; None if version 0.4.1 or older
+    noted the batch. `planned`: as in TaskMarker.
     """
 
     batch_id: int
@@ -90,7 +92,7 @@ class Finished(NamedTuple):
     planned: str = ""
 
     def encode(self) -> OffsetAndMetadata:
-        """As the sink's own consumer group keeps it."""
+        """Return the form in which the sink's own consumer group stores it."""
         note: dict[str, Any] = {"oncelog": _FORMAT, "lanes": self.lanes}
         if self.sum is not None:
             note |= {"rows": self.sum.rows, "hash": f"{self.sum.hash:016x}"}
@@ -99,8 +101,8 @@ class Finished(NamedTuple):
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
-    def decode(cls, group: str, kept: OffsetAndMetadata | None) -> Finished | None:
-        """None for nothing noted. Raises SinkError when the group holds something else."""
+    def decode(cls, group: str, kept: OffsetAndMetadata | None) -> BatchCommit | None:
+        """Return the stored note, None without one. Raises SinkError if the group holds something else."""
         if kept is None:
             return None
         note = _note(group, kept, ("lanes",))
@@ -109,7 +111,7 @@ class Finished(NamedTuple):
 
 
 class PlanNote(NamedTuple):
-    """The run that writes a batch. `earlier`: runs that began to write it before, the newest last."""
+    """The run of the driver that writes a batch. `earlier`: runs that began it before, the newest last."""
 
     batch_id: int
     run_id: str
@@ -117,17 +119,17 @@ class PlanNote(NamedTuple):
 
     @property
     def is_repeat(self) -> bool:
-        """True when another run may have committed a part of the batch."""
+        """Return True if another run may have committed a part of the batch."""
         return bool(self.earlier)
 
     def encode(self) -> OffsetAndMetadata:
-        """As the plan's consumer group keeps it."""
+        """Return the form in which the plan's consumer group stores it."""
         note = {"oncelog": _FORMAT, "run": self.run_id, "earlier": list(self.earlier)}
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> PlanNote | None:
-        """None for none. Raises SinkError when the group holds something else."""
+        """Return the stored value, None without one. Raises SinkError if the group holds something else."""
         if kept is None:
             return None
         note = _note(group, kept, ("run", "earlier"))
@@ -135,20 +137,20 @@ class PlanNote(NamedTuple):
 
 
 class BatchBegun(NamedTuple):
-    """The newest batch that a run began to write. Kept for years, so that no batch is forgotten silently."""
+    """The newest batch that a run began. It is kept for years, so that no batch is forgotten silently."""
 
     batch_id: int
     run_id: str
     begun_ms: int
 
     def encode(self) -> OffsetAndMetadata:
-        """As a consumer group keeps it."""
+        """Return the form in which a consumer group stores it."""
         note = {"oncelog": _FORMAT, "run": self.run_id, "begun_ms": self.begun_ms}
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> BatchBegun | None:
-        """None for none. Raises SinkError when the group holds something else."""
+        """Return the stored value, None without one. Raises SinkError if the group holds something else."""
         if kept is None:
             return None
         note = _note(group, kept, ("run", "begun_ms"))
@@ -170,70 +172,70 @@ def _note(group: str, kept: OffsetAndMetadata, names: Sequence[str]) -> Mapping[
 
 
 class Reason(Enum):
-    """Why a batch cannot be written; the value is what to tell, with {batch}, {lane} and {found}."""
+    """Why a batch cannot be written. The value is the text for the user, with {batch}, {task} and {found}."""
 
-    REWOUND = (
-        "batch {batch} was asked for, and {found} since: the checkpoint was taken back to an older state, or "
-        "a second query runs on a copy of it. Writing could double rows. Restore the newest checkpoint; or "
-        "begin with a new one, whose rows are written as new ones"
+    BATCH_ID_WENT_BACK = (
+        "batch {batch} was requested, but {found} since then: the checkpoint was restored to an older state, "
+        "or a second query runs on a copy of it. Writing could double rows. Restore the newest checkpoint, "
+        "or begin with a new one, whose rows are written as new rows"
     )
     OVERTAKEN = (
-        "batch {batch} is written by another run of this query or write since ({found}): this attempt must "
-        "not write any more. A restart goes on where the other ended; if two run on purpose, stop one"
+        "another run of this query or write has taken over batch {batch} ({found}): this attempt must not "
+        "write any more. A restart continues where the other run ended; if two run on purpose, stop one"
     )
     ENDED = (
-        "the write has ended, and this attempt of a task began too late: its rows are written by another "
-        "attempt, or the write has failed and must be repeated whole. Nothing was written by this one"
+        "the write has ended, and this attempt of a task began too late: another attempt wrote its rows, or "
+        "the write failed and must be repeated as a whole. This attempt wrote nothing"
     )
-    LANES = (
-        "batch {batch} was committed as {found}, and now it has more: the plan has changed since. Restart "
-        "with the number of partitions it had (spark.sql.shuffle.partitions, minPartitions, repartition(n, "
+    TASK_COUNT_CHANGED = (
+        "batch {batch} was committed by {found}, and now it has more: the plan has changed since. Restart "
+        "with the earlier number of partitions (spark.sql.shuffle.partitions, minPartitions, repartition(n, "
         "key))"
     )
     LOST = (
-        "batch {batch} was committed before, but the marker of lane {lane} is not there ({found}): it "
-        "expired (offsets.retention.minutes), was deleted, or the lane had no rows then. Writing could "
-        "double rows. Read the topic to see whether the batch is there, and begin with a new checkpoint "
-        "behind it"
+        "batch {batch} was committed before, but the marker of task {task} is missing ({found}): it expired "
+        "(offsets.retention.minutes), was deleted, or the task had no rows then. Writing could double rows. "
+        "Read the topic to see whether it holds the batch, and begin with a new checkpoint after it"
     )
     EXPIRED = (
-        "batch {batch} was begun {found} ago and never finished, and what it committed is forgotten by now "
-        "(offsets.retention.minutes). Writing could double rows. Read the topic: if nothing of the batch is "
-        "there, set the option firstBatchId={batch} (of a batch write: another writeId); else begin with a "
-        "new checkpoint behind it"
+        "batch {batch} was begun {found} ago and never finished, and the markers of what it committed may "
+        "have expired (offsets.retention.minutes). Writing could double rows. Read the topic: if it holds "
+        "nothing of the batch, set the option firstBatchId={batch} (for a batch write: another writeId); "
+        "otherwise begin with a new checkpoint after it"
     )
     UNKNOWN = (
-        "this sink knows nothing of the batches before {batch}: what it noted was deleted (also with its "
-        "marker topic), version 0.4.1 or older noted it and it expired, or the query wrote elsewhere before. "
-        "If batch {batch} was never written by this sink, set the option firstBatchId={batch}; else begin "
-        "with a new checkpoint"
+        "this sink knows nothing of the batches before {batch}: its notes were deleted (also with its marker "
+        "topic), version 0.4.1 or older wrote them and they expired, or the query wrote elsewhere before. If "
+        "this sink never wrote batch {batch}, set the option firstBatchId={batch}; otherwise begin with a "
+        "new checkpoint"
     )
     NEW_NAME = (
         "nothing is known of the batches before {batch} under the name {found}: the name is new, or its "
         "notes were deleted (also with its marker topic). If it is new, set firstBatchId={batch} in "
-        "the options of this call. A name that write_atomic gets in every micro-batch from batch 0 on, also "
-        "with a DataFrame without rows, needs no option"
+        "the options of this call. A name that write_atomic gets in every micro-batch from batch 0 on, even "
+        "with an empty DataFrame, needs no option"
     )
     CHANGED = (
-        "batch {batch} was committed with {found}: the rows of a batch that is repeated must be the same in "
-        "the same partition. If the number of partitions changed, restart with the one it had. Make the plan "
+        "batch {batch} was committed with {found}: a repeated batch must have the same rows in the same "
+        "partitions. If the number of partitions changed, restart with the earlier one. Make the plan "
         "deterministic (no rand(), now() or unordered limits; repartition(n, key) instead of repartition(n); "
         "a source that can be read again), or use oncelog.spark.write_atomic, which needs none of that"
     )
-    FEWER = (
+    MORE_TASKS_COMMITTED = (
         "an earlier run of batch {batch} had more partitions and committed {found} as well, so this run must "
-        "not finish it. Restart with the number of partitions it had (spark.sql.shuffle.partitions, "
+        "not finish it. Restart with the earlier number of partitions (spark.sql.shuffle.partitions, "
         "minPartitions, repartition(n, key))"
     )
     OTHER_ROWS = (
-        "batch {batch} is committed for this name and topic, with {found}: give each write of one "
+        "batch {batch} is already committed for this name and topic, with {found}: give each write of one "
         "micro-batch its own name, as in write_atomic(df, batch_id, options, name='rejected'). Nothing was "
         "written"
     )
     PLANNED_AGAIN = (
-        "batch {batch} is committed with {found}, and Spark has planned it a second time with other rows: "
-        "the checkpoint was taken back to an older state, or a second query runs on a copy of it. Nothing "
-        "was written. Restore the newest checkpoint; or begin with a new one, whose rows are written as new"
+        "batch {batch} is already committed with {found}, and Spark has planned it a second time with other "
+        "rows: the checkpoint was restored to an older state, or a second query runs on a copy of it. "
+        "Nothing was written. Restore the newest checkpoint, or begin with a new one, whose rows are written "
+        "as new"
     )
     WRITTEN_TWICE = (
         "write_atomic was called for batch {batch} a second time in this run with the name {found} and the "
@@ -243,55 +245,56 @@ class Reason(Enum):
 
 
 class SinkError(OncelogError):
-    """The sink refuses, or could not write; the text names what and the remedy."""
+    """The sink refused a batch or could not write it. The text names the reason and the remedy."""
 
 
 class SinkRefused(SinkError):
-    """Refused for good: as long as nothing is changed, every repetition is refused too."""
+    """Refused until the user changes something: every repetition is refused too."""
 
 
 class RowRefused(SinkRefused):
-    """A row that can never be written as it is."""
+    """The row cannot be written as it is, however often it is tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Not written yet."""
+    """The part is not written yet: write it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Written before: the rows must be these. `planned`: as in LaneMarker."""
+    """The part was written before and must have the same rows. `planned`: as in TaskMarker."""
 
     expected: RowSum
     planned: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Already:
-    """The whole batch was finished before: the driver compares the sum of its rows."""
+class AlreadyCommitted:
+    """The whole batch is committed. The driver compares the sum of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Neither is safe. `found` fills the reason's text."""
+    """Neither writing nor skipping is safe. `found` fills the reason's text."""
 
     reason: Reason
     found: str = ""
 
-    def error(self, batch_id: int, lane: int | None = None) -> SinkError:
-        """To be raised."""
-        # A zombie that had not noted its run before can overtake the run of now: the next start succeeds.
+    def error(self, batch_id: int, task: int | None = None) -> SinkError:
+        """Return the error to raise for this batch, and for this task if one is given."""
+        # A zombie whose run was not noted yet can overtake the present run. The next start succeeds, so a
+        # supervisor may try again: not SinkRefused.
         kind = SinkError if self.reason is Reason.OVERTAKEN else SinkRefused
-        return kind(self.reason.value.format(batch=batch_id, lane=lane, found=self.found))
+        return kind(self.reason.value.format(batch=batch_id, task=task, found=self.found))
 
 
 def decide_plan(batch_id: int, run_id: str, note: PlanNote | None) -> PlanNote | Refuse:
-    """Return the note that must be in force before `run_id` writes the batch: `note` itself, or a new one."""
+    """Return the note under which `run_id` may write the batch: `note` itself, or one to store first."""
     if note is None or note.batch_id < batch_id:
         return PlanNote(batch_id, run_id)
     if note.batch_id > batch_id:
-        return Refuse(Reason.REWOUND, f"batch {note.batch_id} has been begun")
+        return Refuse(Reason.BATCH_ID_WENT_BACK, f"batch {note.batch_id} has been begun")
     if note.run_id == run_id:
         return note
     if run_id in note.earlier:
@@ -300,7 +303,7 @@ def decide_plan(batch_id: int, run_id: str, note: PlanNote | None) -> PlanNote |
 
 
 def decide_still_mine(plan: PlanNote, now: PlanNote | None) -> Refuse | None:
-    """Refuse a task or driver of a run that is no longer the one that writes the batch."""
+    """Refuse a task or driver whose run no longer owns the batch, or return None."""
     if now == plan:
         return None
     return Refuse(Reason.OVERTAKEN, "its note is gone" if now is None else f"run {now.run_id}")
@@ -309,88 +312,88 @@ def decide_still_mine(plan: PlanNote, now: PlanNote | None) -> Refuse | None:
 def decide_begun(
     batch_id: int, run_id: str, begun: BatchBegun | None, now_ms: int, retention_ms: int
 ) -> Refuse | None:
-    """Refuse a repeat of a batch that was begun so long ago that its markers may have expired."""
+    """Refuse to repeat a batch that began so long ago that its markers may have expired, or return None."""
     if begun is None or begun.batch_id < batch_id or begun.run_id == run_id:
         return None
     if begun.batch_id > batch_id:
-        return Refuse(Reason.REWOUND, f"batch {begun.batch_id} has been begun")
+        return Refuse(Reason.BATCH_ID_WENT_BACK, f"batch {begun.batch_id} has been begun")
     age_ms = now_ms - begun.begun_ms
-    # A tenth less: clocks of the driver's machines and of brokers differ.
+    # A tenth of the retention is left as a margin: clocks of drivers and brokers differ.
     if age_ms * 10 < retention_ms * 9:
         return None
     return Refuse(Reason.EXPIRED, f"{age_ms // 60_000} minutes")
 
 
-def decide_lane(
+def decide_task(
     batch_id: int,
-    lane: int,
-    marker: LaneMarker | None,
-    finished: Finished | None,
+    task: int,
+    marker: TaskMarker | None,
+    finished: BatchCommit | None,
     *,
     first_batch_id: int = 0,
-) -> Write | Compare | Already | Refuse:
-    """What a lane that has rows may do, by the table above. `first_batch_id`: the sink's first one."""
+) -> Write | Compare | AlreadyCommitted | Refuse:
+    """Decide by the table above what a task that has rows may do. `first_batch_id`: the sink's first."""
     if finished is not None and finished.batch_id == batch_id and finished.sum is not None:
-        return Already()
+        return AlreadyCommitted()
     if marker is not None and marker.batch_id >= batch_id:
         if marker.batch_id > batch_id:
-            return Refuse(Reason.REWOUND, f"batch {marker.batch_id} has been committed")
+            return Refuse(Reason.BATCH_ID_WENT_BACK, f"batch {marker.batch_id} has been committed")
         return Compare(marker.sum)
     if finished is None:
         if marker is not None:
-            return Refuse(Reason.LOST, f"the lane's is of batch {marker.batch_id}, the sink's own is gone")
+            return Refuse(Reason.LOST, f"the task's is for batch {marker.batch_id}, the sink's note is gone")
         return Write() if batch_id <= first_batch_id else Refuse(Reason.UNKNOWN)
     if finished.batch_id > batch_id:
-        return Refuse(Reason.REWOUND, f"batch {finished.batch_id} has been committed")
+        return Refuse(Reason.BATCH_ID_WENT_BACK, f"batch {finished.batch_id} has been committed")
     if finished.batch_id < batch_id:
         return Write()
-    if lane >= finished.lanes:
-        return Refuse(Reason.LANES, f"{finished.lanes} lanes")
-    return Refuse(Reason.LOST, "none" if marker is None else f"the last is of batch {marker.batch_id}")
+    if task >= finished.lanes:
+        return Refuse(Reason.TASK_COUNT_CHANGED, f"{finished.lanes} tasks")
+    return Refuse(Reason.LOST, "none" if marker is None else f"the last is for batch {marker.batch_id}")
 
 
 def decide_atomic(
-    batch_id: int, marker: LaneMarker | None, *, first_batch_id: int = 0, name: str | None = None
+    batch_id: int, marker: TaskMarker | None, *, first_batch_id: int = 0, name: str | None = None
 ) -> Write | Compare | Refuse:
-    """What may be done with a micro-batch that is one transaction: its marker says all there is to know.
+    """Decide what to do with a micro-batch that is one transaction; its marker tells whether it was written.
 
-    A missing marker is no proof that nothing was written, so a `name` (None: the query's own id) that comes
-    up in a later batch is refused until the user vouches for it.
+    A missing marker does not prove that nothing was written: it may have expired. So a `name` (None: the
+    query's own id) that first appears in a later batch is refused until the user confirms `firstBatchId`.
     """
     if marker is None:
         if batch_id <= first_batch_id:
             return Write()
         return Refuse(Reason.UNKNOWN) if name is None else Refuse(Reason.NEW_NAME, repr(name))
     if marker.batch_id > batch_id:
-        return Refuse(Reason.REWOUND, f"batch {marker.batch_id} has been committed")
+        return Refuse(Reason.BATCH_ID_WENT_BACK, f"batch {marker.batch_id} has been committed")
     return Compare(marker.sum, marker.planned) if marker.batch_id == batch_id else Write()
 
 
 def is_plan_repeated(committed: str, now: str) -> bool:
-    """Return whether a streaming query repeats the batch that was committed, by digests of its checkpoint.
+    """Return True if a streaming query repeats the committed batch, judged by digests of its checkpoint.
 
-    Spark plans a batch once and repeats it as it was planned. One that is planned a second time may have more
-    rows, which nobody else will write. An unknown digest ("") proves nothing and is taken for the same.
+    Spark plans a batch once and repeats it as planned. A batch that is planned a second time may have more
+    rows, which nobody else would write. An unknown digest ("") proves nothing and counts as the same plan.
     """
     return not committed or not now or committed == now
 
 
 def decide_same_content(expected: RowSum, now: RowSum, *, is_in_stream: bool = False) -> Refuse | None:
-    """Refuse a second write_atomic for one batch whose rows differ. A hash of 0 was not kept (0.4.1)."""
+    """Refuse a second write_atomic for one batch if its rows differ. Hash 0: none was stored (0.4.1)."""
     if expected.rows == now.rows and expected.hash in (0, now.hash):
         return None
     reason = Reason.PLANNED_AGAIN if is_in_stream else Reason.OTHER_ROWS
     return Refuse(reason, f"{expected.rows} rows that are not the {now.rows} of this call")
 
 
-class Claim(NamedTuple):
-    """Which attempt to write a batch as one transaction a task has begun to write for."""
+class WriteLease(NamedTuple):
+    """The transaction (producer id and epoch) for which a task of `write_atomic` has begun to write."""
 
     batch_id: int
     producer_id: int
     producer_epoch: int
     cause: str = ""
-    """Why it ended, if it failed and could say so."""
+    """Why the attempt failed, if it could say so."""
 
     def encode(self) -> OffsetAndMetadata:
         """As the task's consumer group keeps it."""
@@ -398,65 +401,66 @@ class Claim(NamedTuple):
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
-    def decode(cls, group: str, kept: OffsetAndMetadata | None) -> Claim | None:
-        """None for none. Raises SinkError when the group holds something else."""
+    def decode(cls, group: str, kept: OffsetAndMetadata | None) -> WriteLease | None:
+        """Return the stored value, None without one. Raises SinkError if the group holds something else."""
         if kept is None:
             return None
         note = _note(group, kept, ("writer", "cause"))
         producer_id, producer_epoch = note["writer"]
         return cls(kept.offset, producer_id, producer_epoch, note["cause"])
 
-    def is_same_attempt(self, other: Claim | None) -> bool:
-        """Whether both are for one transaction."""
+    def is_same_attempt(self, other: WriteLease | None) -> bool:
+        """Return True if both are for the same transaction."""
         return other is not None and self[:3] == other[:3]
 
 
-def may_claim(mine: Claim, found: Claim | None) -> bool:
-    """Whether a task may begin to write: nobody has for this transaction, or for a later one."""
+def may_acquire_lease(mine: WriteLease, found: WriteLease | None) -> bool:
+    """Return True if a task may write: no attempt has begun for this transaction or a later one."""
     if found is None or found.batch_id < mine.batch_id:
         return True
     if found.batch_id > mine.batch_id:
         return False
-    # Another id is that of a coordinator whose epochs were used up: which is later cannot be seen.
+    # After the last epoch the coordinator hands out another producer id; ids have no order, so it is taken.
     return found.producer_id != mine.producer_id or found.producer_epoch < mine.producer_epoch
 
 
 def decide_repeated(expected: RowSum, now: RowSum) -> Refuse | None:
-    """Whether a batch that is repeated is the one that was committed; None: it is."""
+    """Refuse a repeated part whose rows differ from the committed ones, or return None."""
     if expected == now:
         return None
     if expected.rows != now.rows:
-        return Refuse(Reason.CHANGED, f"{expected.rows} rows in this lane, and now it has {now.rows}")
-    return Refuse(Reason.CHANGED, f"{expected.rows} rows in this lane, and now they are not the same")
+        return Refuse(Reason.CHANGED, f"{expected.rows} rows in this task, and now it has {now.rows}")
+    return Refuse(Reason.CHANGED, f"{expected.rows} rows in this task, and now they are not the same")
 
 
 def decide_finish(
     batch_id: int,
-    lanes: Sequence[int],
-    finished: Finished | None,
-    beyond: Mapping[int, LaneMarker | None],
+    tasks: Sequence[int],
+    finished: BatchCommit | None,
+    beyond: Mapping[int, TaskMarker | None],
     total: RowSum,
-) -> Finished | Refuse:
-    """What the driver notes once every lane's task has succeeded.
+) -> BatchCommit | Refuse:
+    """Return the note that the driver stores once every task has succeeded, or a refusal.
 
-    `beyond`: markers of lanes above these, of a repeat. `total`: of all rows.
+    `beyond`: of a repeat, markers of tasks with higher numbers than these. `total`: the sum of all rows.
+    Raises SinkError if Spark did not report each task once.
     """
-    if sorted(lanes) != list(range(len(lanes))):
+    if sorted(tasks) != list(range(len(tasks))):
         raise SinkError(
-            f"batch {batch_id}: Spark reported lanes {sorted(lanes)}, expected one report of each"
+            f"batch {batch_id}: Spark reported tasks {sorted(tasks)}, expected one report of each"
         )
     if finished is not None and finished.batch_id > batch_id:
-        return Refuse(Reason.REWOUND, f"batch {finished.batch_id} has been committed")
+        return Refuse(Reason.BATCH_ID_WENT_BACK, f"batch {finished.batch_id} has been committed")
     if finished is not None and finished.batch_id == batch_id and finished.sum is not None:
         if finished.sum == total:
             return finished
         return Refuse(
             Reason.CHANGED, f"{finished.sum.rows} rows in all, and now {_difference(finished.sum, total)}"
         )
-    also = [lane for lane, marker in beyond.items() if marker is not None and marker.batch_id == batch_id]
+    also = [task for task, marker in beyond.items() if marker is not None and marker.batch_id == batch_id]
     if also:
-        return Refuse(Reason.FEWER, f"lane {', '.join(map(str, sorted(also)))}")
-    return Finished(batch_id, len(lanes), total)
+        return Refuse(Reason.MORE_TASKS_COMMITTED, f"task {', '.join(map(str, sorted(also)))}")
+    return BatchCommit(batch_id, len(tasks), total)
 
 
 def _difference(expected: RowSum, now: RowSum) -> str:

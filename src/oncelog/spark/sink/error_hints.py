@@ -1,4 +1,4 @@
-"""What to do about an error of the sink, in words: pure."""
+"""Hints for the user on what to do about an error of the sink."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _FENCED = (
     "broker's transaction.max.timeout.ms) or give each task less to do (repartition). In a repeat a prepared "
     "transaction stays open until all tasks have succeeded"
 )
-_REMEDIES: tuple[tuple[type[OncelogError], str], ...] = (
+_HINTS: tuple[tuple[type[OncelogError], str], ...] = (
     (ProducerFenced, _FENCED),
     (InvalidProducerEpoch, _FENCED),
-    # The answer to a commit behind an abort by time: that has raised the epoch (transaction.version 2).
+    # The response to a commit after the coordinator aborted by timeout, which raises the epoch (KIP-890).
     (InvalidTxnState, _FENCED),
     (
         InvalidTransactionTimeout,
         "the broker's transaction.max.timeout.ms is lower than kafka.transaction.timeout.ms={timeout}: set "
         "the option lower, but longer than a task takes",
     ),
-    (MessageTooLarge, "the largest row up to there is {row}: raise the topic's max.message.bytes"),
-    (RecordListTooLarge, "the largest row up to there is {row}: raise the broker's log.segment.bytes"),
+    (MessageTooLarge, "the largest row so far is {row}: raise the topic's max.message.bytes"),
+    (RecordListTooLarge, "the largest row so far is {row}: raise the broker's log.segment.bytes"),
     (UnknownTopicOrPartition, "create the topic first"),
     (TopicAuthorizationFailed, "allow WRITE on the topic, and READ on {marker_topic!r} for the markers"),
     (GroupAuthorizationFailed, "allow READ on groups that begin with {prefix!r}"),
@@ -45,19 +45,19 @@ _REMEDIES: tuple[tuple[type[OncelogError], str], ...] = (
 )
 
 
-def failure_text(
+def explain_error(
     error: OncelogError, where: str, settings: SinkSettings, largest: tuple[int, int] | None
 ) -> str:
-    """The error with place, topic and remedy. `largest`: (bytes, number) of the largest row so far."""
+    """Return the error's text with place, topic and hint. `largest`: (bytes, number) of the largest row."""
     topic = f"topic {settings.topic!r}" if settings.topic else "topics of the column topic"
     text = f"{where}, {topic}: {error}"
     if isinstance(error, SinkError):
         return text
-    remedy = next((remedy for kind, remedy in _REMEDIES if isinstance(error, kind)), None)
-    if remedy is None:
+    hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
+    if hint is None:
         return text
     size, row = largest or (0, 0)
-    return f"{text} -- " + remedy.format(
+    return f"{text} -- " + hint.format(
         timeout=settings.producer["transaction.timeout.ms"],
         row=f"row {row} with {size} bytes",
         marker_topic=settings.marker_topic,

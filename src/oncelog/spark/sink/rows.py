@@ -1,6 +1,6 @@
-"""The rows of a sink: which columns count, which row is refused and why, and where each one goes.
+"""The rows of a sink: their columns, the rows that are refused, and the topic and partition of each row.
 
-Columns and options are those of Spark's own Kafka sink: value, and perhaps key, headers, topic, partition.
+Columns and options are those of Spark's own Kafka sink: value, and optionally key, headers, topic, partition.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ KINDS = {
     "partition": ("int",),
     "headers": ("array<struct<key:string,value:binary>>",),
 }
-"""Column -> Spark types it may have; other columns are not written, as with Spark's own sink."""
+"""Column to its allowed Spark types. Other columns are not written, as with Spark's own sink."""
 
 
 def check_columns(types: Sequence[tuple[str, str]], topic: str | None) -> None:
-    """Refuse a DataFrame that cannot be written. `types`: its columns with Spark's short type names."""
-    found = dict(types)
-    if "value" not in found:
-        raise ConfigError(f"a column named value is needed; the columns are {', '.join(found)}")
-    if topic is None and "topic" not in found:
+    """Raise ConfigError if a DataFrame cannot be written. `types`: (column, Spark's short type name)."""
+    types_of = dict(types)
+    if "value" not in types_of:
+        raise ConfigError(f"the column value is missing; the columns are {', '.join(types_of)}")
+    if topic is None and "topic" not in types_of:
         raise ConfigError("no topic: set the option topic, or add a column named topic")
     for name, kinds in KINDS.items():
-        if name in found and found[name] not in kinds:
-            raise ConfigError(f"column {name} is {found[name]}, and must be {' or '.join(kinds)}: cast it")
+        if name in types_of and types_of[name] not in kinds:
+            raise ConfigError(f"column {name} is {types_of[name]}, and must be {' or '.join(kinds)}: cast it")
 
 
 class Part(NamedTuple):
-    """Rows for one topic. `partition` None: by key. `first_row`: the number of its first in the lane."""
+    """Rows for one topic. `partition` None: by key. `first_row`: number of the first row in the task."""
 
     topic: str
     partition: int | None
@@ -49,18 +49,18 @@ class Part(NamedTuple):
 
 
 class SinkRows:
-    """Checks and counts the rows of one task as they come; rows count from 0."""
+    """A check and a count of one task's rows. Row numbers start at 0."""
 
     def __init__(self, topic: str | None, max_row_bytes: int) -> None:
         self._topic, self._max_row_bytes = topic, max_row_bytes
         self.count = 0
         self.size_bytes = 0
-        """Of keys and values."""
+        """Bytes of keys and values so far."""
         self.largest = (0, 0)
-        """(bytes, row) of the largest so far."""
+        """(bytes, row number) of the largest row so far."""
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns that are written. Raises RowRefused that names the row."""
+        """Return the columns that are written. Raises RowRefused, which names the row."""
         first = self.count
         names = [name for name in KINDS if name in batch.schema.names]
         if self._topic is not None:
@@ -74,7 +74,7 @@ class SinkRows:
         return rows
 
     def parts(self, rows: pa.RecordBatch) -> Iterator[Part]:
-        """What `take` gave, by topic and partition, in row order within each."""
+        """Yield rows that `take` returned, grouped by topic and partition, each group in row order."""
         first = self.count - rows.num_rows
         names = rows.schema.names
         written = [name for name in ("key", "value", "headers") if name in names]
@@ -82,8 +82,8 @@ class SinkRows:
         if self._topic is not None and "partition" not in names:
             yield Part(self._topic, None, plain, first)
             return
-        for topic, partition, at in _groups(rows, self._topic, first):
-            yield Part(topic, partition, plain.take(pa.array(at)), first + int(at[0]))
+        for topic, partition, indices in _groups(rows, self._topic, first):
+            yield Part(topic, partition, plain.take(pa.array(indices)), first + int(indices[0]))
 
     def _refuse_null_topics(self, topics: Any, first: int) -> None:
         if topics.null_count:
@@ -95,15 +95,15 @@ class SinkRows:
             return
         lists = rows.column("headers")
         structs = lists.flatten()
-        # A struct that is null has no name either.
+        # A null struct counts as a null name.
         names = structs.field("key") if structs.null_count == 0 else pc.struct_field(structs, "key")
         if not structs.null_count and not names.null_count:
             return
         parents = pc.list_parent_indices(lists)
-        at = parents[pc.index(pc.is_null(names), True).as_py()].as_py()
+        row = first + parents[pc.index(pc.is_null(names), True).as_py()].as_py()
         what = "null in place of a header" if structs.null_count else "a header without a name (key)"
         raise RowRefused(
-            f"row {first + at} has {what}: a header is a name (never null) and a value; leave it out with "
+            f"row {row} has {what}: a header is a name (never null) and a value; leave it out with "
             "filter(headers, h -> h.key IS NOT NULL)"
         )
 
@@ -111,22 +111,22 @@ class SinkRows:
         if not rows.num_rows:
             return
         sizes = row_sizes(rows)
-        at = int(np.argmax(sizes))
-        size = int(sizes[at])
+        index = int(np.argmax(sizes))
+        size, row = int(sizes[index]), first + index
         self.size_bytes += int(sizes.sum())
-        self.largest = max(self.largest, (size, first + at), key=lambda each: each[0])
+        self.largest = max(self.largest, (size, row), key=lambda largest: largest[0])
         if size > self._max_row_bytes:
-            topic = self._topic or rows.column("topic")[at].as_py()
+            topic = self._topic or rows.column("topic")[index].as_py()
             raise RowRefused(
-                f"row {first + at} for topic {topic!r} has {size} bytes, above "
+                f"row {row} for topic {topic!r} has {size} bytes, above "
                 f"kafka.max.request.size={self._max_row_bytes + REQUEST_OVERHEAD_BYTES} less "
                 f"{REQUEST_OVERHEAD_BYTES} for the rest of the request: set that higher (and the topic's "
                 "max.message.bytes), or make the row smaller"
             )
 
 
-class LaneRows(SinkRows):
-    """The rows of a lane, whose marker says what they were: hashed as well."""
+class TaskRows(SinkRows):
+    """The rows of a task that has a marker: hashed as well, because the marker holds the sum."""
 
     def __init__(self, topic: str | None, max_row_bytes: int) -> None:
         super().__init__(topic, max_row_bytes)
@@ -145,7 +145,7 @@ def _plain(column: Any) -> Any:
 
 
 def row_sizes(rows: pa.RecordBatch) -> Any:
-    """Bytes of key and value of each row."""
+    """Return an array with the bytes of key and value of each row."""
     total = np.zeros(rows.num_rows, np.int64)
     for name in ("key", "value"):
         if name in rows.schema.names:
@@ -164,18 +164,18 @@ def _groups(rows: pa.RecordBatch, topic: str | None, first: int) -> Iterator[tup
     partitions = np.full(rows.num_rows, -1, np.int64)
     if "partition" in rows.schema.names:
         chosen = rows.column("partition").cast(pa.int64())
-        # A negative one is no partition, and null is none chosen: they must not be confused.
+        # Null means "by key" and becomes -1; a negative partition is an error, so it is moved below -1.
         below = pc.if_else(pc.less(chosen, 0), pc.subtract(chosen, 1), chosen)
         partitions = pc.fill_null(below, -1).to_numpy(zero_copy_only=False)
     lowest = int(partitions.min())
     width = int(partitions.max()) - lowest + 1
     both = codes * width + (partitions - lowest)
-    for each in np.unique(both).tolist():
-        at = np.flatnonzero(both == each)
-        code, partition = each // width, each % width + lowest
+    for group in np.unique(both).tolist():
+        indices = np.flatnonzero(both == group)
+        code, partition = group // width, group % width + lowest
         if partition < -1:
             raise RowRefused(
-                f"row {first + int(at[0])} for topic {topics[code]!r} asks for partition {partition + 1}: "
-                "partitions count from 0; null lets the key decide"
+                f"row {first + int(indices[0])} for topic {topics[code]!r} names partition {partition + 1}: "
+                "partitions start at 0; null chooses by key"
             )
-        yield topics[code], None if partition == -1 else partition, at
+        yield topics[code], None if partition == -1 else partition, indices

@@ -1,7 +1,7 @@
-"""`df.write` and `df.writeStream.format("oncelog")`: Spark's Python Data Source API over lanes.
+"""`df.write` and `df.writeStream.format("oncelog")`, on Spark's Python Data Source API.
 
-Spark pickles the writers to its tasks and makes new ones for `commit`, so they hold only options. Which
-query and batch a task works for, it learns from Spark's local properties.
+Spark pickles the writers to its tasks and creates new ones for `commit`, so they hold only options. A task
+reads its query id and batch id from Spark's local properties.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from oncelog.spark.sink.rows import check_columns
 from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
 from oncelog.spark.sink.sink_options import FULL_RETRY, SinkSettings, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink.state import new_run_id
-from oncelog.spark.sink.task import LaneReport, Sink, abandon, finish, write_lane
+from oncelog.spark.sink.task import Sink, TaskReport, abandon, finish, write_task
 from oncelog.spark.source.source import OncelogSource
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ _log = logging.getLogger("oncelog.spark")
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):  # type: ignore[misc]
-    """A task's message to the driver. `query_id` None in a batch."""
+    """A task's message to the driver. `query_id` is None in a batch write."""
 
-    report: LaneReport
+    report: TaskReport
     query_id: str | None = None
 
 
@@ -59,7 +59,7 @@ class OncelogFormat(OncelogSource):
         return BatchWriter(settings)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        # In complete mode Spark asks to overwrite; as in its own Kafka sink the rows are appended.
+        # Spark sets `overwrite` in complete mode. The rows are appended, as by its own Kafka sink.
         settings = parse_sink_options(self.options, "stream")
         _check(schema, settings)
         return StreamWriter(settings)
@@ -70,17 +70,17 @@ def _check(schema: StructType, settings: SinkSettings) -> None:
 
 
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """One batch write; without a writeId it is exactly once through retries, but not when it is repeated."""
+    """One batch write. Without a writeId, retries of tasks are exactly once but a repeated write is not."""
 
     def __init__(self, settings: SinkSettings) -> None:
-        # Made on the driver and pickled to the tasks, so all of them and their retries have the same name.
+        # Created on the driver and pickled to the tasks, so all of them and their retries have the same name.
         name, is_named = settings.write_id or str(uuid.uuid4()), settings.write_id is not None
         self._sink = Sink(name, settings, is_named=is_named)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         task = _task()
         _warn_of_shuffles(task)
-        return Written(write_lane(self._sink, _ONLY_BATCH, task.partitionId(), iterator))
+        return Written(write_task(self._sink, _ONLY_BATCH, task.partitionId(), iterator))
 
     def commit(self, messages: Sequence[Written | None]) -> None:
         reports = [_of(message).report for message in messages]
@@ -88,15 +88,18 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         publish(SinkMetrics.of(self._sink.name, _ONLY_BATCH, reports))
 
     def abort(self, messages: Sequence[Written | None]) -> None:
-        """Lanes that are committed stay so, and a repetition with the same writeId finds them."""
+        """Abort prepared transactions.
+
+        Committed tasks stay; a repetition with the same writeId finds them.
+        """
         abandon(self._sink, [message.report for message in messages if message is not None])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """The sink of a streaming query, known by the query id in its checkpoint."""
+    """The sink of a streaming query, identified by the query id in its checkpoint."""
 
     def __init__(self, settings: SinkSettings) -> None:
-        # Spark makes a writer on the driver for each attempt at a micro-batch, and pickles it to the tasks.
+        # Spark creates a writer on the driver for each attempt at a micro-batch and pickles it to the tasks.
         self._settings, self._run_id = settings, new_run_id()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -106,7 +109,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if query_id is None or batch_id is None:
             raise SinkError(f"Spark gave the task no {_QUERY_ID} or {_BATCH_ID}: is it older than 4.2?")
         sink = Sink(query_id, self._settings, run_id=self._run_id)
-        report = write_lane(sink, int(batch_id), task.partitionId(), iterator)
+        report = write_task(sink, int(batch_id), task.partitionId(), iterator)
         return Written(report, query_id)
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:
@@ -118,7 +121,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             publish(SinkMetrics.of(sink.name, batchId, reports))
 
     def abort(self, messages: Sequence[Written | None], batchId: int) -> None:
-        """Abort what tasks of a repeat prepared; no other transaction outlives its task."""
+        """Abort transactions that tasks of a repeat prepared. No other transaction outlives its task."""
         written = [message for message in messages if message is not None]
         if written and written[0].query_id is not None:
             sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)
@@ -128,26 +131,26 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 def _task() -> TaskContext:
     task = TaskContext.get()
     if task is None:
-        raise SinkError("the sink's write() runs in tasks of Spark only")
+        raise SinkError("the sink's write() runs only in Spark tasks")
     return task
 
 
 @cache
 def _warn() -> None:
     _log.warning(
-        "%s is off: if an executor's shuffle files are lost, a plan that is not deterministic may write rows "
-        "twice and lose others. Leave it on, as is Spark's default",
+        "%s is off: if an executor's shuffle files are lost, a plan that is not deterministic may write some "
+        "rows twice and lose others. Leave it on, which is Spark's default",
         FULL_RETRY,
     )
 
 
 def _warn_of_shuffles(task: TaskContext) -> None:
-    """Warn once in a worker, in the first task: Spark's settings are local properties of its tasks."""
+    """Warn once per worker, in task 0: only there are Spark's settings at hand, as local properties."""
     if task.partitionId() == 0 and not repeats_whole_stages(task.getLocalProperty):
         _warn()
 
 
 def _of(message: Written | None) -> Written:
     if message is None:
-        raise SinkError("Spark committed a write with a task that sent no message")
+        raise SinkError("Spark committed a write although a task sent no message")
     return message

@@ -1,8 +1,8 @@
-"""What the sink did in each micro-batch: rows, bytes, lanes that were there already, time of the commit.
+"""Metrics of the sink for each micro-batch: rows, bytes, skipped tasks, time of the commit.
 
-Spark has no place for a Python sink's own figures in StreamingQueryProgress. So the driver writes them as a
-line of JSON to the file that the environment variable ONCELOG_SINK_METRICS names: a file grows, a named pipe
-is written to while somebody reads it. Set it before Spark starts. The logger `oncelog.spark` has them too.
+StreamingQueryProgress has no place for metrics of a sink written in Python. So the driver appends a line of
+JSON to the file or named pipe in the environment variable ONCELOG_SINK_METRICS, and logs it to
+`oncelog.spark`. Set the variable before Spark starts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from oncelog.spark.sink.task import LaneReport
+from oncelog.spark.sink.task import TaskReport
 
 FILE_VARIABLE = "ONCELOG_SINK_METRICS"
 _log = logging.getLogger("oncelog.spark")
@@ -22,11 +22,11 @@ _log = logging.getLogger("oncelog.spark")
 
 @dataclass(frozen=True, slots=True)
 class SinkMetrics:
-    """One micro-batch (or batch write), whose sink is called `name`: the query's id, or the writeId.
+    """Metrics of one micro-batch or batch write. `name`: the query's id, or the writeId.
 
-    `rows`, `size_bytes` (of keys and values): what the batch holds; `lanes_skipped` of `lanes` had been
-    written by an earlier attempt. `commit_seconds`: the slowest lane's, flush included. `write_atomic` is one
-    lane, which is not read again, so of unknown size (0), if it is skipped.
+    `rows`, and `size_bytes` of keys and values: the contents of the batch. `lanes`: the number of tasks, of
+    which `lanes_skipped` had been committed by an earlier attempt. `commit_seconds`: of the slowest task,
+    flush included. `write_atomic` counts as one task; if it is skipped, its size is unknown (0).
     """
 
     name: str
@@ -38,39 +38,39 @@ class SinkMetrics:
     commit_seconds: float
 
     @classmethod
-    def of(cls, name: str, batch_id: int, reports: Iterable[LaneReport]) -> Self:
-        """Summed over the lanes."""
-        lanes = list(reports)
+    def of(cls, name: str, batch_id: int, reports: Iterable[TaskReport]) -> Self:
+        """Return the metrics summed over the tasks' reports."""
+        reports = list(reports)
         return cls(
             name,
             batch_id,
-            rows=sum(lane.sum.rows for lane in lanes),
-            size_bytes=sum(lane.size_bytes for lane in lanes),
-            lanes=len(lanes),
-            lanes_skipped=sum(lane.was_there for lane in lanes),
-            commit_seconds=round(max((lane.commit_seconds for lane in lanes), default=0.0), 3),
+            rows=sum(report.sum.rows for report in reports),
+            size_bytes=sum(report.size_bytes for report in reports),
+            lanes=len(reports),
+            lanes_skipped=sum(report.already_committed for report in reports),
+            commit_seconds=round(max((report.commit_seconds for report in reports), default=0.0), 3),
         )
 
     @classmethod
     def decode(cls, line: str) -> Self:
-        """From a line of the file."""
+        """Return the metrics in a line of the file."""
         return cls(**json.loads(line))
 
 
 def publish(metrics: SinkMetrics) -> None:
-    """Write the line. That nobody reads it, or that it cannot be written, must not fail the batch."""
+    """Log the metrics and append their line. A file that cannot be written must not fail the batch."""
     _log.info("%s", metrics)
     path = os.environ.get(FILE_VARIABLE)
     if not path:
         return
     line = json.dumps(asdict(metrics)).encode() + b"\n"
     try:
-        # Without waiting: a named pipe that nobody reads, or that is full, takes nothing.
-        at = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+        # O_NONBLOCK: a named pipe without a reader, or a full one, fails instead of blocking the driver.
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
         try:
-            os.write(at, line)
+            os.write(descriptor, line)
         finally:
-            os.close(at)
+            os.close(descriptor)
     except OSError as error:
         _log.info("%s=%s: %s", FILE_VARIABLE, path, error)
 

@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (the table keeps one option per line)
-"""The options of writing with `format("oncelog")`: one table, and what they say as values.
+"""The options of writing with `format("oncelog")`: their table, and their parsed values.
 
-Names and meanings are those of Spark's own Kafka sink; what is more is ours.
+Names and meanings are those of Spark's own Kafka sink, with additions.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from oncelog.spark.option_docs import Option, client_settings, refuse_unknown
 # fmt: off
 SINK_OPTIONS = (
     Option("kafka.bootstrap.servers", None, "both", "HOST:PORT of one or more brokers. Required."),
-    Option("topic", None, "both", "The topic of all rows; goes before the column topic."),
-    Option("writeId", None, "batch", "A name for this write: repeated with the same name and rows, a finished or half-finished write adds nothing twice."),
-    Option("markerTopic", None, "both", "An existing topic under whose name the markers are kept (nothing is written to it). Default: topic; required without it."),
+    Option("topic", None, "both", "The topic of all rows; takes precedence over the column topic."),
+    Option("writeId", None, "batch", "A name for this write. A write that is repeated with the same name and rows adds nothing twice, whether it had finished or not."),
+    Option("markerTopic", None, "both", "An existing topic under whose name the markers are stored; nothing is written to it. Default: the option topic; required without it."),
     Option("transactionalIdPrefix", "oncelog", "both", "Transactional ids and consumer groups of the sink begin with this and a hyphen."),
-    Option("firstBatchId", "0", "stream", "The first batch that this sink writes, for a query that wrote elsewhere before."),
-    Option("includeHeaders", "false", "both", "Accepted without effect: a column headers is written when it is there."),
+    Option("firstBatchId", "0", "stream", "The first batch that this sink writes; set it for a query that wrote elsewhere before."),
+    Option("includeHeaders", "false", "both", "Accepted without effect: a column named headers is always written."),
     Option("checkpointLocation", None, "stream", "Spark's own."),
     Option("path", None, "both", "Refused: set the option topic."),
-    Option("kafka.*", None, "both", "Any producer setting by its Kafka name; kafka.transaction.timeout.ms is 300000 by default, and must be longer than a task takes."),
+    Option("kafka.*", None, "both", "Any producer setting by its Kafka name. kafka.transaction.timeout.ms is 300000 by default and must exceed the duration of a task."),
 )
 # fmt: on
 
@@ -35,7 +35,7 @@ _CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum"
 _ON_MISMATCH = ("enableFullRetryOnMismatch", "enableQueryLevelRollbackOnMismatch")
 FULL_RETRY = f"{_CHECKSUM}.{_ON_MISMATCH[0]}"
 REQUEST_OVERHEAD_BYTES = 200
-"""What a request with one row has besides key and value, at most."""
+"""Upper bound of a request with one row, without its key and value."""
 _INSTEAD_OF = {
     "transactional.id": "each task has one of its own; use transactionalIdPrefix",
     "enable.idempotence": "the sink writes in transactions, which imply it",
@@ -46,7 +46,7 @@ _INSTEAD_OF = {
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """The options, checked. `producer` and `admin` are settings for our own clients."""
+    """The parsed options. `producer` and `admin` are settings of our own clients."""
 
     topic: str | None
     marker_topic: str
@@ -57,23 +57,23 @@ class SinkSettings:
     producer: dict[str, object] = field(repr=False)
     admin: dict[str, object] = field(repr=False)
     vouched_batch_id: int | None = None
-    """firstBatchId as the user set it: nothing of this batch was written before."""
+    """firstBatchId if the user set it, which asserts that nothing of this batch was written before."""
 
 
 def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"]) -> SinkSettings:
-    """Check what the user gave. Raises ConfigError."""
+    """Return the parsed options. Raises ConfigError."""
     options = {name.lower(): value for name, value in given.items()}
     refuse_unknown(options, _NAMES, "writing with format('oncelog')")
     if "path" in options:
         raise ConfigError("save() and start() take no path here: set the option topic")
     if mode == "stream" and "writeid" in options:
-        raise ConfigError("writeId is for batch writes; a stream is known by its checkpoint")
+        raise ConfigError("writeId is for batch writes; a stream is identified by its checkpoint")
     topic = options.get("topic") or None
     marker_topic = options.get("markertopic") or topic
     if marker_topic is None:
         raise ConfigError(
-            "with the column topic alone, set the option markerTopic to an existing topic: markers of what was "
-            "written are consumer group offsets, which are kept under a topic's name"
+            "without the option topic, set markerTopic to an existing topic: the sink stores its markers as "
+            "consumer group offsets of that topic"
         )
     defaults = {"transaction.timeout.ms": _TRANSACTION_TIMEOUT_MS}
     producer = client_settings(options, PRODUCER, defaults, _INSTEAD_OF)
@@ -91,10 +91,10 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
 
 
 def repeats_whole_stages(setting: Callable[[str], str | None]) -> bool:
-    """Return whether Spark repeats all that read a shuffle file which came out otherwise a second time.
+    """Return True if Spark repeats all readers of a shuffle file whose contents changed on recomputation.
 
-    Without that a lost shuffle file gives rows twice, and others not at all, where the plan is not
-    deterministic. `setting`: returns one of Spark's settings, None for its default.
+    Without that, a lost shuffle file doubles some rows and loses others if the plan is not deterministic.
+    `setting` returns the value of a Spark setting, None for its default.
     """
     retries, rolls_back = (setting(f"{_CHECKSUM}.{name}") for name in _ON_MISMATCH)
     return (retries or "true").lower() == "true" or (rolls_back or "false").lower() == "true"
@@ -102,5 +102,5 @@ def repeats_whole_stages(setting: Callable[[str], str | None]) -> bool:
 
 def _whole(text: str) -> int:
     if not text.isdecimal():
-        raise ConfigError(f"firstBatchId={text!r}: expected a whole number from 0")
+        raise ConfigError(f"firstBatchId={text!r}: expected a whole number of 0 or more")
     return int(text)

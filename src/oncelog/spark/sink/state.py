@@ -1,15 +1,15 @@
-"""One sink's names on the cluster, and what is kept under them.
+"""The names of one sink on the cluster, and the state stored under them.
 
-Everything is a consumer group's offset for one partition of the marker topic, with the batch id as offset:
+Each is a consumer group's offset for one partition of the marker topic, with the batch id as the offset:
 
-    PREFIX-NAME/3         marker of lane 3, in the transaction of its rows; also its transactional id
-    PREFIX-NAME/plan      which run writes the newest batch; also a transactional id
+    PREFIX-NAME/3         marker of task 3, in the transaction of its rows; also its transactional id
+    PREFIX-NAME/plan      the run that writes the newest batch; also a transactional id
     PREFIX-NAME/begun     the newest batch that was begun
-    PREFIX-NAME/finished  the newest batch that is committed whole
+    PREFIX-NAME/finished  the newest batch that is committed as a whole
 
-No name holds a slash (it is escaped), so no two sinks share a group. Offsets that are committed in a
-transaction expire after offsets.retention.minutes; `begun` and `finished` say how long they are kept.
-Version 0.4.1 used PREFIX-NAME and PREFIX-NAME-3, which are still read.
+Slashes in names are escaped, so no two sinks share a group. Offsets that are committed in a transaction
+expire after offsets.retention.minutes; `begun` and `finished` carry a retention time of their own. Version
+0.4.1 used PREFIX-NAME and PREFIX-NAME-3, which are still read.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from dataclasses import dataclass, field
 from oncelog.client.admin.blocking import Admin
 from oncelog.errors import OncelogError, TransactionalIdNotFound, UnsupportedVersion
 from oncelog.runtime.system import current
-from oncelog.spark.sink.decisions import BatchBegun, Finished, LaneMarker, PlanNote, SinkError
+from oncelog.spark.sink.decisions import BatchBegun, BatchCommit, PlanNote, SinkError, TaskMarker
 from oncelog.spark.sink.sink_options import SinkSettings
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 KEPT_MS = 50 * 365 * 24 * 3_600_000
-"""How long `begun` and `finished` are kept: 50 years."""
+"""Retention of `begun` and `finished`: 50 years."""
 _ENDED_KEPT_MS = 24 * 3_600_000
-"""How long a write without a name is known to have ended: longer than its last task can go on alone."""
+"""Retention of the note that a write without a name has ended: longer than its last task can run alone."""
 
 
 def new_run_id() -> str:
-    """Return an id for one attempt of the driver to write a batch."""
+    """Return an id for one attempt of the driver to write a batch: 12 hexadecimal digits."""
     return current().new_uuid().hex()[:12]
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """One sink (a streaming query, or a batch write) and where its markers are kept.
+    """One sink (a streaming query or a batch write) and the place of its markers.
 
-    `part`: of a name that has several. `run_id`: of one attempt of the driver to write a batch, which its
-    tasks share. `is_named`: False when nobody can ask for the name again, so that nothing need be kept.
+    `part`: distinguishes several sinks of one name. `run_id`: one attempt of the driver to write a batch,
+    shared by its tasks. `is_named`: False if nobody can repeat the write, so that nothing has to be kept.
     """
 
     name: str
@@ -52,46 +52,46 @@ class Sink:
 
     @property
     def marker_at(self) -> TopicPartition:
-        """Offsets need a partition that exists; this one does not move, whatever the rows are."""
+        """Return the existing partition whose offsets hold the state, the same for all rows."""
         return TopicPartition(self.settings.marker_topic, 0)
 
     @property
     def group(self) -> str:
-        """What all names of the sink begin with."""
+        """Return the beginning of all names of the sink."""
         escaped = self.name.replace("%", "%25").replace("/", "%2F")
         return f"{self.settings.prefix}-{escaped}{self.part and '/' + self.part}"
 
     @property
     def plan_id(self) -> str:
-        """Transactional id, and group, of the note which run writes a batch."""
+        """Return the transactional id, and group, of the note that names the run that writes a batch."""
         return f"{self.group}/plan"
 
     @property
     def begun_id(self) -> str:
-        """Group of the note which batch was begun."""
+        """Return the group that stores the newest batch that was begun."""
         return f"{self.group}/begun"
 
     @property
     def finished_id(self) -> str:
-        """Group of the note which batch is committed whole."""
+        """Return the group that stores the newest batch that is committed as a whole."""
         return f"{self.group}/finished"
 
-    def lane_id(self, lane: int) -> str:
-        """Transactional id of the lane, and the group that keeps its marker."""
-        return f"{self.group}/{lane}"
+    def task_id(self, task: int) -> str:
+        """Return the task's transactional id, which is also the group that stores its marker."""
+        return f"{self.group}/{task}"
 
     @property
     def id_in_0_4_1(self) -> str:
-        """What was called so by version 0.4.1 and older; another sink may have it now as well."""
+        """Return the name that version 0.4.1 and older used; another sink may have the same one."""
         return f"{self.settings.prefix}-{self.name}{self.part and '-' + self.part}"
 
-    # What is kept
+    # Stored state
 
     def plan(self, admin: Admin, *, is_stable: bool = True) -> PlanNote | None:
-        """Return the run that writes the newest batch, after transactions that may change it.
+        """Return the run that writes the newest batch.
 
-        Not `is_stable`: at once. The transaction of a writer that died ends with its timeout, or with the
-        next writer.
+        With `is_stable`, wait for open transactions that may change it. The transaction of a writer that died
+        ends with its timeout or when the next writer begins.
         """
         return PlanNote.decode(self.plan_id, self._kept(admin, self.plan_id, is_stable=is_stable))
 
@@ -99,51 +99,52 @@ class Sink:
         """Return the newest batch that was begun."""
         return BatchBegun.decode(self.begun_id, self._kept(admin, self.begun_id))
 
-    def finished(self, admin: Admin) -> Finished | None:
-        """Return the newest batch that is committed whole."""
-        found = Finished.decode(self.finished_id, self._kept(admin, self.finished_id))
+    def finished(self, admin: Admin) -> BatchCommit | None:
+        """Return the newest batch that is committed as a whole."""
+        found = BatchCommit.decode(self.finished_id, self._kept(admin, self.finished_id))
         if found is not None:
             return found
         try:
-            return Finished.decode(self.id_in_0_4_1, self._kept(admin, self.id_in_0_4_1))
+            return BatchCommit.decode(self.id_in_0_4_1, self._kept(admin, self.id_in_0_4_1))
         except SinkError:
-            return None  # of a sink called "x", lane 1 was called as a sink "x-1" is
+            return None  # 0.4.1 named task 1 of a sink "x" as it named a sink "x-1"
 
     def has_ended(self, admin: Admin) -> bool:
-        """Return True for a write without a name that is over, so that none of its tasks may write."""
-        return Finished.decode(self.finished_id, self._kept(admin, self.finished_id)) is not None
+        """Return True if a write without a name has ended, so that none of its tasks may write."""
+        return BatchCommit.decode(self.finished_id, self._kept(admin, self.finished_id)) is not None
 
-    def marker(self, admin: Admin) -> LaneMarker | None:
+    def marker(self, admin: Admin) -> TaskMarker | None:
         """Return the last batch that was committed as one transaction (`write_atomic`).
 
-        To be asked for once earlier attempts are fenced. Brokers with the classic coordinator show offsets
-        a moment after their transaction is complete, so the answer waits for them.
+        Call it once earlier attempts are fenced. Brokers with the classic group coordinator show offsets a
+        moment after their transaction is complete, so this waits for them.
         """
-        return LaneMarker.decode(self.group, self._kept(admin, self.group, is_stable=True))
+        return TaskMarker.decode(self.group, self._kept(admin, self.group, is_stable=True))
 
-    def lane_marker(self, admin: Admin, lane: int, *, is_fenced: bool) -> LaneMarker | None:
-        """Return the last batch the lane committed.
+    def task_marker(self, admin: Admin, task: int, *, is_fenced: bool) -> TaskMarker | None:
+        """Return the last batch that the task committed.
 
-        `is_fenced`: earlier attempts can no longer write, so wait for offsets of complete transactions, as in
-        `marker`. Otherwise a transaction may be open, and waiting for its end would be in vain.
+        `is_fenced`: earlier attempts can no longer write, so wait for the offsets of complete transactions as
+        `marker` does. Otherwise a transaction may be open, and its end is not waited for.
         """
-        name = self.lane_id(lane)
-        return LaneMarker.decode(name, self._kept(admin, name, is_stable=is_fenced))
+        name = self.task_id(task)
+        return TaskMarker.decode(name, self._kept(admin, name, is_stable=is_fenced))
 
-    def lanes(self, admin: Admin, finished: Finished | None) -> list[int]:
-        """Return all lanes that ever began a transaction and are not forgotten; asks every broker.
+    def tasks(self, admin: Admin, finished: BatchCommit | None) -> list[int]:
+        """Return the numbers of all known tasks that ever began a transaction. Asks every broker.
 
-        Brokers before Kafka 3.0 list no transactional ids: there, lanes with a marker and of `finished`.
+        Brokers before Kafka 3.0 cannot list transactional ids: there, return the tasks with a marker and
+        those that `finished` counts.
         """
-        names = {each.group_id for each in admin.list_groups()}
+        names = {group.group_id for group in admin.list_groups()}
         try:
-            names |= {each.transactional_id for each in admin.list_transactions()}
+            names |= {listing.transactional_id for listing in admin.list_transactions()}
         except UnsupportedVersion:
-            names |= {self.lane_id(lane) for lane in range(finished.lanes if finished else 0)}
+            names |= {self.task_id(task) for task in range(finished.lanes if finished else 0)}
         return sorted(_numbers(names, f"{self.group}/"))
 
     def keep(self, admin: Admin, group: str, kept: OffsetAndMetadata, *, retention_ms: int = KEPT_MS) -> None:
-        """Note it for years, in one of the groups that are not written in transactions."""
+        """Store `kept` for years in a group that is not written in transactions."""
         admin.alter_group_offsets(group, {self.marker_at: kept}, retention_ms=retention_ms)
 
     def _kept(self, admin: Admin, group: str, *, is_stable: bool = False) -> OffsetAndMetadata | None:
@@ -153,30 +154,30 @@ class Sink:
     # Version 0.4.1
 
     def has_state_of_0_4_1(self, admin: Admin) -> bool:
-        """Return True when the older version may have written a batch, so that lanes of it may be there."""
+        """Return True if version 0.4.1 may have written a batch, so that markers of its tasks may exist."""
         finished = self.finished(admin)
         if finished is not None:
             return finished.sum is None
-        return bool(self.lanes_in_0_4_1(admin))
+        return bool(self.tasks_in_0_4_1(admin))
 
-    def lanes_in_0_4_1(self, admin: Admin) -> list[int]:
-        """Return the lanes that have a marker of the older version."""
-        names = (each.group_id for each in admin.list_groups())
+    def tasks_in_0_4_1(self, admin: Admin) -> list[int]:
+        """Return the numbers of tasks that have a marker of version 0.4.1."""
+        names = (group.group_id for group in admin.list_groups())
         return sorted(_numbers(names, f"{self.id_in_0_4_1}-"))
 
-    def lane_in_0_4_1(self, lane: int) -> str:
-        """Return the older version's name of a lane."""
-        return f"{self.id_in_0_4_1}-{lane}"
+    def task_in_0_4_1(self, task: int) -> str:
+        """Return the name that version 0.4.1 gave a task."""
+        return f"{self.id_in_0_4_1}-{task}"
 
-    def marker_in_0_4_1(self, admin: Admin, name: str) -> LaneMarker | None:
-        """Return the marker that the older version left under a name, if it is one."""
+    def marker_in_0_4_1(self, admin: Admin, name: str) -> TaskMarker | None:
+        """Return the marker that version 0.4.1 stored under a name, None if it holds something else."""
         try:
-            return LaneMarker.decode(name, self._kept(admin, name))
+            return TaskMarker.decode(name, self._kept(admin, name))
         except SinkError:
             return None
 
     def is_transactional_id(self, admin: Admin, name: str) -> bool:
-        """Return True when a coordinator knows the transactional id, or cannot say (before Kafka 3.0)."""
+        """Return True if a coordinator knows the transactional id, or cannot tell (before Kafka 3.0)."""
         with suppress(UnsupportedVersion):
             try:
                 admin.describe_transactions([name])
@@ -185,23 +186,23 @@ class Sink:
         return True
 
 
-def forget_markers(sink: Sink, admin: Admin, lanes: Iterable[int]) -> None:
-    """Delete the markers of a write that nobody can ask for again, as far as the user may.
+def forget_markers(sink: Sink, admin: Admin, tasks: Iterable[int]) -> None:
+    """Delete the markers of a write that nobody can repeat, as far as the user's ACLs allow.
 
-    Copies of its tasks may still begin, or go on. So it is noted first that the write has ended: who finds no
-    marker looks for that note.
+    Copies of its tasks may still start or run. So a note that the write has ended is stored first; a task
+    that finds no marker looks for that note.
     """
-    known = list(lanes)
+    tasks = list(tasks)
     try:
-        sink.keep(admin, sink.finished_id, Finished(0, len(known)).encode(), retention_ms=_ENDED_KEPT_MS)
+        sink.keep(admin, sink.finished_id, BatchCommit(0, len(tasks)).encode(), retention_ms=_ENDED_KEPT_MS)
     except OncelogError:
-        return  # the markers stay, and expire; what was written is written
-    for lane in known:
+        return  # the markers stay until they expire; the rows are committed
+    for task in tasks:
         try:
-            sink._kept(admin, sink.lane_id(lane), is_stable=True)  # once its transaction is complete
-            admin.delete_group(sink.lane_id(lane))
+            sink._kept(admin, sink.task_id(task), is_stable=True)  # once its transaction is complete
+            admin.delete_group(sink.task_id(task))
         except OncelogError:
-            continue  # not allowed, or not there: it expires
+            continue  # not allowed, or missing: the marker expires
 
 
 def _numbers(names: Iterable[str], begin: str) -> Iterable[int]:

@@ -1,14 +1,12 @@
-"""What a task of the sink does: write its lane in one transaction, or find it written; and the driver's part.
+"""The sink's tasks, which write their parts of a batch in transactions; and the driver's part.
 
 A task commits its own transaction. In a repeat (a batch that another run began) it only prepares it: rows and
-marker are in the open transaction, whose producer id and epoch go to the driver with the task's report. The
-driver ends the prepared transactions once all tasks have succeeded, that is, once every lane that is
-committed has been found to hold the same rows. Until then nothing new is visible, and nothing is doubled if a
-row has moved to another lane.
+marker stay in an open transaction. Its producer id and epoch go to the driver in the task's report. The
+driver ends the prepared transactions once all tasks have succeeded, so once every committed part is known to
+hold the same rows. Until then nothing new is visible, and a row that moved to another task is not doubled.
 
-A task calls `init_transactions` and looks at the plan again afterwards. So of two runs the later one either
-finds what the earlier committed in a lane, or fences it there. What may be written is decided in
-spark/sink/decisions.py; here is the asking and sending.
+A task calls `init_transactions` and then reads the plan again. So of two runs, the later one either finds
+what the earlier one committed for a task, or fences it there. The decisions are in spark/sink/decisions.py.
 """
 
 from __future__ import annotations
@@ -26,184 +24,188 @@ from oncelog.client.producer.blocking import Delivery, Producer
 from oncelog.errors import MessageTooLarge, MisuseError, OncelogError
 from oncelog.spark.sink.batch_plan import agree_on_plan
 from oncelog.spark.sink.decisions import (
-    Already,
+    AlreadyCommitted,
+    BatchCommit,
     Compare,
-    Finished,
-    LaneMarker,
     PlanNote,
     Reason,
     Refuse,
     RowRefused,
     RowSum,
     SinkError,
+    TaskMarker,
     Write,
     decide_finish,
-    decide_lane,
     decide_repeated,
     decide_still_mine,
+    decide_task,
 )
-from oncelog.spark.sink.error_hints import failure_text
-from oncelog.spark.sink.rows import LaneRows, Part
+from oncelog.spark.sink.error_hints import explain_error
+from oncelog.spark.sink.rows import Part, TaskRows
 from oncelog.spark.sink.state import Sink, forget_markers
 from oncelog.types import TransactionShare
 
-__all__ = ["LaneReport", "Sink", "abandon", "finish", "send_part", "write_lane"]
+__all__ = ["Sink", "TaskReport", "abandon", "finish", "send_part", "write_task"]
 
 
 @dataclass(frozen=True, slots=True)
-class LaneReport:
-    """What a lane did. `was_there`: nothing was written, the batch was there already.
+class TaskReport:
+    """The result of one task. `already_committed`: its part was there, and nothing was written.
 
-    `size_bytes`: of keys and values; `commit_seconds`: from the last row handed over to the commit's answer.
-    `plan`: of a repeat. `prepared`: the transaction that the driver is to end.
+    `size_bytes`: of keys and values. `commit_seconds`: from sending the last row to the response to the
+    commit. `plan`: of a repeat. `prepared`: the transaction that the driver has to end.
     """
 
-    lane: int
+    task: int
     sum: RowSum
-    was_there: bool
+    already_committed: bool
     size_bytes: int = 0
     commit_seconds: float = 0.0
     plan: PlanNote | None = None
     prepared: TransactionShare | None = None
 
 
-def write_lane(sink: Sink, batch_id: int, lane: int, batches: Iterable[pa.RecordBatch]) -> LaneReport:
-    """Write the rows once, in a transaction of their own. Raises SinkError."""
-    task = _LaneTask(sink, batch_id, lane)
+def write_task(sink: Sink, batch_id: int, task: int, batches: Iterable[pa.RecordBatch]) -> TaskReport:
+    """Write the rows of one task once, in a transaction of their own. Raises SinkError."""
+    attempt = _SinkTask(sink, batch_id, task)
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     try:
         with Admin(sink.settings.admin) as admin:
-            return task.write(admin, filled if first is None else chain((first,), filled), first is None)
+            return attempt.write(admin, filled if first is None else chain((first,), filled), first is None)
     except OncelogError as error:
         kind = type(error) if isinstance(error, SinkError) else SinkError
         raise kind(
-            failure_text(error, f"lane {lane} of batch {batch_id}", sink.settings, task.rows.largest)
+            explain_error(error, f"task {task} of batch {batch_id}", sink.settings, attempt.rows.largest)
         ) from error
 
 
-class _LaneTask:
-    """One attempt to write a lane."""
+class _SinkTask:
+    """One attempt to write a task's part of a batch."""
 
-    def __init__(self, sink: Sink, batch_id: int, lane: int) -> None:
-        self._sink, self._batch_id, self._lane = sink, batch_id, lane
-        self.rows = LaneRows(sink.settings.topic, sink.settings.max_row_bytes)
+    def __init__(self, sink: Sink, batch_id: int, task: int) -> None:
+        self._sink, self._batch_id, self._task = sink, batch_id, task
+        self.rows = TaskRows(sink.settings.topic, sink.settings.max_row_bytes)
 
-    def write(self, admin: Admin, batches: Iterator[pa.RecordBatch], is_empty: bool) -> LaneReport:
-        """Write, prepare or compare. `is_empty`: there are no rows."""
+    def write(self, admin: Admin, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
+        """Write, prepare or compare the rows. `is_empty`: there are none. Raises SinkError."""
         sink, plan = self._sink, PlanNote(self._batch_id, self._sink.run_id)
-        finished: Finished | None = None
+        finished: BatchCommit | None = None
         if sink.is_named:
             finished = sink.finished(admin)
             match self._verdict(None, finished):
-                case Already():
-                    return self._count(batches, was_there=not is_empty)
-                case Refuse(Reason.REWOUND) as refused:  # a zombie must not fence the task of today
-                    raise refused.error(self._batch_id, self._lane)
+                case AlreadyCommitted():
+                    return self._count(batches, already_committed=not is_empty)
+                case Refuse(
+                    Reason.BATCH_ID_WENT_BACK
+                ) as refused:  # a zombie must not fence the task of today
+                    raise refused.error(self._batch_id, self._task)
                 case Refuse(Reason.UNKNOWN) as refused if not is_empty:
-                    raise refused.error(self._batch_id, self._lane)
-            plan = agree_on_plan(sink, admin, self._batch_id, self._lane)
+                    raise refused.error(self._batch_id, self._task)
+            plan = agree_on_plan(sink, admin, self._batch_id, self._task)
         if is_empty and not plan.is_repeat:
             return self._without_rows(admin, plan)
-        settings = {**sink.settings.producer, "transactional.id": sink.lane_id(self._lane)}
+        settings = {**sink.settings.producer, "transactional.id": sink.task_id(self._task)}
         with Producer(settings) as producer:
-            # From here on no earlier attempt can write, and what it left is finished or aborted.
+            # From here on no earlier attempt can write, and its open transaction is finished or aborted.
             producer.init_transactions()
             if sink.is_named:
                 refusal = decide_still_mine(plan, sink.plan(admin))
                 if refusal is not None:
-                    raise refusal.error(self._batch_id, self._lane)
+                    raise refusal.error(self._batch_id, self._task)
             marker = self._marker(admin, finished)
             if is_empty:
                 return self._without_rows(admin, plan, marker)
             match self._verdict(marker, finished):
                 case Refuse() as refused:
-                    raise refused.error(self._batch_id, self._lane)
+                    raise refused.error(self._batch_id, self._task)
                 case Compare(expected):
-                    report = self._count(batches, was_there=True, plan=plan)
+                    report = self._count(batches, already_committed=True, plan=plan)
                     self._agree(expected)
                     return report
                 case Write() if plan.is_repeat:
                     return self._prepare(producer, batches, plan)
                 case Write():
                     return self._commit(producer, batches)
-                case Already():
-                    raise AssertionError("looked at before")
+                case AlreadyCommitted():
+                    raise AssertionError("handled above")
 
     def _verdict(
-        self, marker: LaneMarker | None, finished: Finished | None
-    ) -> Write | Compare | Already | Refuse:
+        self, marker: TaskMarker | None, finished: BatchCommit | None
+    ) -> Write | Compare | AlreadyCommitted | Refuse:
         first = self._sink.settings.first_batch_id
-        return decide_lane(self._batch_id, self._lane, marker, finished, first_batch_id=first)
+        return decide_task(self._batch_id, self._task, marker, finished, first_batch_id=first)
 
-    def _marker(self, admin: Admin, finished: Finished | None) -> LaneMarker | None:
+    def _marker(self, admin: Admin, finished: BatchCommit | None) -> TaskMarker | None:
         sink = self._sink
-        found = sink.lane_marker(admin, self._lane, is_fenced=True)
+        found = sink.task_marker(admin, self._task, is_fenced=True)
         if not sink.is_named:
-            # The note of the end is made before markers are deleted, so it is read after them.
+            # `forget_markers` notes the end before it deletes markers, so the note is read after the marker.
             if found is None and sink.has_ended(admin):
-                raise Refuse(Reason.ENDED).error(self._batch_id, self._lane)
+                raise Refuse(Reason.ENDED).error(self._batch_id, self._task)
             return found
         if found is not None or (finished is not None and finished.sum is not None):
             return found
-        name = sink.lane_in_0_4_1(self._lane)
+        name = sink.task_in_0_4_1(self._task)
         if sink.is_transactional_id(admin, name):
             with Producer({**sink.settings.producer, "transactional.id": name}) as producer:
                 producer.init_transactions()
         return sink.marker_in_0_4_1(admin, name)
 
-    def _without_rows(self, admin: Admin, plan: PlanNote, marker: LaneMarker | None = None) -> LaneReport:
-        """No transaction for nothing; but the lane must have had no rows the first time either."""
-        marker = marker or self._sink.lane_marker(admin, self._lane, is_fenced=False)
+    def _without_rows(self, admin: Admin, plan: PlanNote, marker: TaskMarker | None = None) -> TaskReport:
+        """Report no rows without a transaction. Raises SinkError if the task had rows the first time."""
+        marker = marker or self._sink.task_marker(admin, self._task, is_fenced=False)
         if marker is not None and marker.batch_id == self._batch_id:
             self._agree(marker.sum)
-        return LaneReport(self._lane, RowSum(), was_there=False, plan=plan if plan.is_repeat else None)
+        return TaskReport(
+            self._task, RowSum(), already_committed=False, plan=plan if plan.is_repeat else None
+        )
 
     def _count(
-        self, batches: Iterator[pa.RecordBatch], *, was_there: bool, plan: PlanNote | None = None
-    ) -> LaneReport:
+        self, batches: Iterator[pa.RecordBatch], *, already_committed: bool, plan: PlanNote | None = None
+    ) -> TaskReport:
         for batch in batches:
             self.rows.take(batch)
         repeated = plan if plan is not None and plan.is_repeat else None
-        return LaneReport(self._lane, self.rows.sum, was_there, self.rows.size_bytes, plan=repeated)
+        return TaskReport(self._task, self.rows.sum, already_committed, self.rows.size_bytes, plan=repeated)
 
-    def _commit(self, producer: Producer, batches: Iterator[pa.RecordBatch]) -> LaneReport:
+    def _commit(self, producer: Producer, batches: Iterator[pa.RecordBatch]) -> TaskReport:
         with producer.transaction():
             sent_at = self._send(producer, batches)
         seconds = time.monotonic() - sent_at
-        return LaneReport(self._lane, self.rows.sum, False, self.rows.size_bytes, seconds)
+        return TaskReport(self._task, self.rows.sum, False, self.rows.size_bytes, seconds)
 
-    def _prepare(self, producer: Producer, batches: Iterator[pa.RecordBatch], plan: PlanNote) -> LaneReport:
+    def _prepare(self, producer: Producer, batches: Iterator[pa.RecordBatch], plan: PlanNote) -> TaskReport:
         producer.begin_transaction()
         try:
             sent_at = self._send(producer, batches)
             prepared = producer.hand_over_transaction()
         except BaseException:
-            with suppress(OncelogError):  # what happened first is what matters
+            with suppress(OncelogError):  # the first error is the one to report
                 producer.abort_transaction()
             raise
         seconds = time.monotonic() - sent_at
-        return LaneReport(self._lane, self.rows.sum, False, self.rows.size_bytes, seconds, plan, prepared)
+        return TaskReport(self._task, self.rows.sum, False, self.rows.size_bytes, seconds, plan, prepared)
 
     def _send(self, producer: Producer, batches: Iterator[pa.RecordBatch]) -> float:
-        """Send rows and marker; return the time at which the last row was handed over."""
+        """Send rows and marker; return the monotonic time in seconds at which the last row was sent."""
         sink = self._sink
         for batch in batches:
             for part in self.rows.parts(self.rows.take(batch)):
                 send_part(producer, part)
         sent_at = time.monotonic()
-        kept = {sink.marker_at: LaneMarker(self._batch_id, self.rows.sum).encode()}
-        producer.send_offsets_to_transaction(kept, sink.lane_id(self._lane))
+        kept = {sink.marker_at: TaskMarker(self._batch_id, self.rows.sum).encode()}
+        producer.send_offsets_to_transaction(kept, sink.task_id(self._task))
         return sent_at
 
     def _agree(self, expected: RowSum) -> None:
         refusal = decide_repeated(expected, self.rows.sum)
         if refusal is not None:
-            raise refusal.error(self._batch_id, self._lane)
+            raise refusal.error(self._batch_id, self._task)
 
 
 def send_part(producer: Producer, part: Part) -> Delivery:
-    """Hand rows to the producer. Raises RowRefused."""
+    """Send rows of one topic. Raises RowRefused if one can never be written."""
     try:
         return producer.send_table(part.topic, part.rows, partition=part.partition)
     except (MisuseError, MessageTooLarge) as error:
@@ -212,21 +214,21 @@ def send_part(producer: Producer, part: Part) -> Delivery:
         ) from error
 
 
-def finish(sink: Sink, batch_id: int, reports: Iterable[LaneReport]) -> None:
-    """Finish a batch on the driver, when every task has succeeded. May be repeated. Raises SinkError."""
-    known = list(reports)
+def finish(sink: Sink, batch_id: int, reports: Iterable[TaskReport]) -> None:
+    """Finish a batch on the driver once every task has succeeded. May be called again. Raises SinkError."""
+    reports = list(reports)
     try:
         with Admin(sink.settings.admin) as admin:
             if sink.is_named:
-                _finish(sink, admin, batch_id, known)
+                _finish(sink, admin, batch_id, reports)
             else:
-                forget_markers(sink, admin, [each.lane for each in known if each.sum.rows])
+                forget_markers(sink, admin, [report.task for report in reports if report.sum.rows])
     except OncelogError as error:
         kind = type(error) if isinstance(error, SinkError) else SinkError
-        raise kind(failure_text(error, f"batch {batch_id}", sink.settings, None)) from error
+        raise kind(explain_error(error, f"batch {batch_id}", sink.settings, None)) from error
 
 
-def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[LaneReport]) -> None:
+def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[TaskReport]) -> None:
     total = RowSum()
     for report in reports:
         total = total.plus(*report.sum)
@@ -234,11 +236,11 @@ def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[LaneRepor
     try:
         before = sink.finished(admin)
         beyond = _fence_beyond(sink, admin, reports, before)
-        decided = decide_finish(batch_id, [report.lane for report in reports], before, beyond, total)
+        decided = decide_finish(batch_id, [report.task for report in reports], before, beyond, total)
         if isinstance(decided, Refuse):
             raise decided.error(batch_id)
         if decided == before and before.sum is not None:
-            _end(sink, prepared, is_commit=False)  # the batch is whole without them
+            _end(sink, prepared, is_commit=False)  # the batch is complete without them
             return
     except BaseException:
         with suppress(OncelogError):
@@ -249,9 +251,9 @@ def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[LaneRepor
 
 
 def _fence_beyond(
-    sink: Sink, admin: Admin, reports: Sequence[LaneReport], finished: Finished | None
-) -> dict[int, LaneMarker | None]:
-    """Of a repeat: end what lanes above these may still write, and return their markers."""
+    sink: Sink, admin: Admin, reports: Sequence[TaskReport], finished: BatchCommit | None
+) -> dict[int, TaskMarker | None]:
+    """In a repeat, fence tasks with higher numbers than these, and return their markers by number."""
     plan = next((report.plan for report in reports if report.plan is not None), None)
     if plan is None:
         return {}
@@ -259,20 +261,20 @@ def _fence_beyond(
     if refusal is not None:
         raise refusal.error(plan.batch_id)
     markers = {}
-    for lane in sink.lanes(admin, finished):
-        if lane >= len(reports):
-            with Producer({**sink.settings.producer, "transactional.id": sink.lane_id(lane)}) as producer:
+    for task in sink.tasks(admin, finished):
+        if task >= len(reports):
+            with Producer({**sink.settings.producer, "transactional.id": sink.task_id(task)}) as producer:
                 producer.init_transactions()
-            markers[lane] = sink.lane_marker(admin, lane, is_fenced=True)
+            markers[task] = sink.task_marker(admin, task, is_fenced=True)
     if finished is None or finished.sum is None:
-        for lane in sink.lanes_in_0_4_1(admin):
-            if lane >= len(reports) and markers.get(lane) is None:
-                markers[lane] = sink.marker_in_0_4_1(admin, sink.lane_in_0_4_1(lane))
+        for task in sink.tasks_in_0_4_1(admin):
+            if task >= len(reports) and markers.get(task) is None:
+                markers[task] = sink.marker_in_0_4_1(admin, sink.task_in_0_4_1(task))
     return markers
 
 
 def _end(sink: Sink, prepared: Iterable[TransactionShare], *, is_commit: bool) -> None:
-    """End the transactions that tasks prepared: all of them, then raise the first failure."""
+    """End all transactions that tasks prepared, then raise the first failure, if any."""
     failures = []
     for share in prepared:
         try:
@@ -285,11 +287,11 @@ def _end(sink: Sink, prepared: Iterable[TransactionShare], *, is_commit: bool) -
         raise failures[0]
 
 
-def abandon(sink: Sink, reports: Iterable[LaneReport]) -> None:
-    """Abort on the driver what tasks prepared for a batch of which another task failed."""
-    known = list(reports)
-    with suppress(OncelogError):  # what is left is aborted by the next run, or by its timeout
-        _end(sink, [each.prepared for each in known if each.prepared is not None], is_commit=False)
+def abandon(sink: Sink, reports: Iterable[TaskReport]) -> None:
+    """Abort on the driver the transactions that tasks prepared for a batch in which another task failed."""
+    reports = list(reports)
+    with suppress(OncelogError):  # the next run or the transaction's timeout aborts the rest
+        _end(sink, [report.prepared for report in reports if report.prepared is not None], is_commit=False)
     if not sink.is_named:
         with suppress(OncelogError), Admin(sink.settings.admin) as admin:
-            forget_markers(sink, admin, [each.lane for each in known if each.sum.rows])
+            forget_markers(sink, admin, [report.task for report in reports if report.sum.rows])

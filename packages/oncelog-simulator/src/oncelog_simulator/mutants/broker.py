@@ -362,7 +362,7 @@ MUTANTS = [
     ),
     Mutant(
         "a lane is written without a look at its marker",
-        ((sink_task, "decide_lane", _write_always),),
+        ((sink_task, "decide_task", _write_always),),
         "lanes",
     ),
     Mutant("a lane's attempts do not fence each other", ((sink_task, "Producer", _own_producer),), "lanes"),

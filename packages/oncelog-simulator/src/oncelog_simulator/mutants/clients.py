@@ -85,7 +85,7 @@ MUTANTS = [
     ),
     Mutant(
         "every attempt of a task writes into the transaction",
-        ((atomic_task, "may_claim", _always),),
+        ((atomic_task, "may_acquire_lease", _always),),
         "atomic",
         guards=("spark/test_spark_atomic.py::test_one_attempt_of_a_task_writes",),
     ),

@@ -17,19 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.spark.sink.decisions import (
-    Already,
+    AlreadyCommitted,
+    BatchCommit,
     Compare,
-    Finished,
-    LaneMarker,
     PlanNote,
     Refuse,
     RowSum,
+    TaskMarker,
     Write,
     decide_finish,
-    decide_lane,
     decide_plan,
     decide_repeated,
     decide_still_mine,
+    decide_task,
 )
 
 SOURCE = frozenset(range(6))
@@ -58,8 +58,8 @@ class Cluster:
     """Offsets and transactions; every method is one step that nothing interrupts."""
 
     plan: PlanNote | None = None
-    finished: Finished | None = None
-    markers: dict[int, LaneMarker] = field(default_factory=dict)
+    finished: BatchCommit | None = None
+    markers: dict[int, TaskMarker] = field(default_factory=dict)
     transactions: dict[int | str, Transaction] = field(default_factory=dict)
     committed: Counter[int] = field(default_factory=Counter)
     last_writer: Run | None = None
@@ -70,18 +70,18 @@ class Cluster:
         transaction.epoch, transaction.rows = transaction.epoch + 1, None
         return transaction.epoch
 
-    def write(self, lane: int | str, epoch: int, rows: Rows) -> None:
-        transaction = self.transactions[lane]
+    def write(self, task: int | str, epoch: int, rows: Rows) -> None:
+        transaction = self.transactions[task]
         if transaction.epoch != epoch:
             raise Refused("fenced")
         transaction.rows = rows
 
-    def commit(self, lane: int, epoch: int, run: Run) -> None:
-        transaction = self.transactions[lane]
+    def commit(self, task: int, epoch: int, run: Run) -> None:
+        transaction = self.transactions[task]
         if transaction.epoch != epoch or transaction.rows is None:
             raise Refused("fenced")
         self.committed.update(transaction.rows)
-        self.markers[lane] = LaneMarker(0, sum_of(transaction.rows))
+        self.markers[task] = TaskMarker(0, sum_of(transaction.rows))
         transaction.rows, self.last_writer = None, run
 
     def note_plan(self, epoch: int, plan: PlanNote) -> bool:
@@ -101,49 +101,49 @@ class Report:
 
 @dataclass(eq=False)
 class Run:
-    """One attempt of a driver to write the batch. `placement`: the rows of each lane."""
+    """One attempt of a driver to write the batch. `placement`: the rows of each task."""
 
     name: str
     placement: list[Rows]
     reports: dict[int, Report] = field(default_factory=dict)
     is_done: bool = False
 
-    def task(self, cluster: Cluster, lane: int) -> Steps:
-        rows = self.placement[lane]
+    def task(self, cluster: Cluster, task: int) -> Steps:
+        rows = self.placement[task]
         finished = cluster.finished
         yield
-        verdict = decide_lane(0, lane, None, finished)
-        if isinstance(verdict, Already):
-            self.reports.setdefault(lane, Report(sum_of(rows)))
+        verdict = decide_task(0, task, None, finished)
+        if isinstance(verdict, AlreadyCommitted):
+            self.reports.setdefault(task, Report(sum_of(rows)))
             return
         plan = yield from self._agree(cluster)
         if not rows and not plan.is_repeat:
-            yield from self._without_rows(cluster, lane)
+            yield from self._without_rows(cluster, task)
             return
-        epoch = cluster.init(lane)
+        epoch = cluster.init(task)
         yield
         if decide_still_mine(plan, cluster.plan):
             raise Refused("overtaken")
         yield
-        marker = cluster.markers.get(lane)
+        marker = cluster.markers.get(task)
         yield
         if not rows and marker is None:
-            self.reports.setdefault(lane, Report(RowSum(), plan))
+            self.reports.setdefault(task, Report(RowSum(), plan))
             return
-        match decide_lane(0, lane, marker, finished):
+        match decide_task(0, task, marker, finished):
             case Compare(expected):
                 if decide_repeated(expected, sum_of(rows)):
                     raise Refused("changed")
-                self.reports.setdefault(lane, Report(sum_of(rows), plan if plan.is_repeat else None))
+                self.reports.setdefault(task, Report(sum_of(rows), plan if plan.is_repeat else None))
             case Write():
-                cluster.write(lane, epoch, rows)
+                cluster.write(task, epoch, rows)
                 yield
                 if plan.is_repeat:
-                    self.reports.setdefault(lane, Report(sum_of(rows), plan, epoch))
+                    self.reports.setdefault(task, Report(sum_of(rows), plan, epoch))
                 else:
-                    cluster.commit(lane, epoch, self)
+                    cluster.commit(task, epoch, self)
                     yield
-                    self.reports.setdefault(lane, Report(sum_of(rows)))
+                    self.reports.setdefault(task, Report(sum_of(rows)))
             case refused:
                 raise Refused(str(refused))
 
@@ -162,12 +162,12 @@ class Run:
             if cluster.note_plan(epoch, plan):
                 return plan
 
-    def _without_rows(self, cluster: Cluster, lane: int) -> Steps:
+    def _without_rows(self, cluster: Cluster, task: int) -> Steps:
         yield
-        marker = cluster.markers.get(lane)
+        marker = cluster.markers.get(task)
         if marker is not None and decide_repeated(marker.sum, RowSum()):
             raise Refused("changed")
-        self.reports.setdefault(lane, Report(RowSum()))
+        self.reports.setdefault(task, Report(RowSum()))
 
     def finish(self, cluster: Cluster) -> Steps:
         before, total, beyond = cluster.finished, RowSum(), {}
@@ -178,21 +178,21 @@ class Run:
         if plan is not None:
             if decide_still_mine(plan, cluster.plan):
                 raise Refused("overtaken")
-            for lane in [name for name in cluster.transactions if isinstance(name, int)]:
-                if lane >= len(self.placement):
-                    cluster.init(lane)
+            for task in [name for name in cluster.transactions if isinstance(name, int)]:
+                if task >= len(self.placement):
+                    cluster.init(task)
                     yield
-                    beyond[lane] = cluster.markers.get(lane)
+                    beyond[task] = cluster.markers.get(task)
         decided = decide_finish(0, list(self.reports), before, beyond, total)
         if isinstance(decided, Refuse):
             raise Refused(decided.reason.name)
         if decided != before:
             failures = 0
-            for lane, report in self.reports.items():
+            for task, report in self.reports.items():
                 if report.epoch is not None:
                     yield
                     try:
-                        cluster.commit(lane, report.epoch, self)
+                        cluster.commit(task, report.epoch, self)
                     except Refused:
                         failures += 1
             if failures:
@@ -203,12 +203,12 @@ class Run:
 
 
 def placed(chance: Random) -> list[Rows]:
-    """The source's rows in one to four lanes."""
+    """The source's rows in one to four tasks."""
     count = chance.randint(1, 4)
-    lanes: list[set[int]] = [set() for _ in range(count)]
+    tasks: list[set[int]] = [set() for _ in range(count)]
     for row in SOURCE:
-        lanes[chance.randrange(count)].add(row)
-    return [frozenset(lane) for lane in lanes]
+        tasks[chance.randrange(count)].add(row)
+    return [frozenset(task) for task in tasks]
 
 
 class Live:
@@ -247,9 +247,9 @@ def play(chance: Random, *, moves_rows: bool = True) -> Cluster:
     for number in range(chance.randint(1, 6)):
         moved = moves_rows and chance.random() < 0.7
         run = Run(f"run-{number}", placed(chance) if moved else first)
-        for lane in range(len(run.placement)):
+        for task in range(len(run.placement)):
             for _ in range(chance.choice((1, 1, 2))):
-                live.add(run.task(cluster, lane))
+                live.add(run.task(cluster, task))
         has_driver = False
         for _ in range(chance.choice((10, 20, 40, 80, 160))):
             if not has_driver and len(run.reports) == len(run.placement):
@@ -266,8 +266,8 @@ def play(chance: Random, *, moves_rows: bool = True) -> Cluster:
 
 def run_alone(cluster: Cluster, name: str, placement: list[Rows]) -> Run:
     run = Run(name, placement)
-    for lane in range(len(placement)):
-        for _ in run.task(cluster, lane):
+    for task in range(len(placement)):
+        for _ in run.task(cluster, task):
             pass
     for _ in run.finish(cluster):
         pass
@@ -304,16 +304,16 @@ def test_a_plan_that_gives_the_same_rows_is_never_stuck(seed: int) -> None:
 @pytest.mark.behaviour("P6")
 @pytest.mark.parametrize("head_start", range(12))
 def test_a_task_that_pauses_anywhere_commits_nothing_of_another_plan(head_start: int) -> None:
-    """Rare in random runs: a zombie wakes between two steps, when a later run has prepared its lane."""
+    """Rare in random runs: a zombie wakes between two steps, when a later run has prepared its task."""
     cluster = Cluster()
     first = Run("first", [frozenset({0, 1, 2}), frozenset({3, 4, 5})])
     zombie = first.task(cluster, 0)
     for _ in range(head_start):
         next(zombie, None)
     later = Run("later", [frozenset({1, 2, 3}), frozenset({4, 5, 0})])
-    for lane in range(2):
+    for task in range(2):
         with suppress(Refused):
-            deque(later.task(cluster, lane), 0)
+            deque(later.task(cluster, task), 0)
     with suppress(Refused):
         deque(zombie, 0)
     if len(later.reports) == 2:

@@ -1,4 +1,4 @@
-"""A lane on a real broker, without Spark: zombies, repetitions and refusals at every step."""
+"""A task on a real broker, without Spark: zombies, repetitions and refusals at every step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError, ProducerFenced
 from oncelog.spark.audit.row_hash import hash_rows
 from oncelog.spark.sink.decisions import BatchBegun, PlanNote, RowRefused, RowSum, SinkError, SinkRefused
-from oncelog.spark.sink.rows import LaneRows, check_columns
+from oncelog.spark.sink.rows import TaskRows, check_columns
 from oncelog.spark.sink.sink_options import SINK_OPTIONS, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink.state import KEPT_MS, new_run_id
-from oncelog.spark.sink.task import LaneReport, Sink, abandon, finish, write_lane
+from oncelog.spark.sink.task import Sink, TaskReport, abandon, finish, write_task
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 FAST = {"kafka.max.block.ms": "1500", "kafka.request.timeout.ms": "1500"}
@@ -64,19 +64,24 @@ def bootstrap(request: pytest.FixtureRequest, topic: str) -> str:
 @pytest.mark.behaviour("P2")
 def test_a_batch_that_comes_again_is_compared_and_not_written(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
-    first = write_lane(sink, 0, 0, [batch("a", "b"), batch(), batch("c")])
-    again = write_lane(sink, 0, 0, [batch("c", "a"), batch("b")])  # another order, other Arrow batches
-    assert (first.sum, again.sum, first.was_there, again.was_there) == (first.sum, first.sum, False, True)
+    first = write_task(sink, 0, 0, [batch("a", "b"), batch(), batch("c")])
+    again = write_task(sink, 0, 0, [batch("c", "a"), batch("b")])  # another order, other Arrow batches
+    assert (first.sum, again.sum, first.already_committed, again.already_committed) == (
+        first.sum,
+        first.sum,
+        False,
+        True,
+    )
     for other in (["a", "b"], ["a", "b", "x"], ["a", "b", "c", "c"]):
         with pytest.raises(
-            SinkError, match=r"lane 0 of batch 0.*committed with 3 rows in this lane, and now"
+            SinkError, match=r"task 0 of batch 0.*committed with 3 rows in this task, and now"
         ):
-            write_lane(sink, 0, 0, [batch(*other)])
+            write_task(sink, 0, 0, [batch(*other)])
     with pytest.raises(SinkError, match="and now it has 0"):
-        write_lane(sink, 0, 0, [])
+        write_task(sink, 0, 0, [])
     finish(sink, 0, [first])
     finish(sink, 0, [again])
-    write_lane(sink, 1, 0, [batch("d")])
+    write_task(sink, 1, 0, [batch("d")])
     assert committed(bootstrap, topic) == ["a", "b", "c", "d"]
 
 
@@ -90,13 +95,13 @@ def interrupted(*parts: pa.RecordBatch, by: Callable[[], object]) -> Iterator[pa
 @pytest.mark.behaviour("P2")
 def test_a_zombie_that_wakes_is_fenced_and_nothing_of_it_is_seen(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
-    reports: list[LaneReport] = []
+    reports: list[TaskReport] = []
     wakes = interrupted(
-        batch("a"), batch("b"), by=lambda: reports.append(write_lane(sink, 0, 0, [batch("a", "b")]))
+        batch("a"), batch("b"), by=lambda: reports.append(write_task(sink, 0, 0, [batch("a", "b")]))
     )
     with pytest.raises(SinkError, match=r"another attempt took over.*kafka.transaction.timeout.ms=300000"):
-        write_lane(sink, 0, 0, wakes)
-    assert not reports[0].was_there and write_lane(sink, 0, 0, [batch("b", "a")]).was_there
+        write_task(sink, 0, 0, wakes)
+    assert not reports[0].already_committed and write_task(sink, 0, 0, [batch("b", "a")]).already_committed
     assert committed(bootstrap, topic) == ["a", "b"]
 
 
@@ -108,8 +113,8 @@ def test_an_attempt_that_failed_half_way_leaves_nothing(bootstrap: str, topic: s
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        write_lane(sink, 0, 0, interrupted(batch("a"), batch("b"), by=fail))
-    assert not write_lane(sink, 0, 0, [batch("a", "b")]).was_there
+        write_task(sink, 0, 0, interrupted(batch("a"), batch("b"), by=fail))
+    assert not write_task(sink, 0, 0, [batch("a", "b")]).already_committed
     assert committed(bootstrap, topic) == ["a", "b"]
 
 
@@ -117,35 +122,35 @@ def test_an_attempt_that_failed_half_way_leaves_nothing(bootstrap: str, topic: s
 def test_a_zombie_of_an_older_batch_writes_nothing(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     for number in range(2):
-        finish(sink, number, [write_lane(sink, number, 0, [batch(f"v{number}")])])
+        finish(sink, number, [write_task(sink, number, 0, [batch(f"v{number}")])])
     with pytest.raises(SinkError, match="batch 1 has been committed since"):
-        write_lane(sink, 0, 0, [batch("late")])
-    late = write_lane(sink, 1, 0, [batch("late")])
+        write_task(sink, 0, 0, [batch("late")])
+    late = write_task(sink, 1, 0, [batch("late")])
     with pytest.raises(SinkError, match="committed with 1 rows in all, and now they are not the same"):
         finish(sink, 1, [late])
-    with pytest.raises(SinkError, match="batch 0 was asked for, and batch 1 has been committed since"):
-        finish(sink, 0, [LaneReport(0, RowSum(), False)])
+    with pytest.raises(SinkError, match="batch 0 was requested, but batch 1 has been committed since"):
+        finish(sink, 0, [TaskReport(0, RowSum(), False)])
     assert committed(bootstrap, topic) == ["v0", "v1"]
 
 
 @pytest.mark.behaviour("P2")
-def test_a_finished_batch_is_known_without_the_markers_of_its_lanes(bootstrap: str, topic: str) -> None:
+def test_a_finished_batch_is_known_without_the_markers_of_its_tasks(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
-    finish(sink, 0, [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(2)])
+    finish(sink, 0, [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(2)])
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        for group in (sink.lane_id(0), sink.lane_id(1), sink.plan_id):
+        for group in (sink.task_id(0), sink.task_id(1), sink.plan_id):
             admin.delete_group(group)
         again = again_of(sink)
-        reports = [write_lane(again, 0, 0, [batch("v1", "v0")])]  # in other lanes, and in fewer
+        reports = [write_task(again, 0, 0, [batch("v1", "v0")])]  # in other tasks, and in fewer
         finish(again, 0, reports)
-        assert reports[0].was_there
+        assert reports[0].already_committed
         with pytest.raises(SinkError, match="committed with 2 rows in all, and now there are 1"):
-            finish(again, 0, [write_lane(again, 0, 0, [batch("v0")])])
+            finish(again, 0, [write_task(again, 0, 0, [batch("v0")])])
         admin.delete_group(sink.finished_id)
     with pytest.raises(SinkError, match="set the option firstBatchId=2"):
-        write_lane(sink, 2, 0, [batch("x")])
+        write_task(sink, 2, 0, [batch("x")])
     late = sink_of(bootstrap, topic, firstBatchId="2")
-    write_lane(late, 2, 0, [batch("x")])
+    write_task(late, 2, 0, [batch("x")])
     assert committed(bootstrap, topic) == ["v0", "v1", "x"]
 
 
@@ -153,29 +158,29 @@ def test_a_finished_batch_is_known_without_the_markers_of_its_lanes(bootstrap: s
 def test_a_query_with_nothing_to_write_for_a_week_goes_on(bootstrap: str, topic: str) -> None:
     """G2: what expires meanwhile is what was committed in transactions, and nothing else."""
     sink = sink_of(bootstrap, topic)
-    finish(sink, 0, [write_lane(sink, 0, 0, [batch("a")])])
+    finish(sink, 0, [write_task(sink, 0, 0, [batch("a")])])
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        for group in (sink.lane_id(0), sink.plan_id):
+        for group in (sink.task_id(0), sink.plan_id):
             admin.delete_group(group)
     later = again_of(sink)
-    finish(later, 1, [write_lane(later, 1, 0, [batch("b")])])
+    finish(later, 1, [write_task(later, 1, 0, [batch("b")])])
     assert committed(bootstrap, topic) == ["a", "b"]
 
 
 @pytest.mark.behaviour("P6")
 def test_a_half_written_batch_that_is_forgotten_is_refused(bootstrap: str, topic: str) -> None:
-    """C11: what the lanes committed is not known any more."""
+    """C11: what the tasks committed is not known any more."""
     sink = sink_of(bootstrap, topic)
-    write_lane(sink, 0, 0, [batch("a")])
+    write_task(sink, 0, 0, [batch("a")])
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        for group in (sink.lane_id(0), sink.plan_id):
+        for group in (sink.task_id(0), sink.plan_id):
             admin.delete_group(group)
         sink.keep(admin, sink.begun_id, BatchBegun(0, sink.run_id, 0).encode())
     with pytest.raises(SinkRefused, match=r"batch 0 was begun \d+ minutes ago.*firstBatchId=0"):
-        write_lane(again_of(sink), 0, 0, [batch("a")])
+        write_task(again_of(sink), 0, 0, [batch("a")])
     assert committed(bootstrap, topic) == ["a"]
     vouched = replace(sink_of(bootstrap, topic, firstBatchId="0"), run_id=new_run_id())
-    assert not write_lane(vouched, 0, 0, [batch("a")]).was_there
+    assert not write_task(vouched, 0, 0, [batch("a")]).already_committed
 
 
 def test_an_offset_is_kept_as_long_as_its_commit_says() -> None:
@@ -204,8 +209,8 @@ def test_markers_are_awaited_where_their_transaction_is_complete() -> None:
     """Brokers with the classic group coordinator show offsets a moment after the transaction's end."""
     sink, admin = sink_of("127.0.0.1:1", "name"), _AskedAdmin()
     sink.marker(cast(Admin, admin))
-    sink.lane_marker(cast(Admin, admin), 0, is_fenced=True)
-    sink.lane_marker(cast(Admin, admin), 0, is_fenced=False)
+    sink.task_marker(cast(Admin, admin), 0, is_fenced=True)
+    sink.task_marker(cast(Admin, admin), 0, is_fenced=False)
     assert admin.stable == [[sink.marker_at], [sink.marker_at], None]
 
 
@@ -215,50 +220,50 @@ def again_of(sink: Sink) -> Sink:
 
 
 @pytest.mark.behaviour("P6")
-def test_rows_that_moved_to_another_lane_are_not_doubled(bootstrap: str, topic: str) -> None:
-    """C10, P2: one lane was committed when the first run died."""
+def test_rows_that_moved_to_another_task_are_not_doubled(bootstrap: str, topic: str) -> None:
+    """C10, P2: one task was committed when the first run died."""
     sink = sink_of(bootstrap, topic)
-    write_lane(sink, 0, 0, [batch("a", "b")])
+    write_task(sink, 0, 0, [batch("a", "b")])
     second = again_of(sink)
-    moved = write_lane(second, 0, 1, [batch("b", "d")])
-    with pytest.raises(SinkError, match="committed with 2 rows in this lane, and now they are not the same"):
-        write_lane(second, 0, 0, [batch("a", "c")])
+    moved = write_task(second, 0, 1, [batch("b", "d")])
+    with pytest.raises(SinkError, match="committed with 2 rows in this task, and now they are not the same"):
+        write_task(second, 0, 0, [batch("a", "c")])
     assert committed(bootstrap, topic) == ["a", "b"]
     abandon(second, [moved])
     third = again_of(sink)  # without the abort it would be the same
-    finish(third, 0, [write_lane(third, 0, n, [batch(*rows)]) for n, rows in enumerate(("ba", "cd"))])
+    finish(third, 0, [write_task(third, 0, n, [batch(*rows)]) for n, rows in enumerate(("ba", "cd"))])
     assert committed(bootstrap, topic) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.behaviour("P6")
 @pytest.mark.parametrize("done", [1, 4])
-def test_another_number_of_lanes_is_refused_and_the_old_one_goes_on(
+def test_another_number_of_tasks_is_refused_and_the_old_one_goes_on(
     bootstrap: str, topic: str, done: int
 ) -> None:
     rows = [f"v{n:02}" for n in range(32)]
     sink = sink_of(bootstrap, topic)
-    for lane in range(done):
-        write_lane(sink, 0, lane, [batch(*rows[lane::4])])
+    for task in range(done):
+        write_task(sink, 0, task, [batch(*rows[task::4])])
     for count in (8, 2, 1):
         other, reports = again_of(sink), []
-        for lane in range(count):
+        for task in range(count):
             with suppress(SinkRefused):
-                reports.append(write_lane(other, 0, lane, [batch(*rows[lane::count])]))
+                reports.append(write_task(other, 0, task, [batch(*rows[task::count])]))
         assert len(reports) < count
         abandon(other, reports)
-    assert committed(bootstrap, topic) == sorted(row for lane in range(done) for row in rows[lane::4])
+    assert committed(bootstrap, topic) == sorted(row for task in range(done) for row in rows[task::4])
     same = again_of(sink)
-    finish(same, 0, [write_lane(same, 0, lane, [batch(*rows[lane::4])]) for lane in range(4)])
+    finish(same, 0, [write_task(same, 0, task, [batch(*rows[task::4])]) for task in range(4)])
     assert committed(bootstrap, topic) == rows
 
 
 @pytest.mark.behaviour("P6")
-def test_a_repeat_is_seen_only_once_every_lane_has_succeeded(bootstrap: str, topic: str) -> None:
+def test_a_repeat_is_seen_only_once_every_task_has_succeeded(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
-    write_lane(sink, 0, 1, [batch("b")])
+    write_task(sink, 0, 1, [batch("b")])
     again = again_of(sink)
-    reports = [write_lane(again, 0, n, [batch(value)]) for n, value in enumerate("abc")]
-    assert [report.was_there for report in reports] == [False, True, False]
+    reports = [write_task(again, 0, n, [batch(value)]) for n, value in enumerate("abc")]
+    assert [report.already_committed for report in reports] == [False, True, False]
     with oncelog.Consumer({"bootstrap.servers": bootstrap}) as consumer:
         ends = consumer.end_offsets([TopicPartition(topic, n) for n in range(3)])
         pieces = (piece for at, end in ends.items() if end for piece in consumer.fetch_range(at, 0, end))
@@ -272,18 +277,18 @@ def test_a_driver_that_dies_between_two_ends_is_followed_by_one_that_finishes(
     bootstrap: str, topic: str
 ) -> None:
     sink = sink_of(bootstrap, topic)
-    write_lane(sink, 0, 0, [batch("a")])
+    write_task(sink, 0, 0, [batch("a")])
     second = again_of(sink)
-    reports = [write_lane(second, 0, n, [batch(value)]) for n, value in enumerate("abc")]
+    reports = [write_task(second, 0, n, [batch(value)]) for n, value in enumerate("abc")]
     assert reports[1].prepared is not None
-    settings = {**sink.settings.producer, "transactional.id": sink.lane_id(1)}
+    settings = {**sink.settings.producer, "transactional.id": sink.task_id(1)}
     with Producer(settings) as producer:
         producer.take_over_transaction(reports[1].prepared)
         producer.commit_transaction()
     third = again_of(sink)
-    again = [write_lane(third, 0, n, [batch(value)]) for n, value in enumerate("abc")]
-    assert [report.was_there for report in again] == [True, True, False]
-    with pytest.raises(SinkError, match="written by another run"):
+    again = [write_task(third, 0, n, [batch(value)]) for n, value in enumerate("abc")]
+    assert [report.already_committed for report in again] == [True, True, False]
+    with pytest.raises(SinkError, match="another run of this query or write has taken over"):
         finish(second, 0, reports)
     finish(third, 0, again)
     assert committed(bootstrap, topic) == ["a", "b", "c"]
@@ -292,19 +297,19 @@ def test_a_driver_that_dies_between_two_ends_is_followed_by_one_that_finishes(
 @pytest.mark.behaviour("P6")
 def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
-    write_lane(sink, 0, 0, [batch("a")])
+    write_task(sink, 0, 0, [batch("a")])
     second = again_of(sink)
-    reports = [write_lane(second, 0, n, [batch(value)]) for n, value in enumerate("ab")]
-    for lane in (1, 2):  # one that the later run has prepared, and one that it does not have
-        with pytest.raises(SinkError, match="batch 0 is written by another run"):
-            write_lane(sink, 0, lane, [batch("late")])
+    reports = [write_task(second, 0, n, [batch(value)]) for n, value in enumerate("ab")]
+    for task in (1, 2):  # one that the later run has prepared, and one that it does not have
+        with pytest.raises(SinkError, match="another run of this query or write has taken over batch 0"):
+            write_task(sink, 0, task, [batch("late")])
     finish(second, 0, reports)
     assert committed(bootstrap, topic) == ["a", "b"]
 
 
 @pytest.mark.behaviour("P2")
-@pytest.mark.parametrize("lane", [0, 1])
-def test_a_note_that_a_dead_writer_left_open(bootstrap: str, topic: str, lane: int) -> None:
+@pytest.mark.parametrize("task", [0, 1])
+def test_a_note_that_a_dead_writer_left_open(bootstrap: str, topic: str, task: int) -> None:
     """R812: every attempt waited in vain for that transaction, until its timeout of five minutes."""
     sink = sink_of(bootstrap, topic, **FAST)
     note = PlanNote(0, sink.run_id).encode()
@@ -313,7 +318,7 @@ def test_a_note_that_a_dead_writer_left_open(bootstrap: str, topic: str, lane: i
     dead.begin_transaction()
     dead.send_offsets_to_transaction({sink.marker_at: note}, sink.plan_id)
     try:
-        write_lane(again_of(sink), 0, lane, [batch("a")])
+        write_task(again_of(sink), 0, task, [batch("a")])
     finally:
         with suppress(ProducerFenced):
             dead.close()
@@ -321,39 +326,39 @@ def test_a_note_that_a_dead_writer_left_open(bootstrap: str, topic: str, lane: i
 
 
 @pytest.mark.behaviour("P6")
-def test_a_lane_of_an_earlier_run_that_no_task_has_now_is_fenced(bootstrap: str, topic: str) -> None:
+def test_a_task_of_an_earlier_run_that_no_task_has_now_is_fenced(bootstrap: str, topic: str) -> None:
     sink, reports = sink_of(bootstrap, topic), []
 
     def repeat() -> None:
         again = again_of(sink)
-        finish(again, 0, [write_lane(again, 0, n, [batch(value)]) for n, value in enumerate("ab")])
+        finish(again, 0, [write_task(again, 0, n, [batch(value)]) for n, value in enumerate("ab")])
 
-    write_lane(sink, 0, 0, [batch("a")])
+    write_task(sink, 0, 0, [batch("a")])
     with pytest.raises(SinkError, match="another attempt took over"):
-        reports.append(write_lane(sink, 0, 2, interrupted(batch("b"), batch("x"), by=repeat)))
+        reports.append(write_task(sink, 0, 2, interrupted(batch("b"), batch("x"), by=repeat)))
     assert committed(bootstrap, topic) == ["a", "b"]
 
 
 @pytest.mark.behaviour("P6")
-def test_lanes_of_an_earlier_run_above_those_of_now_stop_the_driver(bootstrap: str, topic: str) -> None:
+def test_tasks_of_an_earlier_run_above_those_of_now_stop_the_driver(bootstrap: str, topic: str) -> None:
     for last, before in ((2, 3), (7, 3), (7, 0)):  # also more than a batch ever had, and the very first one
         sink = sink_of(bootstrap, topic, transactionalIdPrefix=f"{last}of{before}")
         if before:
-            finish(sink, 0, [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(before)])
+            finish(sink, 0, [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(before)])
         at, first, second = min(before, 1), again_of(sink), again_of(sink)
-        write_lane(first, at, last, [batch(f"w{last}")])  # and the driver died
+        write_task(first, at, last, [batch(f"w{last}")])  # and the driver died
         seen = committed(bootstrap, topic)
-        repeated = [write_lane(second, at, n, [batch("w")]) for n in range(2)]
-        with pytest.raises(SinkError, match=f"committed lane {last} as well"):
+        repeated = [write_task(second, at, n, [batch("w")]) for n in range(2)]
+        with pytest.raises(SinkError, match=f"committed task {last} as well"):
             finish(second, at, repeated)
         assert committed(bootstrap, topic) == seen
 
 
-def write_as_0_4_1(sink: Sink, batch_id: int, lane: int, *values: str) -> None:
-    """A lane as that version wrote it; its hash was the one of today."""
-    rows = LaneRows(sink.settings.topic, 1000)
+def write_as_0_4_1(sink: Sink, batch_id: int, task: int, *values: str) -> None:
+    """A task as that version wrote it; its hash was the one of today."""
+    rows = TaskRows(sink.settings.topic, 1000)
     rows.take(batch(*values))
-    name = f"{sink.settings.prefix}-{sink.name}-{lane}"
+    name = f"{sink.settings.prefix}-{sink.name}-{task}"
     note = {"oncelog": 1, "rows": rows.sum.rows, "hash": f"{rows.sum.hash:016x}"}
     with Producer({**sink.settings.producer, "transactional.id": name}) as producer:
         producer.init_transactions()
@@ -363,8 +368,8 @@ def write_as_0_4_1(sink: Sink, batch_id: int, lane: int, *values: str) -> None:
             producer.send_offsets_to_transaction(kept, name)
 
 
-def finish_as_0_4_1(sink: Sink, batch_id: int, lanes: int) -> None:
-    note = {"oncelog": 1, "lanes": lanes, "run": "a run"}
+def finish_as_0_4_1(sink: Sink, batch_id: int, tasks: int) -> None:
+    note = {"oncelog": 1, "lanes": tasks, "run": "a run"}
     with Admin(sink.settings.admin) as admin:
         kept = {sink.marker_at: OffsetAndMetadata(batch_id, None, json.dumps(note))}
         admin.alter_group_offsets(f"{sink.settings.prefix}-{sink.name}", kept)
@@ -379,30 +384,30 @@ def test_what_version_0_4_1_left_half_written_goes_on_exactly_once(
         finish_as_0_4_1(sink, batch_id - 1, 2)
     write_as_0_4_1(sink, batch_id, 0, "a", "b")
     moved = again_of(sink)
-    prepared = write_lane(moved, batch_id, 1, [batch("b", "d")])
-    with pytest.raises(SinkError, match="committed with 2 rows in this lane, and now it has 1"):
-        write_lane(moved, batch_id, 0, [batch("a")])
+    prepared = write_task(moved, batch_id, 1, [batch("b", "d")])
+    with pytest.raises(SinkError, match="committed with 2 rows in this task, and now it has 1"):
+        write_task(moved, batch_id, 0, [batch("a")])
     abandon(moved, [prepared])
     again = again_of(sink)
-    finish(again, batch_id, [write_lane(again, batch_id, n, [batch(*v)]) for n, v in enumerate(("ab", "cd"))])
-    write_lane(again_of(sink), batch_id + 1, 0, [batch("e")])
+    finish(again, batch_id, [write_task(again, batch_id, n, [batch(*v)]) for n, v in enumerate(("ab", "cd"))])
+    write_task(again_of(sink), batch_id + 1, 0, [batch("e")])
     assert committed(bootstrap, topic) == ["a", "b", "c", "d", "e"]
 
 
 def test_what_version_0_4_1_finished_is_not_written_again(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
-    for lane in range(2):
-        write_as_0_4_1(sink, 0, lane, f"v{lane}")
+    for task in range(2):
+        write_as_0_4_1(sink, 0, task, f"v{task}")
     finish_as_0_4_1(sink, 0, 2)
     again = again_of(sink)
-    reports = [write_lane(again, 0, n, [batch(f"v{n}")]) for n in range(2)]
-    assert [report.was_there for report in reports] == [True, True]
-    with pytest.raises(SinkError, match="batch 0 was committed as 2 lanes, and now it has more"):
-        write_lane(again, 0, 2, [batch("w")])
+    reports = [write_task(again, 0, n, [batch(f"v{n}")]) for n in range(2)]
+    assert [report.already_committed for report in reports] == [True, True]
+    with pytest.raises(SinkError, match="batch 0 was committed by 2 tasks, and now it has more"):
+        write_task(again, 0, 2, [batch("w")])
     with Admin(sink.settings.admin) as admin:
-        admin.delete_group(sink.lane_in_0_4_1(1))
-    with pytest.raises(SinkError, match=r"the marker of lane 1 is not there \(none\)"):
-        write_lane(again, 0, 1, [batch("v1")])
+        admin.delete_group(sink.task_in_0_4_1(1))
+    with pytest.raises(SinkError, match=r"the marker of task 1 is missing \(none\)"):
+        write_task(again, 0, 1, [batch("v1")])
     finish(again, 0, reports)
     assert committed(bootstrap, topic) == ["v0", "v1"]
 
@@ -413,7 +418,7 @@ def test_what_version_0_4_1_finished_is_not_written_again(bootstrap: str, topic:
 def test_no_two_names_share_a_marker(
     shared_broker: oncelog.Broker, topic: str, first: str, second: str
 ) -> None:
-    """G5: `b` with three lanes and `b-1` were in each other's way."""
+    """G5: `b` with three tasks and `b-1` were in each other's way."""
     bootstrap, name = shared_broker.bootstrap_servers, topic.translate(str.maketrans("/%", "__"))
     create_topic(bootstrap, name)
     wanted = []
@@ -422,7 +427,7 @@ def test_no_two_names_share_a_marker(
             {"kafka.bootstrap.servers": bootstrap, "topic": name, "transactionalIdPrefix": name}, "batch"
         )
         sink = Sink(write_id, settings)
-        finish(sink, 0, [write_lane(sink, 0, n, [batch(f"{write_id} {n}")]) for n in range(3)])
+        finish(sink, 0, [write_task(sink, 0, n, [batch(f"{write_id} {n}")]) for n in range(3)])
         wanted += [f"{write_id} {n}" for n in range(3)]
     assert committed(bootstrap, name) == sorted(wanted)
 
@@ -432,8 +437,8 @@ def test_a_write_without_a_name_leaves_no_group_per_task(bootstrap: str, topic: 
     settings = sink_of(bootstrap, topic).settings
     for is_finished in (True, False):
         sink = Sink(f"a-uuid-{is_finished}-{topic}", settings, is_named=False)
-        reports = [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(3)]
-        assert write_lane(sink, 0, 0, [batch("v0")]).was_there  # another attempt of the task
+        reports = [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(3)]
+        assert write_task(sink, 0, 0, [batch("v0")]).already_committed  # another attempt of the task
         finish(sink, 0, reports) if is_finished else abandon(sink, reports)
         with Admin(settings.admin) as admin:
             groups = [each.group_id for each in admin.list_groups()]
@@ -443,9 +448,9 @@ def test_a_write_without_a_name_leaves_no_group_per_task(bootstrap: str, topic: 
 def test_a_group_of_somebody_else_is_left_alone(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        admin.alter_group_offsets(sink.lane_id(0), {sink.marker_at: OffsetAndMetadata(9)})
+        admin.alter_group_offsets(sink.task_id(0), {sink.marker_at: OffsetAndMetadata(9)})
     with pytest.raises(SinkError, match="holds an offset that this sink did not write"):
-        write_lane(sink, 0, 0, [batch("a")])
+        write_task(sink, 0, 0, [batch("a")])
 
 
 @pytest.mark.parametrize(
@@ -467,7 +472,7 @@ def test_a_header_that_is_null_is_refused_with_its_row(
     good = batch("a", "b", headers=pa.array([None, []], kind))
     bad = batch("c", "d", headers=pa.array([None, *headers], kind)[1:])
     with pytest.raises(RowRefused, match=said):
-        write_lane(sink_of(bootstrap, topic), 0, 0, [good, bad])
+        write_task(sink_of(bootstrap, topic), 0, 0, [good, bad])
     assert committed(bootstrap, topic) == []
 
 
@@ -478,7 +483,7 @@ def test_a_header_that_is_null_is_refused_with_its_row(
         ({"value": ["a", "b"], "topic": ["t"] * 2, "partition": [None, 3]}, r"row 3.*partitions 0 to 2"),
         (
             {"value": ["a", "b"], "topic": ["t"] * 2, "partition": [0, -1]},
-            r"row 3.*'t' asks for partition -1",
+            r"row 3.*'t' names partition -1",
         ),
         (
             {"value": ["a", "b" * 2_000_000], "topic": ["t"] * 2},
@@ -500,8 +505,8 @@ def test_a_row_that_cannot_be_written_is_named(
     ]
     renamed = [_prefixed(piece, topic) for piece in pieces]
     with pytest.raises(RowRefused, match=said.replace("'t'", f"'{topic}.t'")) as raised:
-        write_lane(sink, 0, 0, renamed)
-    assert "lane 0 of batch 0, topics of the column topic" in str(raised.value)
+        write_task(sink, 0, 0, renamed)
+    assert "task 0 of batch 0, topics of the column topic" in str(raised.value)
     assert committed(bootstrap, f"{topic}.t") == []
 
 
@@ -524,7 +529,7 @@ def test_rows_go_where_their_columns_say(bootstrap: str, topic: str) -> None:
             "headers": pa.array([[{"key": "h", "value": b"1"}], None, [], None], headers),
         }
     )
-    write_lane(sink_of(bootstrap, topic, markerTopic=topic), 0, 0, [rows])
+    write_task(sink_of(bootstrap, topic, markerTopic=topic), 0, 0, [rows])
     found = {}
     with oncelog.Consumer({"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([TopicPartition(topic, n) for n in range(3)])
@@ -544,12 +549,10 @@ def test_small_messages_only(shared_broker: oncelog.Broker, topic: str) -> None:
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, max_message_bytes=10_000)
     sink = sink_of(bootstrap, topic)
-    write_lane(sink, 0, 0, [batch(*(f"{n:04d}".ljust(500, ".") for n in range(200)))])
+    write_task(sink, 0, 0, [batch(*(f"{n:04d}".ljust(500, ".") for n in range(200)))])
     assert len(committed(bootstrap, topic)) == 200
-    with pytest.raises(
-        SinkError, match="the largest row up to there is row 1 with 20000 bytes: raise the topic"
-    ):
-        write_lane(sink, 0, 1, [batch("a", "b" * 20_000)])
+    with pytest.raises(SinkError, match="the largest row so far is row 1 with 20000 bytes: raise the topic"):
+        write_task(sink, 0, 1, [batch("a", "b" * 20_000)])
     assert len(committed(bootstrap, topic)) == 200
 
 
@@ -557,13 +560,13 @@ def test_a_topic_that_is_not_there_and_a_timeout_too_long() -> None:
     strict = {"auto.create.topics.enable": False, "transaction.max.timeout.ms": 60_000}
     with oncelog.Broker(config=strict) as broker:
         with pytest.raises(
-            SinkError, match=r"lane 0 of batch 0, topic 'nowhere'.*transaction.max.timeout.ms is"
+            SinkError, match=r"task 0 of batch 0, topic 'nowhere'.*transaction.max.timeout.ms is"
         ):
-            write_lane(sink_of(broker.bootstrap_servers, "nowhere"), 0, 0, [batch("a")])
+            write_task(sink_of(broker.bootstrap_servers, "nowhere"), 0, 0, [batch("a")])
         shorter = {**FAST, "kafka.transaction.timeout.ms": "50000"}
         sink = sink_of(broker.bootstrap_servers, "nowhere", **shorter)
         with pytest.raises(SinkError, match=r"topic 'nowhere'.*create the topic|does the topic exist"):
-            write_lane(sink, 0, 0, [batch("a")])
+            write_task(sink, 0, 0, [batch("a")])
 
 
 @pytest.fixture(scope="module")
@@ -584,9 +587,9 @@ def test_a_task_slower_than_the_transaction_timeout_is_told_so(quick_broker: onc
     bootstrap = quick_broker.bootstrap_servers
     create_topic(bootstrap, "slow")
     sink = sink_of(bootstrap, "slow", **{"kafka.transaction.timeout.ms": "100"})
-    rows = interrupted(batch("a"), batch("b"), by=lambda: wait_until_aborted(bootstrap, sink.lane_id(0)))
+    rows = interrupted(batch("a"), batch("b"), by=lambda: wait_until_aborted(bootstrap, sink.task_id(0)))
     with pytest.raises(SinkError, match=r"kafka.transaction.timeout.ms=100 and was aborted"):
-        write_lane(sink, 0, 0, rows)
+        write_task(sink, 0, 0, rows)
     assert committed(bootstrap, "slow") == []
 
 
@@ -594,11 +597,11 @@ def test_a_repeat_slower_than_the_transaction_timeout_is_told_so(quick_broker: o
     bootstrap = quick_broker.bootstrap_servers
     create_topic(bootstrap, "slow-repeat")
     sink = sink_of(bootstrap, "slow-repeat")
-    write_lane(sink, 0, 0, [batch("a")])
+    write_task(sink, 0, 0, [batch("a")])
     quick = replace(sink.settings, producer={**sink.settings.producer, "transaction.timeout.ms": "100"})
     again = replace(again_of(sink), settings=quick)
-    reports = [write_lane(again, 0, n, [batch(value)]) for n, value in enumerate("ab")]
-    wait_until_aborted(bootstrap, sink.lane_id(1))
+    reports = [write_task(again, 0, n, [batch(value)]) for n, value in enumerate("ab")]
+    wait_until_aborted(bootstrap, sink.task_id(1))
     with pytest.raises(SinkError, match=r"kafka.transaction.timeout.ms=100 and was aborted"):
         finish(again, 0, reports)
     assert committed(bootstrap, "slow-repeat") == ["a"]
@@ -632,7 +635,7 @@ def test_a_row_is_hashed_alike_wherever_it_stands() -> None:
     ("options", "said"),
     [
         ({"topic": "t"}, "kafka.bootstrap.servers is not set"),
-        ({"kafka.bootstrap.servers": "h:1"}, "set the option markerTopic"),
+        ({"kafka.bootstrap.servers": "h:1"}, "set markerTopic"),
         ({"kafka.bootstrap.servers": "h:1", "topik": "t"}, "did you mean topic"),
         ({"kafka.bootstrap.servers": "h:1", "topic": "t", "writeId": "w"}, "writeId is for batch writes"),
         (
@@ -665,7 +668,7 @@ def test_whether_spark_repeats_what_read_other_rows(set_to: dict[str, str], is_s
 def test_columns_of_sparks_own_sink() -> None:
     check_columns([("value", "string"), ("key", "binary"), ("offset", "bigint")], "t")
     for types, topic, said in (
-        ([("key", "string")], "t", "a column named value is needed"),
+        ([("key", "string")], "t", "the column value is missing"),
         ([("value", "string")], None, "add a column named topic"),
         ([("value", "bigint")], "t", "column value is bigint, and must be string or binary"),
         ([("value", "string"), ("partition", "bigint")], "t", "partition is bigint, and must be int"),
@@ -685,12 +688,12 @@ def test_every_option_is_documented() -> None:
 def test_an_attempt_that_begins_after_a_write_without_a_name_writes_nothing(
     bootstrap: str, topic: str, is_finished: bool
 ) -> None:
-    """R77: a speculated copy, or a task of a lost executor, found the lane's marker deleted."""
+    """R77: a speculated copy, or a task of a lost executor, found the task's marker deleted."""
     sink = Sink(f"late-{topic}", sink_of(bootstrap, topic).settings, is_named=False)
-    reports = [write_lane(sink, 0, n, [batch(f"v{n}")]) for n in range(2)]
+    reports = [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(2)]
     finish(sink, 0, reports) if is_finished else abandon(sink, reports)
-    with pytest.raises(SinkError, match=r"lane 1 of batch 0.*has ended"):
-        write_lane(sink, 0, 1, [batch("v1")])
+    with pytest.raises(SinkError, match=r"task 1 of batch 0.*has ended"):
+        write_task(sink, 0, 1, [batch("v1")])
     assert committed(bootstrap, topic) == ["v0", "v1"]
 
 
@@ -703,11 +706,11 @@ def test_brokers_before_kafka_3_0_take_a_write_and_its_repeat(monkeypatch: pytes
         bootstrap = broker.bootstrap_servers
         create_topic(bootstrap, "old", partitions=2)
         sink = sink_of(bootstrap, "old")
-        finish(sink, 0, [write_lane(sink, 0, n, [batch(value)]) for n, value in enumerate("abc")])
+        finish(sink, 0, [write_task(sink, 0, n, [batch(value)]) for n, value in enumerate("abc")])
         late = interrupted(batch("f"), batch("x"), by=lambda: repeat_batch_1(sink))
-        write_lane(sink, 1, 0, [batch("d")])
+        write_task(sink, 1, 0, [batch("d")])
         with pytest.raises(SinkError, match="another attempt took over"):
-            write_lane(sink, 1, 2, late)
+            write_task(sink, 1, 2, late)
         assert committed(bootstrap, "old") == ["a", "b", "c", "d", "f"]
 
 
@@ -716,4 +719,4 @@ _SINCE_3_0 = ("DescribeTransactions", "ListTransactions")
 
 def repeat_batch_1(sink: Sink) -> None:
     again = again_of(sink)
-    finish(again, 1, [write_lane(again, 1, n, [batch(value)]) for n, value in enumerate("df")])
+    finish(again, 1, [write_task(again, 1, n, [batch(value)]) for n, value in enumerate("df")])

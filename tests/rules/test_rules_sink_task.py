@@ -6,35 +6,35 @@ import pytest
 from helpers_rules_append import rows
 
 from oncelog.spark.sink.decisions import (
-    Already,
+    AlreadyCommitted,
     BatchBegun,
-    Claim,
+    BatchCommit,
     Compare,
-    Finished,
-    LaneMarker,
     PlanNote,
     Reason,
     Refuse,
     RowSum,
     SinkError,
     SinkRefused,
+    TaskMarker,
     Write,
+    WriteLease,
     decide_atomic,
     decide_begun,
     decide_finish,
-    decide_lane,
     decide_plan,
     decide_repeated,
     decide_same_content,
     decide_still_mine,
+    decide_task,
     is_plan_repeated,
-    may_claim,
+    may_acquire_lease,
 )
 from oncelog.types import OffsetAndMetadata
 
 SUM = RowSum(3, 0xABC)
 
-CASES = list(rows("lane.txt"))
+CASES = list(rows("sink_task.txt"))
 
 
 def told(verdict: object) -> str:
@@ -44,7 +44,7 @@ def told(verdict: object) -> str:
         case Compare(expected):
             assert expected == SUM
             return "compare"
-        case Already():
+        case AlreadyCommitted():
             return "already"
         case Refuse(reason, _):
             return reason.name
@@ -52,18 +52,18 @@ def told(verdict: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("batch", "lane", "marker", "finished", "first", "verdict"),
+    ("batch", "task", "marker", "finished", "first", "verdict"),
     [row[1:] for row in CASES],
     ids=[row[0] for row in CASES],
 )
-def test_lanes(batch: str, lane: str, marker: str, finished: str, first: str, verdict: str) -> None:
-    kept = None if marker == "-" else LaneMarker(int(marker), SUM)
+def test_lanes(batch: str, task: str, marker: str, finished: str, first: str, verdict: str) -> None:
+    kept = None if marker == "-" else TaskMarker(int(marker), SUM)
     numbers = [] if finished == "-" else [int(number) for number in finished.split("/")]
-    noted = Finished(*numbers[:2], SUM if numbers[2:] else None) if numbers else None
-    decided = decide_lane(int(batch), int(lane), kept, noted, first_batch_id=int(first))
+    noted = BatchCommit(*numbers[:2], SUM if numbers[2:] else None) if numbers else None
+    decided = decide_task(int(batch), int(task), kept, noted, first_batch_id=int(first))
     assert told(decided) == verdict
     if isinstance(decided, Refuse):
-        text = str(decided.error(int(batch), int(lane)))
+        text = str(decided.error(int(batch), int(task)))
         assert f"batch {batch}" in text and "{" not in text
 
 
@@ -76,44 +76,44 @@ def test_lanes(batch: str, lane: str, marker: str, finished: str, first: str, ve
         ("5", "4", "0", "write"),
         ("5", "2", "0", "write"),
         ("5", "5", "0", "compare"),
-        ("5", "6", "0", "REWOUND"),
+        ("5", "6", "0", "BATCH_ID_WENT_BACK"),
     ],
 )
 def test_batches_of_one_transaction(batch: str, marker: str, first: str, verdict: str) -> None:
-    kept = None if marker == "-" else LaneMarker(int(marker), SUM)
+    kept = None if marker == "-" else TaskMarker(int(marker), SUM)
     assert told(decide_atomic(int(batch), kept, first_batch_id=int(first))) == verdict
     named = decide_atomic(int(batch), kept, first_batch_id=int(first), name="late")
     assert told(named) == verdict.replace("UNKNOWN", "NEW_NAME")
 
 
 def test_what_is_left_of_a_lost_marker_is_named() -> None:
-    assert decide_lane(5, 0, None, Finished(5, 2)) == Refuse(Reason.LOST, "none")
-    older = decide_lane(5, 0, LaneMarker(4, SUM), Finished(5, 2))
-    assert older == Refuse(Reason.LOST, "the last is of batch 4")
+    assert decide_task(5, 0, None, BatchCommit(5, 2)) == Refuse(Reason.LOST, "none")
+    older = decide_task(5, 0, TaskMarker(4, SUM), BatchCommit(5, 2))
+    assert older == Refuse(Reason.LOST, "the last is for batch 4")
 
 
 def test_a_repeated_batch_has_the_same_rows() -> None:
     assert decide_repeated(SUM, SUM) is None
     fewer, other = decide_repeated(SUM, RowSum(2, 0xABC)), decide_repeated(SUM, RowSum(3, 0xABD))
-    assert fewer is not None and "3 rows in this lane, and now it has 2" in str(fewer.error(7, 0))
-    assert other is not None and "3 rows in this lane, and now they are not the same" in str(
+    assert fewer is not None and "3 rows in this task, and now it has 2" in str(fewer.error(7, 0))
+    assert other is not None and "3 rows in this task, and now they are not the same" in str(
         other.error(7, 0)
     )
 
 
 def test_the_driver_notes_a_batch() -> None:
-    assert decide_finish(5, [1, 0], Finished(4, 3), {2: LaneMarker(4, SUM)}, SUM) == Finished(5, 2, SUM)
-    assert decide_finish(5, [0, 1], Finished(5, 2), {}, SUM) == Finished(5, 2, SUM)
-    assert told(decide_finish(5, [0], Finished(6, 1), {}, SUM)) == "REWOUND"
-    fewer = decide_finish(5, [0, 1], Finished(4, 4), {2: None, 3: LaneMarker(5, SUM)}, SUM)
-    assert isinstance(fewer, Refuse) and "lane 3" in str(fewer.error(5))
-    with pytest.raises(SinkError, match=r"lanes \[0, 2\]"):
+    assert decide_finish(5, [1, 0], BatchCommit(4, 3), {2: TaskMarker(4, SUM)}, SUM) == BatchCommit(5, 2, SUM)
+    assert decide_finish(5, [0, 1], BatchCommit(5, 2), {}, SUM) == BatchCommit(5, 2, SUM)
+    assert told(decide_finish(5, [0], BatchCommit(6, 1), {}, SUM)) == "BATCH_ID_WENT_BACK"
+    fewer = decide_finish(5, [0, 1], BatchCommit(4, 4), {2: None, 3: TaskMarker(5, SUM)}, SUM)
+    assert isinstance(fewer, Refuse) and "task 3" in str(fewer.error(5))
+    with pytest.raises(SinkError, match=r"tasks \[0, 2\]"):
         decide_finish(5, [0, 2], None, {}, SUM)
 
 
 def test_a_batch_that_is_finished_is_the_same_by_the_sum_of_its_rows() -> None:
-    noted = Finished(5, 4, SUM)
-    assert decide_finish(5, [0, 1], noted, {3: LaneMarker(5, SUM)}, SUM) is noted
+    noted = BatchCommit(5, 4, SUM)
+    assert decide_finish(5, [0, 1], noted, {3: TaskMarker(5, SUM)}, SUM) is noted
     for other in (RowSum(2, 0xABC), RowSum(3, 0xABD)):
         refusal = decide_finish(5, [0, 1], noted, {}, other)
         assert isinstance(refusal, Refuse)
@@ -130,7 +130,7 @@ def test_a_batch_that_is_finished_is_the_same_by_the_sum_of_its_rows() -> None:
         (PlanNote(5, "a"), PlanNote(5, "me", ("a",))),
         (PlanNote(5, "a", ("b",)), PlanNote(5, "me", ("b", "a"))),
         (PlanNote(5, "a", ("me",)), "OVERTAKEN"),
-        (PlanNote(6, "me"), "REWOUND"),
+        (PlanNote(6, "me"), "BATCH_ID_WENT_BACK"),
     ],
 )
 def test_one_run_writes_a_batch(note: PlanNote | None, answer: PlanNote | str) -> None:
@@ -167,7 +167,7 @@ def test_a_note_of_many_runs_fits_into_an_offset() -> None:
         (BatchBegun(5, "a", 100), "EXPIRED"),
         (BatchBegun(5, "a", 1_001), None),
         (BatchBegun(5, "a", 1_000), "EXPIRED"),
-        (BatchBegun(6, "a", 9_000), "REWOUND"),
+        (BatchBegun(6, "a", 9_000), "BATCH_ID_WENT_BACK"),
     ],
 )
 def test_a_batch_begun_too_long_ago_is_refused(begun: BatchBegun | None, answer: str | None) -> None:
@@ -189,9 +189,9 @@ def test_a_batch_is_repeated_unless_two_known_plans_differ() -> None:
 
 
 def test_an_attempt_is_known_by_its_batch_and_writer() -> None:
-    mine = Claim(5, 7, 3)
-    assert mine.is_same_attempt(Claim(5, 7, 3, "killed"))
-    for other in (None, Claim(4, 7, 3), Claim(5, 8, 3), Claim(5, 7, 4)):
+    mine = WriteLease(5, 7, 3)
+    assert mine.is_same_attempt(WriteLease(5, 7, 3, "killed"))
+    for other in (None, WriteLease(4, 7, 3), WriteLease(5, 8, 3), WriteLease(5, 7, 4)):
         assert not mine.is_same_attempt(other)
 
 
@@ -205,33 +205,36 @@ def test_rows_add_up_modulo_two_to_the_64() -> None:
     ("found", "allowed"),
     [
         (None, True),
-        (Claim(4, 7, 3), True),
-        (Claim(5, 7, 2), True),
-        (Claim(5, 7, 3), False),
-        (Claim(5, 7, 3, "killed"), False),
-        (Claim(5, 7, 4), False),
-        (Claim(6, 7, 1), False),
-        (Claim(5, 6, 30_000), True),
+        (WriteLease(4, 7, 3), True),
+        (WriteLease(5, 7, 2), True),
+        (WriteLease(5, 7, 3), False),
+        (WriteLease(5, 7, 3, "killed"), False),
+        (WriteLease(5, 7, 4), False),
+        (WriteLease(6, 7, 1), False),
+        (WriteLease(5, 6, 30_000), True),
     ],
 )
-def test_one_attempt_of_a_task_claims(found: Claim | None, allowed: bool) -> None:
-    assert may_claim(Claim(5, 7, 3), found) is allowed
+def test_one_attempt_of_a_task_claims(found: WriteLease | None, allowed: bool) -> None:
+    assert may_acquire_lease(WriteLease(5, 7, 3), found) is allowed
 
 
 def test_what_groups_keep_reads_back() -> None:
     # The texts are those of version 0.5.0: groups keep them for years.
     for kept, text in (
-        (LaneMarker(3, RowSum(2, 2**64 - 1)), '{"oncelog": 1, "rows": 2, "hash": "ffffffffffffffff"}'),
+        (TaskMarker(3, RowSum(2, 2**64 - 1)), '{"oncelog": 1, "rows": 2, "hash": "ffffffffffffffff"}'),
         (
-            LaneMarker(3, RowSum(2, 1), "p"),
+            TaskMarker(3, RowSum(2, 1), "p"),
             '{"oncelog": 1, "rows": 2, "hash": "0000000000000001", "planned": "p"}',
         ),
-        (Finished(3, 9), '{"oncelog": 1, "lanes": 9}'),
-        (Finished(3, 9, RowSum(2, 26)), '{"oncelog": 1, "lanes": 9, "rows": 2, "hash": "000000000000001a"}'),
-        (Finished(3, 9, None, "p"), '{"oncelog": 1, "lanes": 9, "planned": "p"}'),
+        (BatchCommit(3, 9), '{"oncelog": 1, "lanes": 9}'),
+        (
+            BatchCommit(3, 9, RowSum(2, 26)),
+            '{"oncelog": 1, "lanes": 9, "rows": 2, "hash": "000000000000001a"}',
+        ),
+        (BatchCommit(3, 9, None, "p"), '{"oncelog": 1, "lanes": 9, "planned": "p"}'),
         (PlanNote(3, "run", ("a", "b")), '{"oncelog": 1, "run": "run", "earlier": ["a", "b"]}'),
         (BatchBegun(3, "run", 5), '{"oncelog": 1, "run": "run", "begun_ms": 5}'),
-        (Claim(3, 1, 2, "why"), '{"oncelog": 1, "writer": [1, 2], "cause": "why"}'),
+        (WriteLease(3, 1, 2, "why"), '{"oncelog": 1, "writer": [1, 2], "cause": "why"}'),
     ):
         assert kept.encode() == OffsetAndMetadata(3, None, text)
         assert type(kept).decode("g", kept.encode()) == kept
@@ -245,13 +248,13 @@ def test_what_groups_keep_reads_back() -> None:
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (LaneMarker, '{"oncelog": 1, "hash": "1"}'),
+        (TaskMarker, '{"oncelog": 1, "hash": "1"}'),
         (PlanNote, '{"oncelog": 1, "run": "a"}'),
         (BatchBegun, '{"oncelog": 1, "begun_ms": 5}'),
-        (Claim, '{"oncelog": 1, "cause": ""}'),
+        (WriteLease, '{"oncelog": 1, "cause": ""}'),
     ],
 )
-def test_a_note_that_lacks_a_field_is_not_ours(kind: type[LaneMarker], text: str) -> None:
+def test_a_note_that_lacks_a_field_is_not_ours(kind: type[TaskMarker], text: str) -> None:
     with pytest.raises(SinkError, match="that this sink did not write"):
         kind.decode("g", OffsetAndMetadata(3, None, text))
 
