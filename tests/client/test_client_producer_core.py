@@ -287,6 +287,15 @@ def test_every_record_is_stored_once_and_in_order_whatever_the_network_does(firs
         check_patient_producer(seed)
 
 
+@pytest.mark.behaviour("I22")
+def test_record_retry_total_counts_each_record_of_each_batch_that_is_sent_again() -> None:
+    for seed in range(50):
+        world = World(seed)
+        world.run()
+        metrics = world.core.metrics
+        assert metrics.sent - metrics.retries == RECORDS, f"seed {seed}"
+
+
 @pytest.mark.behaviour("I11", "I12")
 def test_a_batch_that_is_too_large_after_a_lost_attempt_is_cut_and_nothing_is_doubled() -> None:
     """It was given up as unknown, with each record of it. What was stored as a whole still may be."""

@@ -557,7 +557,7 @@ class ProducerCore:
         if verdict is OutOfOrder.GIVE_UP:
             self._settle(batch, None, None, unknown_outcome(batch, error))
             return
-        self.metrics.retries += 1
+        self.metrics.retries += batch.record_count
         batch.retry_at_ms = now_ms
 
     def _split(self, part: PartitionQueue, batch: ProducerBatch) -> None:
