@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.producer.producer_metrics import METRICS as PRODUCER_METRICS
 from oncelog.client.producer.producer_metrics import ProducerMetrics
 from oncelog.error_guide import ERRORS, EXCEPTIONS
+from oncelog.log.disk import Disk
 from oncelog.settings import Setting
 
 ROOT = Path(__file__).parents[1]
@@ -124,3 +127,26 @@ def test_every_public_name_is_described() -> None:
         if not reference.summary(module, name)
     ]
     assert missing == []
+
+
+def test_every_public_method_is_described() -> None:
+    missing = [
+        f"{module}.{name}.{method}"
+        for _, _, modules in reference.API_PAGES.values()
+        for module, names in modules
+        for name in names or reference.public_names(module)
+        for method in _undescribed(getattr(importlib.import_module(module), name))
+    ]
+    assert missing == []
+
+
+def _undescribed(value: object) -> Iterator[str]:
+    """Yield the methods of a class of ours that have no docstring, nor one in the protocol Disk."""
+    if not inspect.isclass(value) or not value.__module__.startswith("oncelog"):
+        return
+    for name in dir(value):
+        member = inspect.getattr_static(value, name)
+        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        is_ours = inspect.isfunction(function) and function.__module__.startswith("oncelog")
+        if is_ours and not name.startswith("_") and not inspect.getdoc(function) and not hasattr(Disk, name):
+            yield name

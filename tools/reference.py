@@ -12,7 +12,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +158,7 @@ def render_configuration() -> str:
         ),
         "## Group\n",
         "Settings of one consumer group of the consumer protocol (KIP-848). All of them are dynamic: "
-        "`Admin.alter_configs` changes them, and so does Kafka's kafka-configs.\n",
+        "Kafka's kafka-configs changes them with `--entity-type groups`.\n",
         table(client, _setting_rows(config.GROUP.settings)),
         "## Pipeline\n",
         "`oncelog pipeline run` takes these settings with `-X NAME=VALUE`.\n",
@@ -221,7 +220,7 @@ def _spark_options() -> Iterator[str]:
 
 def _command_options() -> Iterator[str]:
     for title, introduction, name in (
-        ("Spark audit", "Options of `oncelog audit`. `audit_topic` and `audit_files` take the same as arguments: "
+        ("Spark audit", "Options of `oncelog audit`. `audit_topic` and `audit_files` take them as arguments: "
          "see [oncelog.spark](api/spark.md).", "audit"),
         ("Loader", "Options of `oncelog load`. `Load` and `Options` take the same as fields: "
          "see [oncelog.load](api/load.md). The producer settings above come with `-X`.", "load"),
@@ -427,12 +426,14 @@ _PRODUCE_ACTIONS = {
     "split": "the batch is split and sent again; a single record fails",
     "fail": "the records fail",
     "abort": "the records fail, and the transaction must be aborted",
+    "die": "the producer ends",
 }
 _COORDINATOR_ACTIONS = {
     "retry": "retried",
-    "find": "the coordinator is looked up, then retried",
+    "find coordinator": "the coordinator is looked up, then retried",
     "abort": "abortable",
-    "caller": "raised",
+    "fail producer": "fatal",
+    "raise": "raised",
 }
 _GROUP_ACTIONS = {
     "retry": "retried",
@@ -443,11 +444,6 @@ _GROUP_ACTIONS = {
     "raise": "raised",
     "end": "the member ends",
 }
-_FATAL = "fatal"
-
-
-def _words(action: Enum, texts: dict[str, str], otherwise: str) -> str:
-    return texts.get(str(action.value), otherwise)
 
 
 def render_errors() -> str:
@@ -522,7 +518,7 @@ def _error_row(error: Any, seen_by: str) -> Row:
         "yes" if error.retriable else "",
         idempotent if not seen_by.startswith("transactional") else "",
         _transactional_mark(error, seen_by) if _is_for(seen_by, "producer") else "",
-        _fetch_text(error).partition(";")[0] if _is_for(seen_by, "consumers") else "",
+        _fetch_text(error).partition(" ")[0] if _is_for(seen_by, "consumers") else "",
         _short_group_text(error) if _is_for(seen_by, "member") else "",
     )
 
@@ -544,14 +540,14 @@ def _is_coordinator_error(error: Any, seen_by: str) -> bool:
     """Return True if the error can come in a response of the transaction coordinator."""
     from oncelog.rules.transactions import client_session
 
-    return error.code in client_session._EVERYWHERE or _is_for(seen_by, "transactional")
+    return error.code in client_session._DEFAULT_ACTIONS or _is_for(seen_by, "transactional")
 
 
 def _transactional_mark(error: Any, seen_by: str) -> str:
     from oncelog.rules.idempotence.error_policy import Mode
 
     produce = _mark(error, Mode.TRANSACTIONAL)
-    marks = {"retried": "retriable", _COORDINATOR_ACTIONS["find"]: "retriable"}
+    marks = {"retried": "retriable", _COORDINATOR_ACTIONS["find coordinator"]: "retriable"}
     coordinator = " or ".join(
         dict.fromkeys(marks.get(action, action) for action in _by_coordinator_action(error))
     )
@@ -588,7 +584,7 @@ def _produce_text(error: Any, mode: Any) -> str:
     from oncelog.rules.idempotence.error_policy import reaction_to
 
     reaction = reaction_to(error.code, mode)
-    text = _words(reaction.action, _PRODUCE_ACTIONS, "the producer ends")
+    text = _PRODUCE_ACTIONS[reaction.action.value]
     stored = "; the batch may be stored" if reaction.may_be_stored else ""
     return f"{reaction.mark.value}: {text}{stored}"
 
@@ -610,8 +606,8 @@ def _by_coordinator_action(error: Any) -> dict[str, list[str]]:
 
     by_action: dict[str, list[str]] = {}
     for request in (session.INIT, session.ADD_PARTITIONS, session.COMMIT_OFFSETS, session.END):
-        reaction = session.reaction_to(request, error_for_code(error.code))
-        by_action.setdefault(_words(reaction, _COORDINATOR_ACTIONS, _FATAL), []).append(request.name)
+        reaction = session.error_action(request, error_for_code(error.code))
+        by_action.setdefault(_COORDINATOR_ACTIONS[reaction.value], []).append(request.name)
     return by_action
 
 
@@ -626,7 +622,7 @@ def _fetch_text(error: Any) -> str:
     from oncelog.errors import OffsetOutOfRange
 
     if error is OffsetOutOfRange:
-        return "the position is reset by `auto.offset.reset`; raised if that is none"
+        return "reset to the position of `auto.offset.reset`; raised by poll if that is none"
     return "retried with new metadata" if error.code in _ASK_FOR_LEADER else "raised by poll"
 
 
@@ -650,7 +646,7 @@ def _by_group_action(error: Any) -> dict[str, list[str]]:
 
     by_action: dict[str, list[str]] = {}
     for request in GroupRequest:
-        action = _words(group_action(error.code, request), _GROUP_ACTIONS, "raised")
+        action = _GROUP_ACTIONS[group_action(error.code, request).value]
         by_action.setdefault(action, []).append(str(request.value))
     return by_action
 
@@ -755,23 +751,23 @@ def summary(module_name: str, name: str) -> str:
     doc = _constant_doc(module_name, name)
     if doc is None:
         doc = inspect.getdoc(value) or ""
-    return re.split(r"(?<=[.:])\s", " ".join(doc.split("\n\n")[0].split()), maxsplit=1)[0]
+    return re.split(r"(?<=\.)\s", " ".join(doc.split("\n\n")[0].split()), maxsplit=1)[0]
 
 
 def _constant_doc(module_name: str, name: str) -> str | None:
-    """Return the text below an assignment; None for a function or class."""
+    """Return the text below the assignment of a constant, also of an imported one; None for anything else."""
     body = ast.parse(Path(str(importlib.import_module(module_name).__file__)).read_text()).body
     for node, after in zip(body, [*body[1:], None], strict=True):
-        targets = (
-            node.targets
-            if isinstance(node, ast.Assign)
-            else [node.target]
-            if isinstance(node, ast.AnnAssign)
-            else []
-        )
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            return str(after.value.value) if is_text else ""  # type: ignore[union-attr]
+        match node:
+            case ast.ImportFrom(module=str(origin), names=names) if any(
+                alias.name == name for alias in names
+            ):
+                return _constant_doc(origin, name)
+            case ast.Assign(targets=[ast.Name(id=target)]) | ast.AnnAssign(target=ast.Name(id=target)) if (
+                target == name
+            ):
+                is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                return str(after.value.value) if is_text else ""  # type: ignore[union-attr]
     return None
 
 

@@ -41,6 +41,7 @@ class ServedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
+        """HOST:PORT of the broker, known once it has started."""
         return f"127.0.0.1:{self.port}"
 
     @property

@@ -76,6 +76,7 @@ class AsyncConsumer(AsyncSubscribing):
 
     @property
     def settings(self) -> Settings:
+        """The settings, parsed and completed with defaults."""
         return self._settings
 
     @property

@@ -56,6 +56,7 @@ class Consumer:
 
     @property
     def settings(self) -> Settings:
+        """The settings, parsed and completed with defaults."""
         return self._async.settings
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -93,6 +93,7 @@ class AuditResult:
 
     @property
     def finding_count(self) -> int:
+        """The number of violations, repeated keys and keys that differ; `findings` may list fewer."""
         repeated = self.keys.repeated if self.keys else 0
         return self.totals.findings + repeated + (self.difference.keys if self.difference else 0)
 
