@@ -15,8 +15,8 @@ from test_language import BANNED, BARE_ERROR
 
 from oncelog import config, errors
 from oncelog.client.consumer.core import ConsumerCore
-from oncelog.client.producer.producer_metrics import METRICS as PRODUCER_METRICS
-from oncelog.client.producer.producer_metrics import ProducerMetrics
+from oncelog.client.producer.metrics import METRICS as PRODUCER_METRICS
+from oncelog.client.producer.metrics import ProducerMetrics
 from oncelog.error_guide import ERRORS, EXCEPTIONS
 from oncelog.log.disk import Disk
 from oncelog.settings import Setting

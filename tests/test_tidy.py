@@ -38,10 +38,7 @@ CLIENT_IO = {
     "group": {
         "aio", "classic_member", "commits", "consumer_member", "coordinator_requests", "rebalance_callbacks",
     },
-    "producer": {
-        "arrow_encoding", "blocking", "delivery", "driver", "guarded_core", "record_forms",
-        "transaction_requests", "transactional_calls",
-    },
+    "producer": {"aio", "arrow_encoding", "blocking", "delivery", "driver", "transaction_manager"},
 }  # fmt: skip
 """Modules of clients that do I/O. All others are pure, and import none of them."""
 BANNED_IN_PURE = {"time", "random", "asyncio", "socket", "os", "threading", "uuid", "selectors", "subprocess"}

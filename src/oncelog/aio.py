@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from oncelog.client.admin.aio import AsyncAdmin as Admin
     from oncelog.client.consumer.aio import AsyncConsumer as Consumer
-    from oncelog.client.producer.blocking import AsyncProducer as Producer
+    from oncelog.client.producer.aio import AsyncProducer as Producer
 
 __all__ = ["Admin", "Consumer", "Producer"]
 
 _HOMES = {
     "Admin": ("oncelog.client.admin.aio", "AsyncAdmin"),
     "Consumer": ("oncelog.client.consumer.aio", "AsyncConsumer"),
-    "Producer": ("oncelog.client.producer.blocking", "AsyncProducer"),
+    "Producer": ("oncelog.client.producer.aio", "AsyncProducer"),
 }
 
 

@@ -197,7 +197,7 @@ def test_every_command_goes_where_the_environment_says(name: str, monkeypatch: p
         "client.connection.cluster",
         "client.admin.aio",
         "client.consumer.aio",
-        "client.producer.blocking",
+        "client.producer.driver",
     )
     for module in [importlib.import_module(f"oncelog.{name}") for name in names]:
         monkeypatch.setattr(module, "parse_bootstrap", refuse)

@@ -30,16 +30,16 @@ def test_a_send_that_is_cancelled_as_room_comes_takes_no_record() -> None:
     async def work() -> None:
         async with AsyncProducer({"bootstrap.servers": "127.0.0.1:9", "buffer.memory": 1000}) as producer:
             driver = producer._started()
-            driver.state.peek.buffered_bytes = 1000
+            driver.core.buffered_bytes = 1000
             sending = asyncio.create_task(producer.send("t", b"v"))
             await until(lambda: driver._waiters)
-            driver.state.peek.buffered_bytes = 0
+            driver.core.buffered_bytes = 0
             driver._waiters[0].set_result(None)
             sending.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.wait_for(sending, 60)
-            assert driver.state.peek.is_idle
-            assert driver.state.peek.room_waiter_count == 0
+            assert driver.core.is_idle
+            assert driver.core.room_waiter_count == 0
 
     asyncio.run(work())
 

@@ -74,7 +74,7 @@ def test_an_admin_client_keeps_nothing_of_the_topics_it_was_asked_about(ours: st
         names = [new_name() for _ in range(3)]
         admin.create_topics([NewTopic(name, 1) for name in names])
         admin.describe_topics([*names, "missing"], raise_errors=False)
-        cluster = admin._async._cluster
+        cluster = admin._async._router._cluster
         assert cluster is not None
         refresh(cluster)
         assert cluster.metadata.topics() == [] and not cluster.metadata._errors and not cluster._topics

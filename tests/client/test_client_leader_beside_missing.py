@@ -11,7 +11,7 @@ from helpers_producer import new_topic, requests
 from helpers_wait import until
 
 from oncelog import Broker, Consumer, Producer, TopicPartition
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import LeaderNotAvailable, UnknownTopicOrPartition
 from oncelog.testing.proxy import Proxy, Rule
 from oncelog.wire.messages import ProduceResponse

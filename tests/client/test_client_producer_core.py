@@ -12,10 +12,11 @@ from unittest.mock import patch
 import pytest
 
 from oncelog.client.connection.metadata import ClusterMetadata
-from oncelog.client.producer.batch import ProducerBatch, row_size_bytes
+from oncelog.client.producer.batch import ProducerBatch
 from oncelog.client.producer.core import ProducerCore
 from oncelog.client.producer.options import resolve
 from oncelog.client.producer.produce_messages import ProduceCall
+from oncelog.client.producer.rows import row_size_bytes
 from oncelog.config import PRODUCER
 from oncelog.errors import (
     DisconnectedError,

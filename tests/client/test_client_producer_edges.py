@@ -141,7 +141,7 @@ def test_metrics_in_a_forked_child_do_not_wait_for_a_lock_that_nobody_holds_ther
     topic = new_topic(servers)
     with producer_of(servers) as producer:
         producer.send(topic, b"x").result(WAIT_S)
-        with producer._driver.state.lock:
+        with producer._driver.lock:
             child = os.fork()
             if not child:
                 signal.alarm(WAIT_S)

@@ -117,7 +117,7 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
         for _ in each_place(send, partial(_raise, error)):
             producer.flush(LIMIT_S)
         producer.flush(LIMIT_S)
-        assert producer._driver.state.peek.buffered_bytes == 0
+        assert producer._driver.core.buffered_bytes == 0
         assert all(future.result(LIMIT_S) for future in taken)
         if transactional_id is not None:
             producer.commit_transaction()
@@ -232,7 +232,7 @@ def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interr
             if session is not None and session.state is not State.READY:
                 producer.commit_transaction()
             producer.flush(LIMIT_S)
-            assert producer._driver.state.peek.buffered_bytes == 0
+            assert producer._driver.core.buffered_bytes == 0
     finally:
         producer.close(LIMIT_S)
     assert (refused > 10) == (name != "metrics")

@@ -54,10 +54,11 @@ def test_a_conflict_with_the_mere_default_switches_it_off_with_a_warning(key: st
     with oncelog.Broker() as broker:
         given = {"bootstrap.servers": broker.bootstrap_servers, key: value}
         with (
-            pytest.warns(UserWarning, match="idempotence is switched off"),
+            pytest.warns(UserWarning, match="idempotence is switched off") as caught,
             oncelog.Producer(given) as producer,
         ):
             report = producer.idempotence()
+    assert [warning.filename for warning in caught] == [__file__]
     assert not report.enabled
     assert f"{key}={value}" in report.reason
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.client.connection.metadata import ClusterMetadata
-from oncelog.client.producer.batch import row_size_bytes
 from oncelog.client.producer.core import ProducerCore
 from oncelog.client.producer.options import resolve
-from oncelog.client.producer.partition_queue import PartitionQueue
 from oncelog.client.producer.produce_messages import ProduceCall
+from oncelog.client.producer.queues import PartitionQueue
+from oncelog.client.producer.rows import row_size_bytes
 from oncelog.config import PRODUCER
 from oncelog.errors import DisconnectedError, NotConnectedError, NotLeaderOrFollower
 from oncelog.wire.messages import MetadataResponse, ProduceResponse

@@ -13,7 +13,7 @@ from helpers_producer import new_topic, producer_of, requests, values
 from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Producer, TopicPartition
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import (
     InvalidProducerEpoch,
     MessageTooLarge,

@@ -15,7 +15,7 @@ from helpers_wait import until
 from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Admin, Consumer, Producer, TopicPartition
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import (
     BrokerError,
     MisuseError,

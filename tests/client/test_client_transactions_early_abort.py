@@ -18,7 +18,7 @@ from helpers_wait import LIMIT_S, until, wait_until
 from oncelog import Admin, Broker, Producer, TopicPartition
 from oncelog.broker.coordinators import transactions
 from oncelog.broker.coordinators.markers import MarkerWriter
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import (
     ConcurrentTransactions,
     InvalidTxnState,

@@ -15,7 +15,7 @@ from helpers_security import AUTHORIZER
 from helpers_wait import JumpingClock, until
 
 from oncelog import Admin, Broker, TopicPartition
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import GroupAuthorizationFailed, TimedOut, TransactionAborted
 from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.rules.transactions.client_session import State

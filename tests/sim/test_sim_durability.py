@@ -13,7 +13,7 @@ from oncelog_simulator.world import BrokerHost, World
 
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import ConfigResource, NewTopic
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.rules.security.scram import Mechanism
 

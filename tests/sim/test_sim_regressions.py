@@ -9,7 +9,7 @@ from oncelog_simulator.clients import QUICK
 from oncelog_simulator.world import BrokerHost, Host, Listening, World
 
 from oncelog.client.consumer.aio import AsyncConsumer
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.types import TopicPartition
 
 

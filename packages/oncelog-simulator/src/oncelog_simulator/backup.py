@@ -22,7 +22,7 @@ from dataclasses import replace
 from random import Random
 
 from oncelog.audit.partition import FindingKind
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.config import BROKER
 from oncelog.errors import OncelogError
 from oncelog.testing.memory_disk import MemoryDisk

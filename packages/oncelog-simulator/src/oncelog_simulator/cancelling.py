@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.client.consumer.aio import AsyncConsumer
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import MisuseError, OncelogError, OutcomeUnknown, TimedOut
 from oncelog.types import Record, TopicPartition
 from oncelog_simulator.blocking import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oncelog.client.consumer.aio import AsyncConsumer
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import OncelogError, OutcomeUnknown, OutOfOrderSequenceNumber
 from oncelog.types import Record, RecordMetadata, TopicPartition
 from oncelog_simulator.history.check import Item, Kind, Operation, Outcome

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.client.consumer.aio import AsyncConsumer
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.records import NewRecord

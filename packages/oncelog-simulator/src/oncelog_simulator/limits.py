@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from oncelog.broker.coordinators.producer_ids import FILE_NAME
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.rules.idempotence.sequence import SEQUENCE_MAX
 
@@ -102,8 +102,8 @@ def begin_sequences(producer: AsyncProducer, sequence: int) -> None:
     driver = producer._driver
     if driver is None:
         return
-    with driver.state.lock:
-        core = driver.state.peek
+    with driver.lock:
+        core = driver.core
         for queue in core._partitions.values():
             if core.identity is not None and queue.sequences.identity is None:
                 queue.sequences.resume(core.identity, sequence, None)

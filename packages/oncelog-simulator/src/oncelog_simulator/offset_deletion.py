@@ -19,7 +19,7 @@ from oncelog.client.admin.types import NewTopic
 from oncelog.client.connection.cluster import ClusterConnection
 from oncelog.client.connection.coordinator import GROUP
 from oncelog.client.consumer.aio import AsyncConsumer
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import GroupIdNotFound, OncelogError, UnknownTopicOrPartition, raise_for_code
 from oncelog.types import ConsumerGroupMetadata, TopicPartition
 from oncelog.wire.messages import OffsetDeleteRequest

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from oncelog.client.consumer.aio import AsyncConsumer
-from oncelog.client.producer.blocking import AsyncProducer
+from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import FencedInstanceId, MisuseError, OncelogError, TimedOut
 from oncelog.types import Record, RecordMetadata, TopicPartition
 from oncelog_simulator.clients import QUICK, Sender

@@ -11,23 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from oncelog.client.producer.rows import Row, row_size_bytes
 from oncelog.errors import OncelogError, OutcomeUnknown
 from oncelog.rules.idempotence.error_policy import Mark
 from oncelog.rules.idempotence.sequencer import NumberedBatch
-from oncelog.types import Compression, Header, RecordMetadata, TopicPartition
+from oncelog.types import Compression, RecordMetadata, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.header import HEADER_BYTES, assign_producer
 from oncelog.wire.primitives import WritableBuffer
 from oncelog.wire.records import NewRecord, decode_records
 
-Row = tuple[int, bytes | None, bytes | None, tuple[Header, ...]]
-"""Timestamp (ms), key, value, headers."""
-
 Callback = Callable[[RecordMetadata | None, Exception | None], object]
 Listener = Callable[[], object]
-
-RECORD_OVERHEAD_BYTES = 21
-"""What a record costs in a batch besides its bytes, at most: lengths, timestamp and offset deltas."""
 
 
 class OffsetRange(NamedTuple):
@@ -247,14 +242,6 @@ def unknown_outcome(batch: ProducerBatch, error: OncelogError) -> OutcomeUnknown
     )
     unknown.reaction = Mark.ABORTABLE.value
     return unknown
-
-
-def row_size_bytes(key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> int:
-    """Upper bound of a record's bytes in an uncompressed batch."""
-    size = RECORD_OVERHEAD_BYTES + (len(key) if key else 0) + (len(value) if value else 0)
-    for name, data in headers:
-        size += 10 + 4 * len(name) + (len(data) if data else 0)
-    return size
 
 
 def cut(batch: ProducerBatch) -> list[ProducerBatch]:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from oncelog.client.connection.metadata import ClusterMetadata
-from oncelog.client.producer.batch import Callback, Outcome, ProducerBatch, Row, cut, unknown_outcome
+from oncelog.client.producer.batch import Callback, Outcome, ProducerBatch, cut, unknown_outcome
+from oncelog.client.producer.metrics import ProducerMetrics
 from oncelog.client.producer.options import ProducerOptions
-from oncelog.client.producer.partition_queue import PartitionQueue
 from oncelog.client.producer.partitioner import Partitioner
 from oncelog.client.producer.produce_messages import (
     MAX_PRODUCE_VERSION,
@@ -27,21 +27,25 @@ from oncelog.client.producer.produce_messages import (
     answers_by_partition,
     produce_request,
 )
-from oncelog.client.producer.producer_metrics import ProducerMetrics
+from oncelog.client.producer.queues import PartitionQueue, TopicQueues
+from oncelog.client.producer.rows import Row
 from oncelog.client.producer.schedule import SendSchedule
-from oncelog.client.producer.topic_queues import TopicQueues
+from oncelog.client.producer.transaction import ProducerTransaction
 from oncelog.errors import (
     BrokerError,
     DeliveryUnknown,
     MessageTooLarge,
+    MisuseError,
     NotConnectedError,
     OncelogError,
     OutcomeUnknown,
     TimedOut,
+    TransactionAborted,
     error_for_code,
 )
 from oncelog.rules.idempotence.error_policy import Action, Mark, reaction_to
 from oncelog.rules.idempotence.sequencer import Identity, OutOfOrder, next_epoch
+from oncelog.rules.transactions.client_session import Operation, State
 from oncelog.types import TopicPartition
 from oncelog.wire.primitives import WritableBuffer
 
@@ -68,17 +72,27 @@ class ProducerCore:
         self.options = options
         self.metadata = metadata
         self.metrics = ProducerMetrics()
+        self.transaction = ProducerTransaction() if options.transactional_id is not None else None
+        """None without a transactional.id."""
         self.identity: Identity | None = None
-        self.is_identity_needed = options.is_idempotent
-        self.max_produce_version = MAX_PRODUCE_VERSION
+        self.is_identity_needed = options.is_idempotent and self.transaction is None
+        """InitProducerId must be sent. A transactional producer sends it with `init_transactions` instead."""
         self.fatal: OncelogError | None = None
         self.settled: list[Outcome] = []
         self.settled_count = 0
         """How many outcomes `settled` was given since the start."""
         self.buffered_bytes = 0
         self.room_waiter_count = 0
+        self.is_changing = False
+        """A call that holds the lock is changing the core.
+
+        Only a signal handler within that call finds it set.
+        """
         self.is_half_done = False
-        """An `append` is changing the queues. If it has ended so, by a signal handler, `put_right` is due."""
+        """An `append` is changing the queues.
+
+        If a signal handler's exception ended it, `put_right` is due.
+        """
         self.stale: set[TopicPartition] = set()
         self.forgotten: list[str] = []
         self._rng = rng
@@ -157,6 +171,47 @@ class ProducerCore:
 
     # Appending
 
+    def append_to_open_batch(
+        self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
+    ) -> tuple[Outcome, int] | None:
+        """Append a record to a batch that is open and has room: the fast path of nearly every `send`.
+
+        Return the batch's result and the record's index in it, or None if the record needs `append`. The
+        caller holds the lock. Raises MisuseError in a signal handler that interrupted another call.
+        """
+        if self.is_changing:
+            raise interrupted_call()
+        self.is_changing = True
+        try:
+            queues = self.topics.get(topic)
+            if queues is None:
+                return None
+            if partition is not None:
+                if type(partition) is not int:
+                    return None
+                queue = queues.queues[partition] if 0 <= partition < queues.count else None
+            elif row[1] is None:
+                queue = queues.sticky
+            elif row[1] and queues.hashes_keys:
+                queue = queues.queues[queues.partitioner.for_key(row[1], queues.count)]
+            else:
+                return None
+            if queue is None or (batch := queue.open) is None:
+                return None
+            batch_bytes, buffered_bytes = batch.size_bytes + size_bytes, self.buffered_bytes + size_bytes
+            if batch_bytes > self.join_bytes or buffered_bytes > self.buffer_bytes:
+                return None
+            # The same steps as in `_append_row`, inline: a call more is a twentieth of what `send` costs.
+            outcome, rows = batch.outcome, batch.rows
+            index = len(rows)
+            batch.size_bytes, self.buffered_bytes = batch_bytes, buffered_bytes
+            if callback is not None:
+                outcome.callbacks[index] = callback
+            rows.append(row)
+            return outcome, index
+        finally:
+            self.is_changing = False
+
     def append(
         self,
         topic: str,
@@ -183,14 +238,21 @@ class ProducerCore:
             if not is_behind:
                 self._place(queue, now_ms)
             wake = not is_behind or self._is_urgent
-        index = len(batch.rows)  # from here to the end of `append` no signal: see ProducerState.join
-        batch.size_bytes += size
-        self.buffered_bytes += size
+        index = self._append_row(batch, row, size, callback)
+        self.is_half_done = False
+        return batch.outcome, index, wake
+
+    def _append_row(self, batch: ProducerBatch, row: Row, size_bytes: int, callback: Callback | None) -> int:
+        # No signal handler can run between `len` and the end of `append`. If one could, a callback without
+        # its record would be called for the next one. Guard:
+        # test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
+        index = len(batch.rows)
+        batch.size_bytes += size_bytes
+        self.buffered_bytes += size_bytes
         if callback is not None:
             batch.outcome.callbacks[index] = callback
         batch.rows.append(row)
-        self.is_half_done = False
-        return batch.outcome, index, wake
+        return index
 
     def append_sealed(
         self, topic: str, partition: int, data: WritableBuffer, count: int, times: Any, now_ms: float
@@ -209,6 +271,8 @@ class ProducerCore:
         return batch.outcome
 
     def _check_append(self, size_bytes: int) -> None:
+        if self.transaction is not None:
+            self.transaction.session.check(Operation.SEND)
         if self.fatal is not None:
             raise self.fatal
         self.check_size(size_bytes)
@@ -266,6 +330,7 @@ class ProducerCore:
         Whoever waits there for a record taken before the fork would wait without end.
         """
         self.fatal = error
+        self.is_changing = False
         self.topics.clear()
         for batch in self._unsettled:
             batch.outcome.settle(None, None, error)
@@ -275,6 +340,8 @@ class ProducerCore:
 
     def die(self, error: OncelogError) -> None:
         """The producer cannot go on: everything without an outcome fails."""
+        if self.transaction is not None:
+            self.transaction.session.set_fatal_error(error)
         self.fatal = error
         self._fail_all(lambda batch: True, error)
 
@@ -378,6 +445,9 @@ class ProducerCore:
 
     def _renew_identities(self, now_ms: float) -> bool:
         """Restart numbering where it is due; False while a producer id must be asked for."""
+        if self.transaction is not None:
+            # The coordinator gives out the epochs, so sequences never restart by themselves.
+            return self.identity is not None and self.transaction.is_sending
         if self.identity is None:
             self.is_identity_needed = bool(self._unsettled)
             return False
@@ -409,10 +479,6 @@ class ProducerCore:
         del self._restarting[queue]
         self._place(queue, now_ms)
 
-    def _admits(self, queue: PartitionQueue) -> bool:
-        """Return True if this partition may be sent now; otherwise place it again when that changes."""
-        return True
-
     def _pick(self, node_id: int, now_ms: float) -> list[ProducerBatch]:
         """One batch per partition, together at most max.request.size (but at least one)."""
         picked: list[ProducerBatch] = []
@@ -423,8 +489,8 @@ class ProducerCore:
             if following is None or following[1] > now_ms or self.metadata.leader_of(queue.tp) != node_id:
                 self._place(queue, now_ms)  # it changed since it was placed, and goes elsewhere
                 continue
-            if not self._admits(queue):
-                continue
+            if self.transaction is not None and not self.transaction.admits(queue.tp):
+                continue  # `on_partitions_added` places it again
             batch = following[0]
             batch_bytes = len(batch.data) if batch.data is not None else batch.size_bytes
             if picked and size + batch_bytes > self.options.max_request_bytes:
@@ -461,6 +527,52 @@ class ProducerCore:
         if self._unsettled:
             times.append(next(iter(self._unsettled)).created_ms + self.options.delivery_timeout_ms)
         return min((time for time in times if time is not None), default=None)
+
+    @property
+    def max_produce_version(self) -> int:
+        """Return the highest Produce version that may be sent now."""
+        return MAX_PRODUCE_VERSION if self.transaction is None else self.transaction.max_produce_version
+
+    # The transaction of a producer with a transactional.id
+
+    @property
+    def _transaction(self) -> ProducerTransaction:
+        assert self.transaction is not None
+        return self.transaction
+
+    def on_partitions_added(self, partitions: set[TopicPartition]) -> None:
+        """Send what waited for these partitions to become part of the transaction."""
+        self._transaction.on_added(partitions)
+        for tp in sorted(partitions):  # in an order that a seed of the simulator repeats
+            queue = self._partitions.get(tp)
+            if queue is not None:
+                self._place(queue)
+
+    def require_abort(self, error: OncelogError) -> None:
+        """Note that a part of the transaction failed, so that only an abort can follow."""
+        was_sending = self._transaction.is_sending
+        self._transaction.require_abort(error)
+        if was_sending:
+            self.close_open_batches()  # so that the next `send` asks the session
+
+    def drop_unsent(self) -> None:
+        """Fail every record that is not on the wire: the transaction is being aborted."""
+        self._transaction.pending.clear()
+        error = TransactionAborted("the transaction was aborted before this record was stored")
+        self._fail_all(lambda batch: not batch.is_on_wire, error)
+
+    def on_transaction_ended(self, identity: Identity | None) -> None:
+        """Return to the state before `begin`, under `identity` (None: the present one)."""
+        self._transaction.forget_parts()
+        if identity is not None:
+            self._restart_under(identity)
+        self._transaction.session.enter(State.READY)
+
+    def _restart_under(self, identity: Identity) -> None:
+        """Restart all sequences under another epoch or id. Nothing may be in flight."""
+        self.identity, self._transaction.is_epoch_spent = identity, False
+        for queue in list(self._restarting):  # the others begin at 0 with their first batch
+            self._restart(queue)
 
     # Outcomes
 
@@ -554,6 +666,12 @@ class ProducerCore:
     def _on_out_of_order(
         self, batch: ProducerBatch, verdict: OutOfOrder, error: BrokerError, now_ms: float
     ) -> None:
+        if self.transaction is not None:
+            if verdict is OutOfOrder.RENUMBER:
+                self._fail(batch, error)
+                return
+            if verdict is OutOfOrder.GIVE_UP:
+                self.require_abort(error)
         if verdict is OutOfOrder.GIVE_UP:
             self._settle(batch, None, None, unknown_outcome(batch, error))
             return
@@ -614,6 +732,11 @@ class ProducerCore:
         return error
 
     def _fail(self, batch: ProducerBatch, error: OncelogError) -> None:
+        if self.transaction is not None:
+            if not batch.is_settled and not isinstance(error, TransactionAborted):
+                self.require_abort(error)
+            if batch.identity is not None:
+                self.transaction.is_epoch_spent = True
         if batch.is_settled:
             return
         batch.seal()
@@ -669,3 +792,12 @@ class ProducerCore:
             if not parent.unsettled_pieces:
                 parent.outcome.is_done = True
                 self._finish(parent)
+
+
+def interrupted_call() -> MisuseError:
+    """Return the error of a call in a signal handler that interrupted another call of the same producer."""
+    return MisuseError(
+        "a signal handler cannot use this producer here: it has interrupted a call of the same producer, "
+        "which goes on only when the handler has returned. Let the handler set a flag, or raise, and use the "
+        "producer where that is caught"
+    )

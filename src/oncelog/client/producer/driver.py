@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import queue
 import threading
+import warnings
+import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from oncelog.client.connection.cluster import ClusterConnection
-from oncelog.client.producer.core import ProducerCore
-from oncelog.client.producer.guarded_core import FlushMark, ProducerState
-from oncelog.client.producer.options import ProducerOptions
+from oncelog.client.connection.cluster import ClusterConnection, parse_bootstrap
+from oncelog.client.producer.core import ProducerCore, interrupted_call
+from oncelog.client.producer.options import IdempotenceReport, ProducerOptions, resolve
 from oncelog.client.producer.produce_messages import ProduceCall
-from oncelog.client.producer.transactional_core import TransactionalCore
+from oncelog.config import PRODUCER
 from oncelog.errors import (
     AuthenticationError,
     BrokerError,
@@ -36,6 +39,31 @@ from oncelog.wire.messages import InitProducerIdRequest
 
 _LOG = logging.getLogger("oncelog.producer")
 _IDLE_SECONDS = 60.0
+CLOSED = "this producer is closed; make a new one"
+
+
+def parse_settings(
+    config: Mapping[str, object] | None, keywords: Mapping[str, object]
+) -> tuple[Settings, ProducerOptions]:
+    """Return the settings, checked against each other (behaviour I3, docs/behaviours.md). Raises ConfigError.
+
+    Warns if another setting switches off idempotence that was only on by default. Call it from a constructor:
+    the warning names the constructor's caller.
+    """
+    settings = PRODUCER.parse({**(config or {}), **keywords})
+    options = resolve(settings)
+    parse_bootstrap(settings["bootstrap.servers"])
+    if settings["enable.idempotence"] and not options.is_idempotent:
+        warnings.warn(f"idempotence is {options.reason}; records may be doubled", UserWarning, stacklevel=3)
+    return settings, options
+
+
+def no_room_error(options: ProducerOptions) -> TimedOut:
+    """Return the error of a `send` that found no room in buffer.memory within max.block.ms."""
+    return TimedOut(
+        f"no room in buffer.memory={options.buffer_bytes} within max.block.ms={options.max_block_ms}: "
+        "records come in faster than the broker acknowledges them"
+    )
 
 
 def _do_nothing() -> None:
@@ -50,8 +78,16 @@ class ProducerDriver:
         self.options = options
         self.runtime = system.current()
         self.cluster = ClusterConnection(settings)
-        core = TransactionalCore if options.transactional_id is not None else ProducerCore
-        self.state = ProducerState(core(options, self.cluster.metadata, self.runtime.rng))
+        self.core = ProducerCore(options, self.cluster.metadata, self.runtime.rng)
+        """Without the lock, only for reading a single field that is replaced as a whole."""
+        self.lock = threading.RLock()
+        """Held by every call that touches the core, on any thread. Taken by `with driver.lock` only."""
+        self.notified_count = 0
+        """Batches whose callbacks have returned; see ProducerCore.settled_count."""
+        self.room_waiters: list[queue.SimpleQueue[None]] = []
+        """One queue per thread that waits for room in buffer.memory; it gets an item when a batch
+        completes.
+        """
         self.start_error: OncelogError | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
@@ -68,6 +104,7 @@ class ProducerDriver:
         self._thread_id: int | None = None
         self.on_turn: Callable[[], object] = _do_nothing
         """Called after every drain: what a transaction must do before more can be sent."""
+        _drivers.add(self)
 
     def now_ms(self) -> float:
         """Milliseconds of the monotonic clock."""
@@ -76,6 +113,40 @@ class ProducerDriver:
     def is_own_thread(self) -> bool:
         """Whether the caller runs on the thread that carries the records, as callbacks do."""
         return threading.get_ident() == self._thread_id
+
+    def check_lock_not_held(self) -> None:
+        """Raise MisuseError in a signal handler that has interrupted a call which holds the lock.
+
+        Guard: test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interrupted.
+        """
+        if self.lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+            raise interrupted_call()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Return True once every record has its outcome and its callback has returned; under the lock."""
+        return self.core.is_idle and self.notified_count >= self.core.settled_count
+
+    def _wake_room_waiters(self) -> None:
+        for waiter in list(self.room_waiters):
+            waiter.put(None)
+
+    def reset_after_fork(self) -> None:
+        """Give the child a free lock: no thread sends there, and one that is not there may have held it."""
+        self.lock = threading.RLock()
+        self.room_waiters = []
+        self.core.detach(MisuseError("this producer was made before a fork; make one in the child process"))
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics under Kafka's names (producer-metrics)."""
+        with self.lock:
+            return self.core.metrics.to_dict(
+                self.now_ms(), self.core.buffered_bytes, self.options.buffer_bytes
+            )
+
+    def idempotence(self) -> IdempotenceReport:
+        """Return whether idempotence is on, and the producer id if there is one."""
+        return self.options.report(*(self.core.identity or (None, None)))
 
     def start(self) -> None:
         """Begin; on the loop that shall run it."""
@@ -89,8 +160,8 @@ class ProducerDriver:
 
     async def refuse_appends(self, error: OncelogError) -> None:
         """Take no more records; those that were taken go their way."""
-        with self.state.lock:
-            self.state.peek.refuse_appends(error)
+        with self.lock:
+            self.core.refuse_appends(error)
 
     async def close(self) -> None:
         """Stop sending; what has no outcome yet fails. A cancellation ends only the wait for this.
@@ -111,9 +182,8 @@ class ProducerDriver:
         # Both hold this object again; without them it is freed at once.
         self._main, self.on_turn = None, _do_nothing
         await self.cluster.close()
-        with self.state.lock:
-            core = self.state.peek
-            core.die(MisuseError("the producer was closed before this record was acknowledged"))
+        with self.lock:
+            self.core.die(MisuseError("the producer was closed before this record was acknowledged"))
         self.notify()
 
     async def _run(self) -> None:
@@ -132,21 +202,19 @@ class ProducerDriver:
             return self._turn()
         except Exception as error:
             _LOG.exception("the producer cannot go on")
-            with self.state.lock:
-                core = self.state.peek
-                core.die(OncelogError(f"the producer cannot go on: {error!r}"))
+            with self.lock:
+                self.core.die(OncelogError(f"the producer cannot go on: {error!r}"))
             self.notify()
             return _IDLE_SECONDS
 
     def _turn(self) -> float:
         """One drain; seconds until the next is due."""
         now_ms = self.now_ms()
-        with self.state.lock:
-            core = self.state.peek
-            calls = core.drain(now_ms)
-            due_ms = core.next_wakeup_ms()
-            needs_id, stale = core.is_identity_needed, bool(core.stale)
-            forgotten, core.forgotten = core.forgotten, []
+        with self.lock:
+            calls = self.core.drain(now_ms)
+            due_ms = self.core.next_wakeup_ms()
+            needs_id, stale = self.core.is_identity_needed, bool(self.core.stale)
+            forgotten, self.core.forgotten = self.core.forgotten, []
         self.cluster.forget_topics(forgotten)
         self._withdraw_settled()
         for call in calls:
@@ -169,20 +237,19 @@ class ProducerDriver:
 
     def notify(self) -> None:
         """Call the callbacks of what was settled, then wake those who wait; never while holding the lock."""
-        with self.state.lock:
-            core = self.state.peek
-            outcomes, core.settled = core.settled, []
+        with self.lock:
+            outcomes, self.core.settled = self.core.settled, []
         if not outcomes:
             return
-        self.state.tell_room_waiters()  # they need not wait for callbacks
+        self._wake_room_waiters()  # they need not wait for callbacks
         interrupt: BaseException | None = None
         for outcome in outcomes:
             for error in outcome.notify():
                 _LOG.error("a delivery callback raised", exc_info=error)
                 if isinstance(error, KeyboardInterrupt):
                     interrupt = error
-        with self.state.lock:
-            self.state.told_count += len(outcomes)
+        with self.lock:
+            self.notified_count += len(outcomes)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -192,14 +259,14 @@ class ProducerDriver:
 
     async def flush(self) -> None:
         """Send what was taken so far and wait until its callbacks have returned."""
-        with self.state.lock:
-            mark = FlushMark(self.state)
+        with self.lock:
+            mark = FlushMark(self)
         self.wake()
         while not self._is_reached(mark):
             await self.next_settled()
 
     def _is_reached(self, mark: FlushMark) -> bool:
-        with self.state.lock:
+        with self.lock:
             return mark.is_reached()
 
     async def next_settled(self) -> None:
@@ -209,27 +276,26 @@ class ProducerDriver:
         await waiter
 
     def _send(self, call: ProduceCall) -> None:
-        with self.state.lock:
-            self.state.peek.on_queued(call)
+        with self.lock:
+            self.core.on_queued(call)
         try:
             future = self.cluster.submit(
                 call.node_id,
                 call.message,
-                max_version=self.state.peek.max_produce_version,
+                max_version=self.core.max_produce_version,
                 on_written=partial(self._on_written, call),
             )
         except OncelogError as error:
-            with self.state.lock:
-                core = self.state.peek
-                core.on_failure(call, error, self.now_ms(), was_sent=False)
+            with self.lock:
+                self.core.on_failure(call, error, self.now_ms(), was_sent=False)
             self._event.set()
             return
         self._in_flight[future] = call
         future.add_done_callback(self._on_done)
 
     def _on_written(self, call: ProduceCall) -> None:
-        with self.state.lock:
-            self.state.peek.on_written(call)
+        with self.lock:
+            self.core.on_written(call)
 
     def _withdraw_settled(self) -> None:
         """What was given up while it waited for a connection must not be sent once there is one.
@@ -245,17 +311,16 @@ class ProducerDriver:
         now_ms = self.now_ms()
         call = self._in_flight.pop(done)
         error = self._why_cancelled(call) if done.cancelled() else done.exception()
-        with self.state.lock:
-            core = self.state.peek
+        with self.lock:
             if error is None and not call.is_answered:
-                core.on_sent(call, now_ms)
+                self.core.on_sent(call, now_ms)
             elif error is None:
-                core.on_response(call, done.result(), now_ms)
+                self.core.on_response(call, done.result(), now_ms)
             elif isinstance(error, (UnsupportedVersion, MisuseError, ConfigError)):
-                core.on_refused(call, error, now_ms)
+                self.core.on_refused(call, error, now_ms)
             else:
                 failure = error if isinstance(error, OncelogError) else OncelogError(repr(error))
-                core.on_failure(call, failure, now_ms)
+                self.core.on_failure(call, failure, now_ms)
         self.notify()
         self._event.set()
 
@@ -275,16 +340,14 @@ class ProducerDriver:
                     raise_for_code(answer.error_code)
                 except (DisconnectedError, TimedOut, BrokerError) as error:
                     if isinstance(error, BrokerError) and not error.retriable:
-                        with self.state.lock:
-                            core = self.state.peek
+                        with self.lock:
                             error.reaction = "fatal"
-                            core.die(error)
+                            self.core.die(error)
                         self.notify()
                         return
                 else:
-                    with self.state.lock:
-                        core = self.state.peek
-                        core.give_identity(answer.producer_id, answer.producer_epoch)
+                    with self.lock:
+                        self.core.give_identity(answer.producer_id, answer.producer_epoch)
                     return
                 await asyncio.sleep(self.cluster.retry_pause_ms(attempt) / 1000)
                 attempt += 1
@@ -295,18 +358,16 @@ class ProducerDriver:
     async def _refresh(self) -> None:
         """Metadata of the topics whose leader is unknown or wrong, then a pause."""
         try:
-            with self.state.lock:
-                core = self.state.peek
-                topics = sorted({tp.topic for tp in core.stale})
-                stale = set(core.stale)
-                core.stale.clear()
+            with self.lock:
+                topics = sorted({tp.topic for tp in self.core.stale})
+                stale = set(self.core.stale)
+                self.core.stale.clear()
             try:
                 await self.cluster.refresh_metadata(topics)
             except OncelogError as error:
                 _LOG.debug("metadata refresh failed: %s", error)
-                with self.state.lock:
-                    core = self.state.peek
-                    core.stale |= stale
+                with self.lock:
+                    self.core.stale |= stale
             await asyncio.sleep(self.settings["retry.backoff.ms"] / 1000)
         finally:
             self._is_refreshing = False
@@ -317,16 +378,15 @@ class ProducerDriver:
         self._learners[topic] += 1
         try:
             count = await self._partition_count(topic)
-            with self.state.lock:
-                core = self.state.peek
-                core.set_partition_count(topic, count, self.now_ms())
+            with self.lock:
+                self.core.set_partition_count(topic, count, self.now_ms())
         finally:
             # A call that is cancelled must not take from another one what that has found:
             # test_a_first_send_that_is_cancelled_does_not_end_another_one.
             self._learners[topic] -= 1
             if not self._learners[topic]:
                 del self._learners[topic]
-                if self.state.peek.topic(topic) is None:
+                if self.core.topic(topic) is None:
                     self.cluster.forget_topics([topic])
 
     async def look_up_again(self, topic: str) -> None:
@@ -376,3 +436,34 @@ class ProducerDriver:
             except (DisconnectedError, TimedOut):
                 await asyncio.sleep(self.cluster.retry_pause_ms(attempt) / 1000)
                 attempt += 1
+
+
+class FlushMark:
+    """The point that a flush waits for: all records taken before it are complete, and their callbacks
+    called.
+    """
+
+    def __init__(self, driver: ProducerDriver) -> None:
+        """Begin a flush. The caller holds the lock."""
+        self._driver = driver
+        self._serial = driver.core.flush()
+        self._completed_count: int | None = None
+
+    def is_reached(self) -> bool:
+        """Return True once the flush is over. The caller holds the lock."""
+        core = self._driver.core
+        if self._completed_count is None and core.is_settled_to(self._serial):
+            self._completed_count = core.settled_count
+        return self._completed_count is not None and self._driver.notified_count >= self._completed_count
+
+
+_drivers: weakref.WeakSet[ProducerDriver] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for driver in _drivers:
+        driver.reset_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

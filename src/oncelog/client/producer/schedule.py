@@ -14,7 +14,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from oncelog.client.producer.partition_queue import PartitionQueue
+from oncelog.client.producer.queues import PartitionQueue
 
 _COMPACT_FROM = 64
 """A heap that small is not worth rebuilding."""

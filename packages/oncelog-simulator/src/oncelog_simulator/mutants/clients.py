@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from oncelog.client.consumer import fetch_messages
-from oncelog.client.producer import transaction_requests
+from oncelog.client.producer import transaction_manager
 from oncelog.load import decisions as load_decisions
 from oncelog.load import loader, record_boundaries
 from oncelog.log import partition
@@ -56,8 +56,8 @@ async def _hand_over_committing(self: Any, timeout_s: float | None = None) -> An
     """Hand over as a commit begins, which close() then repeats."""
     share = self.share()
     await self._flushed(self._deadline_ms(timeout_s))
-    with self._driver.state.lock:
-        self.core.on_ended(None)
+    with self._driver.lock:
+        self._core.on_transaction_ended(None)
     return share
 
 
@@ -76,7 +76,7 @@ MUTANTS = [
     ),
     Mutant(
         "a refused abort is taken for one of a fenced producer",
-        ((transaction_requests, "fenced_abort_action", _die),),
+        ((transaction_manager, "fenced_abort_action", _die),),
         findings=("R687",),
         guards=(
             "client/test_client_transactions_early_abort.py"
@@ -131,7 +131,7 @@ MUTANTS = [
     ),
     Mutant(
         "a task hands its transaction over as a commit begins",
-        ((transaction_requests.Transactions, "hand_over", _hand_over_committing),),
+        ((transaction_manager.TransactionManager, "hand_over", _hand_over_committing),),
         "lanes",
         findings=("R76",),
         guards=(

@@ -12,11 +12,10 @@ from oncelog.client.consumer.delivery_buffer import DeliveryBuffer
 from oncelog.client.group import aio as edge_group
 from oncelog.client.group import classic_member, commit_queue
 from oncelog.client.group.core import next_after
+from oncelog.client.producer import aio as producer_aio
 from oncelog.client.producer import batch as producer_batch
-from oncelog.client.producer import blocking as edge_producer
 from oncelog.client.producer import core as client_producer
-from oncelog.client.producer import delivery, driver, guarded_core
-from oncelog.client.producer import transaction_requests as edge_transactions
+from oncelog.client.producer import delivery, driver, transaction_manager
 from oncelog.errors import FencedInstanceId
 from oncelog.rules.groups.error_policy import GroupAction
 from oncelog.rules.transactions import client_session
@@ -42,16 +41,16 @@ class _NoLock:
         """As `release`."""
 
 
-_ORIGINAL_ASK = edge_transactions.Transactions._ask
+_ORIGINAL_ASK = transaction_manager.TransactionManager._ask
 _ORIGINAL_ADVANCE = edge_group.GroupSession.advance
-_ORIGINAL_STATE = guarded_core.ProducerState.__init__
+_ORIGINAL_DRIVER = driver.ProducerDriver.__init__
 _ORIGINAL_STEP = consumer_aio.AsyncConsumer.poll_step
 _ORIGINAL_ACTION = next_after
 _ORIGINAL_COPIER = txn_clients.ConsumeTransformProduce.__init__
 
 
-def _state_without_lock(self: Any, core: Any) -> None:
-    _ORIGINAL_STATE(self, core)
+def _driver_without_lock(self: Any, *how: Any) -> None:
+    _ORIGINAL_DRIVER(self, *how)
     self.lock = _NoLock()
 
 
@@ -145,11 +144,10 @@ async def _learn_alone(self: Any, topic: str) -> None:
     """Look a topic up, and forget it when that fails, though others look it up as well."""
     try:
         count = await self._partition_count(topic)
-        with self.state.lock:
-            core = self.state.peek
-            core.set_partition_count(topic, count, self.now_ms())
+        with self.lock:
+            self.core.set_partition_count(topic, count, self.now_ms())
     finally:
-        if self.state.peek.topic(topic) is None:
+        if self.core.topic(topic) is None:
             self.cluster.forget_topics([topic])
 
 
@@ -200,7 +198,7 @@ CLIENT_MUTANTS = [
         "the producer's state has no lock",
         "blocking",
         ("producer",),
-        ((guarded_core.ProducerState, "__init__", _state_without_lock),),
+        ((driver.ProducerDriver, "__init__", _driver_without_lock),),
         findings=("L1", "L2"),
     ),
     ClientMutant(
@@ -235,7 +233,7 @@ CLIENT_MUTANTS = [
         "flush returns before the callbacks",
         "blocking",
         ("producer",),
-        ((guarded_core.FlushMark, "is_reached", _settled_before_callbacks),),
+        ((driver.FlushMark, "is_reached", _settled_before_callbacks),),
         findings=("L6",),
     ),
     ClientMutant(
@@ -263,7 +261,7 @@ CLIENT_MUTANTS = [
         "close leaves the transaction open",
         "asyncio",
         ("copier",),
-        ((edge_transactions.Transactions, "end_open", _leave_open),),
+        ((transaction_manager.TransactionManager, "end_open", _leave_open),),
         findings=("L14",),
     ),
     ClientMutant(
@@ -287,7 +285,7 @@ CLIENT_MUTANTS = [
         "an asyncio flush returns before its futures are done",
         "asyncio",
         ("producer",),
-        ((edge_producer.AsyncProducer, "flush", _flush_at_once),),
+        ((producer_aio.AsyncProducer, "flush", _flush_at_once),),
         findings=("R190",),
     ),
     ClientMutant(
@@ -364,7 +362,7 @@ CLIENT_MUTANTS = [
         "a commit that was cancelled was not sent",
         "asyncio",
         ("copier",),
-        ((edge_transactions.Transactions, "_ask", _forget_on_cancellation),),
+        ((transaction_manager.TransactionManager, "_ask", _forget_on_cancellation),),
         findings=("L25a",),
         guards=(
             "client/test_client_transactions_close.py::"

@@ -20,8 +20,9 @@ from oncelog.client.connection.broker_protocol import LinkProtocol
 from oncelog.client.connection.security import tls_failed
 from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.group.consumer_member import ConsumerProtocolSession
-from oncelog.client.producer import blocking as edge_producer
+from oncelog.client.producer import aio as producer_aio
 from oncelog.client.producer.batch import Outcome
+from oncelog.client.producer.driver import no_room_error
 from oncelog.errors import (
     GroupIdNotFound,
     MisuseError,
@@ -99,7 +100,7 @@ async def _wait_for(waiting: Any, timeout_s: float) -> Any:
 
 
 async def _wait_for_room(self: Any, driver: Any, size_bytes: int) -> None:
-    core = driver.state.peek
+    core = driver.core
     if core.can_append(size_bytes):
         return
     deadline = driver.now_ms() + self.options.max_block_ms
@@ -111,7 +112,7 @@ async def _wait_for_room(self: Any, driver: Any, size_bytes: int) -> None:
             try:
                 await _wait_for(driver.next_settled(), max(left_s, 0))
             except TimeoutError:
-                raise edge_producer._no_room(self.options) from None
+                raise no_room_error(self.options) from None
     finally:
         core.room_waiter_count -= 1
 
@@ -254,7 +255,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         "asyncio",
         ("producer", "consumer"),
         (
-            (edge_producer.AsyncProducer, "_wait_for_room", _wait_for_room),
+            (producer_aio.AsyncProducer, "_wait_for_room", _wait_for_room),
             (ConsumerProtocolSession, "_await_news", _await_news),
         ),
         findings=("R270",),

@@ -18,10 +18,10 @@ from oncelog.client.arguments import offsets_of
 from oncelog.client.connection.coordinator import GROUP, TRANSACTION, find_coordinator
 from oncelog.client.group.core import refused_partition
 from oncelog.client.producer.driver import ProducerDriver
-from oncelog.client.producer.transactional_core import TransactionalCore
 from oncelog.errors import (
     BrokerError,
     ConcurrentTransactions,
+    MisuseError,
     OncelogError,
     OperationNotAttempted,
     ProducerFenced,
@@ -61,6 +61,9 @@ from oncelog.wire.messages import (
     TxnOffsetCommitRequest,
 )
 
+Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
+"""Positions to commit: the next offset to read, by partition."""
+
 _LOG = logging.getLogger("oncelog.producer")
 _FEATURE, _EPOCH_PER_TRANSACTION = "transaction.version", 2
 _LAST_ADD_VERSION = 3
@@ -73,26 +76,48 @@ _CONCURRENT_PAUSE_S = 0.02
 """The transaction before is completed in moments, mostly."""
 
 
-class Transactions:
+def transaction_manager_of(driver: ProducerDriver) -> TransactionManager | None:
+    """Return a manager for the driver's transactions; None without a transactional.id."""
+    return TransactionManager(driver) if driver.options.transactional_id is not None else None
+
+
+def require_manager(manager: TransactionManager | None) -> TransactionManager:
+    """Return the manager for a transactional call.
+
+    Raises MisuseError without a transactional.id, and in a signal handler that interrupted another call.
+    """
+    if manager is None:
+        raise MisuseError("this producer has no transactional.id; set one to use transactions")
+    manager.check_lock_not_held()
+    return manager
+
+
+class TransactionManager:
     """The session of one transactional producer, on its driver's loop."""
 
     def __init__(self, driver: ProducerDriver) -> None:
-        core = driver.state.peek
-        assert isinstance(core, TransactionalCore) and driver.options.transactional_id is not None
+        transaction, transactional_id = driver.core.transaction, driver.options.transactional_id
+        assert transaction is not None and transactional_id is not None
         self._driver, self._cluster = driver, driver.cluster
-        self.core = core
-        """Fields of the transaction are read as they are; calls that touch records hold `driver.state`."""
-        self.session = self.core.session
-        self._transactional_id: str = driver.options.transactional_id
+        self._core = driver.core
+        """Methods that touch records are called with `driver.lock` held."""
+        self._transaction = transaction
+        self.session = transaction.session
+        self._transactional_id: str = transactional_id
         self._coordinators: dict[tuple[int, str], int] = {}
         self._is_adding = False
         self._may_be_committed = False
         self._is_joined = False
         driver.on_turn = self._on_turn
 
-    def check_not_held(self) -> None:
-        """As ProducerState.check_not_held."""
-        self._driver.state.check_not_held()
+    @property
+    def is_open(self) -> bool:
+        """Return True while a transaction is open and no call has begun to end it."""
+        return self.session.state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR)
+
+    def check_lock_not_held(self) -> None:
+        """Raise MisuseError in a signal handler that interrupted a call of the same producer."""
+        self._driver.check_lock_not_held()
 
     # The calls
 
@@ -100,30 +125,30 @@ class Transactions:
         """Get the producer id and an epoch that fences every other instance of the transactional id."""
         self.session.check(Operation.INIT)
         await self._cluster.start()
-        self.core.give_identity(*await self._new_epoch(None, self._deadline_ms(timeout_s)))
+        self._core.give_identity(*await self._new_epoch(None, self._deadline_ms(timeout_s)))
         self.session.enter(State.READY)
 
     def begin(self) -> None:
         """A transaction begins; nothing is sent."""
-        with self._driver.state.lock:
-            self.core.begin(raises_epoch=self._raises_epoch())
+        with self._driver.lock:
+            self._transaction.begin(raises_epoch=self._raises_epoch())
 
     def share(self) -> TransactionShare:
         """What other producers need to write into this transaction."""
         self.session.check(Operation.SEND)
-        identity = self.core.identity
+        identity = self._core.identity
         assert identity is not None
-        return TransactionShare(self._transactional_id, *identity, self.core.raises_epoch)
+        return TransactionShare(self._transactional_id, *identity, self._transaction.raises_epoch)
 
     async def join(self, share: TransactionShare) -> None:
         """Write into a transaction that another producer has begun and will end."""
         self.session.check(Operation.INIT)
         await self._cluster.start()
-        with self._driver.state.lock:
-            self.core.give_identity(share.producer_id, share.producer_epoch)
+        with self._driver.lock:
+            self._core.give_identity(share.producer_id, share.producer_epoch)
             self._is_joined = True
             self.session.enter(State.READY)
-            self.core.begin(raises_epoch=share.raises_epoch)
+            self._transaction.begin(raises_epoch=share.raises_epoch)
 
     async def hand_over(self, timeout_s: float | None = None) -> TransactionShare:
         """Send the rest, and leave the open transaction to another producer, which ends it.
@@ -133,26 +158,26 @@ class Transactions:
         """
         self.session.check(Operation.SEND)
         self.session.check(Operation.COMMIT)
-        with self._driver.state.lock:
-            self.core.flush()
+        with self._driver.lock:
+            self._core.flush()
         await self._settled(self._deadline_ms(timeout_s))
         self.session.check(Operation.COMMIT)
-        identity = self.core.identity
+        identity = self._core.identity
         assert identity is not None
-        share = TransactionShare(self._transactional_id, *identity, self.core.raises_epoch)
-        with self._driver.state.lock:
-            self.core.on_ended(None)
+        share = TransactionShare(self._transactional_id, *identity, self._transaction.raises_epoch)
+        with self._driver.lock:
+            self._core.on_transaction_ended(None)
         return share
 
     async def take_over(self, share: TransactionShare) -> None:
         """Take a transaction that was handed over, in order to end it."""
         await self.join(share)
         self._is_joined = False  # it has no other owner any more
-        self.core.has_offsets = True  # so that the coordinator is told of its end
+        self._transaction.has_offsets = True  # so that `commit` and `abort` send EndTxn
 
     async def send_offsets(
         self,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
+        offsets: Offsets,
         group: ConsumerGroupMetadata | str,
         timeout_s: float | None = None,
     ) -> None:
@@ -169,12 +194,12 @@ class Transactions:
         call = OffsetsCall.of(who, given)
         self.session.begin_offsets(call)
         number = self.session.number
-        if not self.core.raises_epoch:
+        if not self._transaction.raises_epoch:
             adding = self._add_offsets_request(who.group_id)
-            self.core.may_have_begun = True
+            self._transaction.may_have_begun = True
             await self._ask(ADD_OFFSETS, adding, None, deadline_ms, number)
             self._check_going_on(number)
-        self.core.has_offsets = True
+        self._transaction.has_offsets = True
         request = self._offsets_request(given, who)
         await self._ask(COMMIT_OFFSETS, request, who.group_id, deadline_ms, number)
         self._check_going_on(number)
@@ -184,17 +209,17 @@ class Transactions:
         """Everything sent becomes visible at once. Raises its first failure; TimedOut: call it again."""
         deadline_ms = self._deadline_ms(timeout_s)
         await self._flushed(deadline_ms)
-        identity = await self._end(True, deadline_ms) if self.core.has_begun else None
+        identity = await self._end(True, deadline_ms) if self._transaction.has_begun else None
         self._may_be_committed = False
-        with self._driver.state.lock:
-            self.core.on_ended(identity)
+        with self._driver.lock:
+            self._core.on_transaction_ended(identity)
 
     async def _flushed(self, deadline_ms: float) -> None:
         """Send everything. Raises the first failure of a record."""
         self.session.check(Operation.COMMIT)
-        with self._driver.state.lock:
+        with self._driver.lock:
             self.session.enter(State.COMMITTING)
-            self.core.flush()
+            self._core.flush()
         await self._settled(deadline_ms)
         self.session.check(Operation.COMMIT)
 
@@ -202,20 +227,22 @@ class Transactions:
         """Nothing of the transaction will be seen. Raises TimedOut: call it again."""
         self.session.check(Operation.ABORT)
         deadline_ms = self._deadline_ms(timeout_s)
-        with self._driver.state.lock:
+        with self._driver.lock:
             self.session.enter(State.ABORTING)
-            self.core.drop_unsent()
+            self._core.drop_unsent()
         self._driver.notify()
         await self._settled(deadline_ms)
         self.session.check(Operation.ABORT)
-        if self.session.unconfirmed and not self.core.raises_epoch:
-            self.core.is_epoch_spent = True  # another epoch keeps late offsets out of the next transaction
+        if self.session.unconfirmed and not self._transaction.raises_epoch:
+            # Another epoch keeps offsets that arrive late out of the next transaction.
+            self._transaction.is_epoch_spent = True
         identity = await self._aborted(deadline_ms)
-        self.core.forget_parts()  # should the next request time out, a repeated abort must not end it twice
-        if identity is None and self.core.is_epoch_spent:
-            identity = await self._new_epoch(self.core.identity, deadline_ms)
-        with self._driver.state.lock:
-            self.core.on_ended(identity)
+        # If the next request times out, a repeated abort must not end the transaction twice.
+        self._transaction.forget_parts()
+        if identity is None and self._transaction.is_epoch_spent:
+            identity = await self._new_epoch(self._core.identity, deadline_ms)
+        with self._driver.lock:
+            self._core.on_transaction_ended(identity)
 
     async def end_open(self, timeout_s: float | None = None) -> None:
         """End what is open before the producer closes; without it readers wait for transaction.timeout.ms.
@@ -246,12 +273,12 @@ class Transactions:
 
         InitProducerId fences a producer whose own transaction is open.
         """
-        if not self.core.has_begun and not self.core.may_have_begun:
+        if not self._transaction.has_begun and not self._transaction.may_have_begun:
             return None
-        if self.core.raises_epoch:
+        if self._transaction.raises_epoch:
             asked, end = ABORT_OWN_EPOCH, self._abort_own_epoch(deadline_ms)
         else:
-            asked = END if self.core.has_begun else END_IF_BEGUN
+            asked = END if self._transaction.has_begun else END_IF_BEGUN
             end = self._end(False, deadline_ms, asked)
         try:
             return await end
@@ -259,7 +286,7 @@ class Transactions:
             if error_action(asked, error) is not ErrorAction.ABORT:
                 raise
             # The coordinator does not know us any more, or never heard of it: begin anew.
-            self.core.is_epoch_spent = True
+            self._transaction.is_epoch_spent = True
             return None
 
     async def _abort_own_epoch(self, deadline_ms: float) -> Identity | None:
@@ -270,7 +297,7 @@ class Transactions:
                 return await self._end(False, deadline_ms, ABORT_OWN_EPOCH)
             except ProducerFenced as error:
                 previous, entry = entry, await self._entry_at_coordinator(deadline_ms)
-                identity = self.core.identity
+                identity = self._core.identity
                 assert identity is not None
                 if fenced_abort_action(entry, identity, previous) is ErrorAction.FAIL_PRODUCER:
                     self._give_up(error, ErrorAction.FAIL_PRODUCER)
@@ -297,14 +324,14 @@ class Transactions:
 
         And until no partition is being added: added after its end, it would open another transaction.
         """
-        while not self.core.is_idle or self._is_adding:
+        while not self._core.is_idle or self._is_adding:
             self._driver.wake()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_AGAIN_S):
                     await self._driver.next_settled()
             if self.session.state is State.ABORTING:
-                with self._driver.state.lock:
-                    self.core.drop_unsent()
+                with self._driver.lock:
+                    self._core.drop_unsent()
                 self._driver.notify()
             elif self.session.state not in (State.COMMITTING, State.IN_TRANSACTION):
                 return
@@ -325,7 +352,7 @@ class Transactions:
 
     async def _end(self, is_commit: bool, deadline_ms: float, asked: RequestKind = END) -> Identity | None:
         """The identity that the next transaction goes on with; None: the same."""
-        identity = self.core.identity
+        identity = self._core.identity
         assert identity is not None
         request = EndTxnRequest(
             transactional_id=self._transactional_id,
@@ -334,12 +361,12 @@ class Transactions:
             committed=is_commit,
         )
         answer = await self._ask(asked, request, None, deadline_ms)
-        if not self.core.raises_epoch:
+        if not self._transaction.raises_epoch:
             return None
         return Identity(answer.producer_id, answer.producer_epoch)
 
     def _add_offsets_request(self, group_id: str) -> AddOffsetsToTxnRequest:
-        identity = self.core.identity
+        identity = self._core.identity
         assert identity is not None
         return AddOffsetsToTxnRequest(
             transactional_id=self._transactional_id,
@@ -351,7 +378,7 @@ class Transactions:
     def _offsets_request(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], who: ConsumerGroupMetadata
     ) -> TxnOffsetCommitRequest:
-        identity = self.core.identity
+        identity = self._core.identity
         assert identity is not None
         topics: dict[str, list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition]] = {}
         for tp, each in offsets.items():
@@ -378,13 +405,13 @@ class Transactions:
         )
 
     def _on_turn(self) -> None:
-        if self.core.wanted and not self._is_adding:
+        if self._transaction.pending and not self._is_adding:
             self._is_adding = True
             self._driver.spawn(self._add_wanted())
 
     async def _add_wanted(self) -> None:
         """AddPartitionsToTxn for what waits to be sent; what comes meanwhile goes with the next."""
-        identity, wanted = self.core.identity, set(self.core.wanted)
+        identity, wanted = self._core.identity, set(self._transaction.pending)
         assert identity is not None
         topics: dict[str, list[int]] = {}
         for at in sorted(wanted):
@@ -398,16 +425,16 @@ class Transactions:
                 for topic, partitions in topics.items()
             ],
         )
-        self.core.may_have_begun = True
+        self._transaction.may_have_begun = True
         try:
             number = self.session.number
             await self._ask(ADD_PARTITIONS, request, None, self._deadline_ms(None), number)
-            with self._driver.state.lock:
-                self.core.on_added(wanted)
+            with self._driver.lock:
+                self._core.on_partitions_added(wanted)
         except OncelogError as error:
-            with self._driver.state.lock:
-                self.core.wanted -= wanted
-                self.core.must_abort(error)
+            with self._driver.lock:
+                self._transaction.pending -= wanted
+                self._core.require_abort(error)
             self._driver.notify()
         finally:
             self._is_adding = False
@@ -475,8 +502,8 @@ class Transactions:
         is_fatal = reaction is ErrorAction.FAIL_PRODUCER
         if isinstance(error, BrokerError):
             error.reaction = (Mark.FATAL if is_fatal else Mark.ABORTABLE).value
-        with self._driver.state.lock:
-            (self.core.die if is_fatal else self.core.must_abort)(error)
+        with self._driver.lock:
+            (self._core.die if is_fatal else self._core.require_abort)(error)
         self._driver.notify()
 
     async def _pause(
@@ -501,7 +528,7 @@ class Transactions:
         first_epoch_version = _FIRST_EPOCH_VERSION.get(asked.name)
         if first_epoch_version is None:
             return None, None
-        if self.core.raises_epoch:
+        if self._transaction.raises_epoch:
             return first_epoch_version, None
         return None, first_epoch_version - 1
 
@@ -514,9 +541,9 @@ class Transactions:
     def _raises_epoch(self) -> bool:
         node_id = self._coordinators.get((TRANSACTION, self._transactional_id))
         if node_id is None:
-            return self.core.raises_epoch
+            return self._transaction.raises_epoch
         level = self._cluster.feature(node_id, _FEATURE)
-        return level >= _EPOCH_PER_TRANSACTION if level else self.core.raises_epoch
+        return level >= _EPOCH_PER_TRANSACTION if level else self._transaction.raises_epoch
 
     def _patience_ms(self, deadline_ms: float) -> float:
         """How long one request may go unanswered: the call ends in its time on a silent broker as well."""

@@ -1,0 +1,215 @@
+"""The asyncio producer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+from oncelog.client.producer.batch import Callback
+from oncelog.client.producer.delivery import RecordFuture
+from oncelog.client.producer.driver import CLOSED, ProducerDriver, no_room_error, parse_settings
+from oncelog.client.producer.options import IdempotenceReport
+from oncelog.client.producer.rows import make_row, row_size_bytes
+from oncelog.client.producer.transaction_manager import (
+    Offsets,
+    TransactionManager,
+    require_manager,
+    transaction_manager_of,
+)
+from oncelog.errors import MisuseError, OncelogError
+from oncelog.runtime.loop_thread import check_running_loop
+from oncelog.types import ConsumerGroupMetadata, Headers, RecordMetadata
+
+
+class AsyncProducer:
+    """A producer for asyncio. `await send(...)` waits for room and returns a future of the record's metadata.
+
+        async with AsyncProducer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
+            future = await producer.send("payments", b"42.00", b"account-1")
+            metadata = await future
+
+    Settings are Kafka's keys in a mapping, or keywords with underscores for the dots. The constructor raises
+    ConfigError. An object belongs to the event loop that uses it first; other loops get MisuseError.
+    """
+
+    def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
+        self.settings, self.options = parse_settings(config, settings)
+        self._driver: ProducerDriver | None = None
+        self._transactions: TransactionManager | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        self._started()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _started(self) -> ProducerDriver:
+        if self._closed:
+            raise MisuseError(CLOSED)
+        check_running_loop(self._driver.loop if self._driver else None, "producer")
+        if self._driver is None:
+            self._driver = ProducerDriver(self.settings, self.options)
+            self._driver.start()
+            self._transactions = transaction_manager_of(self._driver)
+        return self._driver
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Headers = (),
+        on_delivery: Callback | None = None,
+    ) -> asyncio.Future[RecordMetadata]:
+        """Append a record to its partition's open batch, and return the future of its delivery.
+
+        Awaits only the topic's metadata and room in buffer.memory. Raises TimedOut if either takes longer
+        than max.block.ms, MessageTooLarge for a record above max.request.size, UnknownTopicOrPartition, and
+        MisuseError for a closed producer, a partition that does not exist, or data that is not bytes.
+
+        The future raises what made the delivery fail; see `RecordFuture`. `on_delivery(metadata, error)` is
+        called on the loop with one of them None; it must not block. `timestamp_ms` is milliseconds since the
+        epoch, by default now.
+        """
+        driver = self._started()
+        row = make_row(value, key, timestamp_ms, headers, driver.runtime.wall_ns)
+        size_bytes = row_size_bytes(row[1], row[2], row[3])
+        with driver.lock:
+            appended = driver.core.append_to_open_batch(topic, partition, row, size_bytes, on_delivery)
+        if appended is not None:
+            return asyncio.wrap_future(RecordFuture(*appended))
+        was_looked_up_again = False
+        while True:
+            await self._wait_for_room(driver, size_bytes)
+            with driver.lock:
+                core = driver.core
+                is_known = core.topic(topic) is not None
+                is_stale = is_known and not was_looked_up_again and core.may_know_too_few(topic, partition)
+                if (is_known and not is_stale) or core.fatal is not None:
+                    outcome, index, needs_drain = core.append(
+                        topic, partition, row, size_bytes, driver.now_ms(), on_delivery
+                    )
+                    break
+            await (driver.look_up_again(topic) if is_stale else driver.learn(topic))
+            was_looked_up_again |= is_stale
+        if needs_drain:
+            driver.wake()
+        return asyncio.wrap_future(RecordFuture(outcome, index))
+
+    async def _wait_for_room(self, driver: ProducerDriver, size_bytes: int) -> None:
+        core = driver.core
+        if core.can_append(size_bytes):
+            return
+        deadline_ms = driver.now_ms() + self.options.max_block_ms
+        core.room_waiter_count += 1
+        try:
+            while not core.can_append(size_bytes):
+                driver.wake()
+                left_s = (deadline_ms - driver.now_ms()) / 1000
+                try:
+                    async with asyncio.timeout(max(left_s, 0)):
+                        await driver.next_settled()
+                except TimeoutError:
+                    raise no_room_error(self.options) from None
+        finally:
+            core.room_waiter_count -= 1
+
+    async def flush(self) -> None:
+        """Send every record taken so far without lingering, and wait until all callbacks have returned.
+
+        Records that are sent meanwhile are not waited for. Failures are in the records' futures.
+        """
+        await self._started().flush()
+        # asyncio sets the futures of `send` one iteration of the loop after the batch completes. Guard:
+        # test_futures_are_done_when_an_asyncio_flush_returns.
+        await asyncio.sleep(0)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics under Kafka's names (producer-metrics); empty before the first send.
+
+        Rates are per second over the last 30 s, times in milliseconds.
+        """
+        return self._driver.metrics() if self._driver else {}
+
+    def idempotence(self) -> IdempotenceReport:
+        """Return whether idempotence is on, and the settings that decide it (behaviour I22)."""
+        return self._driver.idempotence() if self._driver else self.options.report(None, None)
+
+    async def close(self) -> None:
+        """Abort an open transaction, or flush, then close the connections. Safe to call twice.
+
+        The abort takes at most max.block.ms. A transaction that another producer began stays open for it.
+        """
+        if self._closed:
+            if self._driver is not None:
+                await self._driver.close()
+            return
+        check_running_loop(self._driver.loop if self._driver else None, "producer")
+        try:
+            if self._driver is not None:
+                await self._driver.refuse_appends(MisuseError(CLOSED))
+                if self._transactions is not None:
+                    await self._transactions.end_open()
+                await self._driver.flush()
+        finally:
+            self._closed = True
+            if self._driver is not None:
+                await self._driver.close()
+
+    # Transactions. Every call raises MisuseError in a state that does not allow it.
+
+    def _transaction_manager(self) -> TransactionManager:
+        self._started()
+        return require_manager(self._transactions)
+
+    async def init_transactions(self, timeout: float | None = None) -> None:
+        """Get an epoch that fences every other producer of this transactional.id. Call it once, first.
+
+        See `Producer.init_transactions`. `timeout` is in seconds, None for max.block.ms.
+        """
+        await self._transaction_manager().init(timeout)
+
+    async def begin_transaction(self) -> None:
+        """Begin a transaction: all records from now on belong to it. Sends nothing by itself."""
+        self._transaction_manager().begin()
+
+    async def send_offsets_to_transaction(
+        self, offsets: Offsets, group: ConsumerGroupMetadata | str, timeout: float | None = None
+    ) -> None:
+        """Commit a consumer's positions with the transaction. See `Producer.send_offsets_to_transaction`."""
+        await self._transaction_manager().send_offsets(offsets, group, timeout)
+
+    async def commit_transaction(self, timeout: float | None = None) -> None:
+        """Send the remaining records, then make everything visible at once.
+
+        See `Producer.commit_transaction`.
+        """
+        await self._transaction_manager().commit(timeout)
+
+    async def abort_transaction(self, timeout: float | None = None) -> None:
+        """Discard everything that was sent in the transaction. See `Producer.abort_transaction`."""
+        await self._transaction_manager().abort(timeout)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        """Begin a transaction for the block, and commit it; abort it if the block or the commit raises."""
+        manager = self._transaction_manager()
+        await self.begin_transaction()
+        try:
+            yield
+            await self.commit_transaction()
+        except BaseException:
+            if manager.is_open:
+                with suppress(OncelogError):  # the first error is the one that matters
+                    await self.abort_transaction()
+            raise

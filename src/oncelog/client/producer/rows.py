@@ -1,0 +1,49 @@
+"""Records as they wait in a batch: plain tuples, checked and converted from what the application passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from oncelog.client.arguments import headers_of
+from oncelog.errors import MisuseError
+from oncelog.types import Header, Headers
+
+Row = tuple[int, bytes | None, bytes | None, tuple[Header, ...]]
+"""Timestamp (ms since the epoch), key, value, headers. A tuple, for an object per record would cost more."""
+
+RECORD_OVERHEAD_BYTES = 21
+"""Upper bound of a record's bytes in a batch besides key, value and headers: lengths and deltas."""
+
+
+def make_row(
+    value: bytes | None,
+    key: bytes | None,
+    timestamp_ms: int | None,
+    headers: Headers,
+    wall_ns: Callable[[], int],
+) -> Row:
+    """Return a record as a row, with the time of `wall_ns` if it has no timestamp.
+
+    Raises MisuseError for text, because only the caller knows its encoding, and for a timestamp before 1970.
+    """
+    for name, data in (("value", value), ("key", key)):
+        if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
+            raise MisuseError(f"{name} must be bytes or None, not {type(data).__name__}; encode it first")
+    if timestamp_ms is None:
+        timestamp_ms = wall_ns() // 1_000_000
+    elif not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms < 1 << 63:
+        raise MisuseError(f"timestamp_ms={timestamp_ms!r} is no time in whole milliseconds since 1970")
+    return (
+        timestamp_ms,
+        key if key is None or isinstance(key, bytes) else bytes(key),
+        value if value is None or isinstance(value, bytes) else bytes(value),
+        headers_of(headers) if headers else (),
+    )
+
+
+def row_size_bytes(key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> int:
+    """Return an upper bound of a record's bytes in an uncompressed batch."""
+    size = RECORD_OVERHEAD_BYTES + (len(key) if key else 0) + (len(value) if value else 0)
+    for name, data in headers:
+        size += 10 + 4 * len(name) + (len(data) if data else 0)
+    return size

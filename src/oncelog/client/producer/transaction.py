@@ -1,0 +1,88 @@
+"""The current transaction of a producer: its partitions, its epoch, and what may be sent.  A batch leaves
+only once its partition is part of the transaction. That is after AddPartitionsToTxn, or at once if the broker
+raises the epoch with each transaction (`transaction.version` 2) and adds partitions itself. The state machine
+of the calls is `rules.transactions.client_session`.  Source: behaviours T4 and T5 (docs/behaviours.md);
+KIP-98, KIP-360, KIP-890; Kafka's TransactionManager.
+"""
+
+from __future__ import annotations
+
+from oncelog.client.producer.produce_messages import MAX_PRODUCE_VERSION
+from oncelog.errors import OncelogError
+from oncelog.rules.transactions.client_session import Operation, Session, State
+from oncelog.types import TopicPartition
+
+_SENDING = (State.IN_TRANSACTION, State.COMMITTING)
+LAST_CLASSIC_PRODUCE_VERSION = 11
+"""Produce 12 adds partitions to the transaction, and expects each end to raise the epoch (KIP-890)."""
+
+
+class ProducerTransaction:
+    """The state of a transactional producer's transaction. One object serves all transactions in turn."""
+
+    def __init__(self) -> None:
+        self.session = Session()
+        self.raises_epoch = False
+        """The broker raises the epoch when a transaction ends."""
+        self.is_epoch_spent = False
+        """Sequences cannot continue under this epoch, so the next transaction needs another one."""
+        self.added: set[TopicPartition] = set()
+        self.pending: set[TopicPartition] = set()
+        """Partitions with records to send, to be added to the transaction first."""
+        self.has_offsets = False
+        """The transaction commits offsets of a group."""
+        self.may_have_begun = False
+        """The coordinator was asked to add something and may not have answered."""
+
+    def begin(self, *, raises_epoch: bool) -> None:
+        """Begin locally. The coordinator learns of the transaction with its first partition."""
+        self.session.check(Operation.BEGIN)
+        self.raises_epoch = raises_epoch
+        self.session.enter(State.IN_TRANSACTION)
+
+    @property
+    def is_sending(self) -> bool:
+        """Return True in the states in which records may leave."""
+        return self.session.state in _SENDING
+
+    @property
+    def has_begun(self) -> bool:
+        """Return True if the coordinator knows of the transaction, so that it needs to hear its end.
+
+        If the broker adds partitions itself, True means that the coordinator may know. It then accepts any
+        abort.
+        """
+        return bool(self.added or self.has_offsets)
+
+    @property
+    def max_produce_version(self) -> int:
+        """Return the highest Produce version that suits how this transaction adds its partitions."""
+        return MAX_PRODUCE_VERSION if self.raises_epoch else LAST_CLASSIC_PRODUCE_VERSION
+
+    def admits(self, tp: TopicPartition) -> bool:
+        """Return True if records of a partition may be sent now; otherwise note that it must be added
+        first.
+        """
+        if tp in self.added:
+            return True
+        if self.raises_epoch:
+            self.added.add(tp)
+            return True
+        self.pending.add(tp)
+        return False
+
+    def on_added(self, partitions: set[TopicPartition]) -> None:
+        """Note that the coordinator added these partitions."""
+        self.pending -= partitions
+        self.added |= partitions
+
+    def require_abort(self, error: OncelogError) -> None:
+        """Note that a part of the transaction failed, so that only an abort can follow."""
+        self.session.set_abortable_error(error)
+        self.is_epoch_spent = True
+
+    def forget_parts(self) -> None:
+        """Forget partitions and offsets: the coordinator confirmed the end."""
+        self.added.clear()
+        self.pending.clear()
+        self.has_offsets = self.may_have_begun = False
