@@ -4,7 +4,7 @@
 - A link to a page leads to that page, and a link to README.md to the first page.
 - A link to another file of the repository leads to `repo_url`, or becomes plain text if that is not set.
   A link to a file that does not exist is a warning, which `mkdocs build --strict` makes an error.
-- A list may follow a paragraph without an empty line, as on GitHub.
+- A list may follow a paragraph without an empty line, and code in a table may escape `|`, as on GitHub.
 - Pages of docs/ and its folders that mkdocs.yml does not list get into the navigation.
 """
 
@@ -24,6 +24,7 @@ SECTIONS = {".": "Guides", "guides": "Guides", "reference": "Reference", "intern
 """Folder of docs/ -> the section of the navigation that its pages belong to."""
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+_CODE = re.compile(r"`[^`]*`")
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 _log = logging.getLogger("mkdocs.hooks.docs_site")
 
@@ -66,6 +67,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         elif not is_code:
             if _ITEM.match(line) and previous.strip() and not _ITEM.match(previous) and previous[0] != " ":
                 lines.append("")
+            if line.startswith("|"):
+                line = _CODE.sub(lambda match: match[0].replace("\\|", "|"), line)
             line = _LINK.sub(lambda match: _link(match, uri, config.repo_url), line)
         lines.append(line)
         previous = line
