@@ -20,7 +20,7 @@ from oncelog.broker.request import Request
 from oncelog.broker.state import OFFERED, BrokerState
 from oncelog.client.consumer.fetch_messages import fetched_partitions, place_batches
 from oncelog.client.group.subscription import (
-    decode_share,
+    decode_assignment,
     decode_subscriber,
 )
 from oncelog.config import BROKER
@@ -304,7 +304,7 @@ def members(data: bytes) -> None:
         except PeerError:
             continue
     try:
-        decode_share(data)
+        decode_assignment(data)
     except PeerError:
         return
 

@@ -9,7 +9,7 @@ from typing import Any
 from helpers_fuzz import ALL_APIS, APIS, FILES, ask, open_node
 from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
 
-from oncelog.client.group.subscription import Holding, encode_share, encode_subscription
+from oncelog.client.group.subscription import OwnedPartitions, encode_assignment, encode_subscription
 from oncelog.rules.groups.assignors import ASSIGNORS
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Compression, TopicPartition
@@ -129,9 +129,9 @@ def _coordinator_seeds() -> list[bytes]:
 
 
 def _member_seeds() -> list[bytes]:
-    holding = Holding((), (TopicPartition("t", 0),), 3)
+    holding = OwnedPartitions((), (TopicPartition("t", 0),), 3)
     subscriptions = [encode_subscription(name, ["t"], holding) for name in ASSIGNORS]
-    return [*subscriptions, encode_share([TopicPartition("t", 1)])]
+    return [*subscriptions, encode_assignment([TopicPartition("t", 1)])]
 
 
 _SEEDS: dict[str, Callable[[], list[bytes]]] = {

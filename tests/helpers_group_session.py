@@ -10,10 +10,9 @@ from helpers_wait import attempts, clock_ms
 
 from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.consumer.poll_activity import PollActivity
-from oncelog.client.group.aio import Change, GroupSession, Rebalance
-from oncelog.client.group.classic_member import ClassicSession
-from oncelog.client.group.consumer_member import ConsumerProtocolSession
-from oncelog.client.group.subscription import encode_share
+from oncelog.client.group.aio import GroupSession
+from oncelog.client.group.membership import Change, Rebalance
+from oncelog.client.group.subscription import encode_assignment
 from oncelog.config import CONSUMER
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import (
@@ -99,7 +98,7 @@ class Coordinator:
                 return self._joined(request)
             case SyncGroupRequest():
                 self.heartbeat_code = 0
-                return SyncGroupResponse(error_code=0, assignment=encode_share(self.share))
+                return SyncGroupResponse(error_code=0, assignment=encode_assignment(self.share))
             case HeartbeatRequest():
                 return HeartbeatResponse(error_code=self.heartbeat_code)
             case ConsumerGroupHeartbeatRequest():
@@ -163,9 +162,8 @@ class Member:
         parsed = CONSUMER.parse({"auto.offset.reset": "earliest", **config})
         self.core, self.coordinator = ConsumerCore(parsed), coordinator
         self.activity = PollActivity(coordinator.now_ms())
-        kind = ConsumerProtocolSession if protocol == "consumer" else ClassicSession
         cluster: Any = coordinator
-        self.session: GroupSession = kind(self.core, parsed, cluster, self.activity, lambda: None)
+        self.session = GroupSession(self.core, parsed, cluster, self.activity, lambda: None)
         self.session.subscribe([TOPIC])
         self.told: list[tuple[Change, list[int], int]] = []
 

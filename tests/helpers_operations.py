@@ -163,7 +163,7 @@ def audit(servers: str, *topics: str) -> list[str]:
         ends, starts = consumer.end_offsets(tps), consumer.beginning_offsets(tps)
         for tp in tps:
             judge = PartitionAudit(log_start_offset=starts[tp], last_stable_offset=ends[tp])
-            for piece in consumer.fetch_pieces(tp, starts[tp], ends[tp], Isolation.READ_COMMITTED):
+            for piece in consumer.fetch_chunks(tp, starts[tp], ends[tp], Isolation.READ_COMMITTED):
                 for position, header, verdict in piece.batches:
                     judge.see(stored_batch(piece.records, position, header, verdict))
             for outcome in judge.take_outcomes():

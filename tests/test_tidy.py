@@ -34,9 +34,10 @@ PURE_ROOMS = {"rules", "wire", "log", "broker", "audit"}
 CLIENT_IO = {
     "admin": {"aio", "blocking", "request_router"},
     "connection": {"broker_connection", "broker_protocol", "cluster", "coordinator", "security"},
-    "consumer": {"aio", "blocking", "offset_lookup", "partition_ends", "range_reader"},
+    "consumer": {"aio", "blocking", "fetcher", "offset_lookup", "partition_ends", "range_reader"},
     "group": {
-        "aio", "classic_member", "commits", "consumer_member", "coordinator_requests", "rebalance_callbacks",
+        "aio", "classic_member", "commits", "consumer_member", "coordinator_client", "membership",
+        "rebalance_callbacks", "subscribed_topics",
     },
     "producer": {"aio", "arrow_encoding", "blocking", "delivery", "driver", "transaction_manager"},
 }  # fmt: skip

@@ -17,7 +17,7 @@ from helpers_log import batch as log_batch
 
 from oncelog import Consumer
 from oncelog.client.consumer import completed_fetch
-from oncelog.client.consumer.completed_fetch import Piece
+from oncelog.client.consumer.completed_fetch import CompletedFetch
 from oncelog.client.consumer.fetch_messages import PlacedBatch
 from oncelog.errors import InvalidRecord, MessageTooLarge
 from oncelog.limits import Limits
@@ -178,12 +178,12 @@ def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: py
     for start in range(21):
         for most in (1, 3, 7, 8, 100):
             placed = deque([PlacedBatch(0, header, Verdict.DELIVER)])
-            piece, position, offsets = Piece(TopicPartition("t", 0), data, placed, 20), start, []
-            while not piece.is_empty:
-                rows, position = piece.take_rows(position, most, check_crcs=True)
+            completed, position, offsets = CompletedFetch(TopicPartition("t", 0), data, placed, 20), start, []
+            while not completed.is_empty:
+                rows, position = completed.take_records(position, most, check_crcs=True)
                 assert len(rows) <= most
                 offsets += [row.offset for row in rows]
-                assert position == (offsets[-1] + 1 if offsets and not piece.is_empty else position)
+                assert position == (offsets[-1] + 1 if offsets and not completed.is_empty else position)
             assert offsets == list(range(start, 20)) and position == 20
 
 
@@ -194,12 +194,12 @@ def test_what_stands_before_a_damaged_record_is_handed_out_once(monkeypatch: pyt
     tail = struct.pack(">hiqqqhii", 0, 11, NOW_MS, NOW_MS, -1, -1, -1, 12) + good + b"\x0e\0\0\0\2k\1\2" * 2
     data = memoryview(struct.pack(">qiibI", 0, 9 + len(tail), -1, 2, crc32c(tail)) + tail)
     placed = deque([PlacedBatch(0, read_header(data), Verdict.DELIVER)])
-    piece = Piece(TopicPartition("t", 0), data, placed, 12)
-    rows, position = piece.take_rows(0, 100, check_crcs=True)
+    completed = CompletedFetch(TopicPartition("t", 0), data, placed, 12)
+    rows, position = completed.take_records(0, 100, check_crcs=True)
     # Every record of this batch claims offset 0: the parts before the damage are what counts here.
     assert len(rows) == 8 and position == 1
     with pytest.raises(InvalidRecord, match="seek past it"):
-        piece.take_rows(8, 100, check_crcs=True)
+        completed.take_records(8, 100, check_crcs=True)
 
 
 @pytest.mark.parametrize("count", [2_000, 70_000])

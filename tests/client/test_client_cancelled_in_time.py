@@ -11,7 +11,7 @@ from helpers_group_session import Coordinator, Member
 
 from oncelog import Broker
 from oncelog.aio import Producer as AsyncProducer
-from oncelog.client.group.consumer_member import ConsumerProtocolSession
+from oncelog.client.group.consumer_member import ConsumerMember
 from oncelog.errors import OncelogError
 
 
@@ -21,9 +21,9 @@ async def until(is_so: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-def session_of(member: Member) -> ConsumerProtocolSession:
-    assert isinstance(member.session, ConsumerProtocolSession)
-    return member.session
+def protocol_of(member: Member) -> ConsumerMember:
+    assert isinstance(member.session.protocol, ConsumerMember)
+    return member.session.protocol
 
 
 def test_a_send_that_is_cancelled_as_room_comes_takes_no_record() -> None:
@@ -51,14 +51,14 @@ def test_a_member_that_leaves_as_it_hurries_sends_no_further_heartbeat() -> None
         coordinator = Coordinator()
         member = Member(coordinator, "consumer")
         await member.until(lambda: len(member.told) == 1)
-        session = session_of(member)
-        beating = session._beating
-        assert beating is not None
-        await until(lambda: session._hurry._waiters)
-        session._hurry.set()
-        session.stop()
-        await asyncio.wait([beating], timeout=60)
-        assert beating.cancelled()
+        protocol = protocol_of(member)
+        heartbeats = protocol._heartbeats
+        assert heartbeats is not None
+        await until(lambda: protocol._hurry._waiters)
+        protocol._hurry.set()
+        member.session.stop()
+        await asyncio.wait([heartbeats], timeout=60)
+        assert heartbeats.cancelled()
 
     asyncio.run(work())
 
@@ -67,20 +67,20 @@ def test_a_poll_that_is_cancelled_as_news_comes_ends() -> None:
     async def work() -> None:
         coordinator = Coordinator()
         member = Member(coordinator, "consumer")
-        session = session_of(member)
+        protocol = protocol_of(member)
         never = asyncio.get_running_loop().create_future()
 
         async def find(_: object) -> object:
             return await never
 
-        session._find = find  # type: ignore[assignment,method-assign]
+        protocol._prepare = find  # type: ignore[assignment,method-assign]
         step = asyncio.create_task(member.step(3600.0))
-        await until(lambda: session._finding is not None and session._news._waiters)
-        session._news.set()
+        await until(lambda: protocol._preparing is not None and protocol._news._waiters)
+        protocol._news.set()
         step.cancel()
         done, _ = await asyncio.wait([step], timeout=60)
         assert done and step.cancelled()
-        await session.close()
+        await member.session.close()
 
     asyncio.run(work())
 

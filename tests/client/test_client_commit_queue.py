@@ -1,4 +1,4 @@
-"""What a consumer commits next: the cases of a table, and that no older position follows a newer one."""
+"""The order of a consumer's commits: the cases of a table, and no older position after a newer one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from oncelog.errors import (
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 TABLE = Path(__file__).parents[1] / "tables" / "commit_queue.txt"
-OWED_MS, LATE_MS = 100, 200
+RETRY_MS, LATE_MS = 100, 200
 ANSWERS = {"ok": None, "passes": CoordinatorLoadInProgress(), "refused": OffsetMetadataTooLarge()}
 KEPT = {"next-generation": IllegalGeneration(), "rebalancing": RebalanceInProgress()}
 
@@ -40,27 +40,29 @@ def positions(words: list[str]) -> dict[TopicPartition, OffsetAndMetadata]:
 def text(commit: Commit | None) -> str:
     if commit is None:
         return "-"
-    kind = ("not " if commit.refusal else "") + ("asked" if commit.is_asked else "owed")
-    return " ".join([kind, *sorted(f"{tp.topic}{each.offset}" for tp, each in commit.offsets.items())])
+    kind = ("not " if commit.refusal else "") + ("requested" if commit.is_requested else "automatic")
+    return " ".join([kind, *sorted(f"{tp.topic}{offset.offset}" for tp, offset in commit.offsets.items())])
 
 
-class Played:
-    """A queue to which the steps of a row happen."""
+class QueueRun:
+    """A queue that carries out the steps of a row."""
 
     def __init__(self) -> None:
         self.queue, self.now_ms = CommitQueue(), 0
-        self.asked: list[Commit] = []
+        self.requested: list[Commit] = []
         self.sent: Commit | None = None
 
     def play(self, step: str) -> None:
         word, *rest = step.split()
         match word:
-            case "owe" | "by-time":
-                self.queue.owe(positions(rest), self.now_ms + OWED_MS, is_by_time=word == "by-time")
-            case "ask":
-                self.asked.append(self.queue.ask(positions(rest)))
+            case "auto" | "by-time":
+                self.queue.add_automatic(
+                    positions(rest), self.now_ms + RETRY_MS, is_by_time=word == "by-time"
+                )
+            case "commit":
+                self.requested.append(self.queue.add_requested(positions(rest)))
             case "withdraw":
-                self.queue.withdraw(self.asked.pop(0))
+                self.queue.withdraw(self.requested.pop(0))
             case "send" | "again":
                 self.sent = self.queue.next()
             case "late":
@@ -72,17 +74,17 @@ class Played:
             case _:
                 assert self.sent is not None
                 error = (ANSWERS | KEPT)[word]
-                is_settled = self.queue.answered(self.sent, error, self.now_ms, is_kept=word in KEPT)
+                is_settled = self.queue.on_result(self.sent, error, self.now_ms, is_kept=word in KEPT)
                 assert is_settled or word in ("passes", *KEPT)
 
 
 @pytest.mark.parametrize("row", list(rows()), ids=": ".join)
 def test_table(row: list[str]) -> None:
     steps, expected = row
-    played = Played()
+    run = QueueRun()
     for step in steps.split(", ") if steps != "-" else ():
-        played.play(step)
-    assert text(played.queue.next()) == expected
+        run.play(step)
+    assert text(run.queue.next()) == expected
 
 
 @settings(max_examples=300, deadline=None)
@@ -90,7 +92,7 @@ def test_table(row: list[str]) -> None:
     st.lists(
         st.tuples(
             st.sampled_from(
-                ["owe", "ask", "withdraw", "send", "release", "ok", "lost", "passes", "refused", *KEPT]
+                ["auto", "commit", "withdraw", "send", "release", "ok", "lost", "passes", "refused", *KEPT]
             ),
             st.sets(st.sampled_from("abc"), min_size=1),
         ),
@@ -98,8 +100,8 @@ def test_table(row: list[str]) -> None:
     )
 )
 def test_no_older_position_follows_a_newer_one(steps: list[tuple[str, set[str]]]) -> None:
-    """The offsets number the statements. `lost`: it was stored, and the acknowledgement did not come."""
-    queue, asked, stored = CommitQueue(), list[Commit](), dict[TopicPartition, int]()
+    """Offsets are the numbers of the steps. `lost`: the commit was stored, but its response was lost."""
+    queue, requested, stored = CommitQueue(), list[Commit](), dict[TopicPartition, int]()
     sent: Commit | None = None
     errors: dict[str, OncelogError | None] = {"lost": DisconnectedError(), **ANSWERS, **KEPT}
 
@@ -109,27 +111,27 @@ def test_no_older_position_follows_a_newer_one(steps: list[tuple[str, set[str]]]
             stored[tp] = position.offset
 
     for number, (step, names) in enumerate(steps, 1):
-        stated = {TopicPartition(name, 0): OffsetAndMetadata(number) for name in names}
+        positions = {TopicPartition(name, 0): OffsetAndMetadata(number) for name in names}
         match step:
-            case "owe":
-                queue.owe(stated, OWED_MS)
-            case "ask":
-                asked.append(queue.ask(stated))
-            case "withdraw" if asked:
-                queue.withdraw(asked.pop())
+            case "auto":
+                queue.add_automatic(positions, RETRY_MS)
+            case "commit":
+                requested.append(queue.add_requested(positions))
+            case "withdraw" if requested:
+                queue.withdraw(requested.pop())
             case "release":
-                queue.release(stated, UnknownMemberId())
+                queue.release(positions, UnknownMemberId())
             case "send":
                 sent = queue.next()
                 if sent is not None and sent.refusal is not None:
-                    assert queue.answered(sent, sent.refusal, 0)
+                    assert queue.on_result(sent, sent.refusal, 0)
                     sent = None
             case _ if step in errors and sent is not None:
                 if step in ("ok", "lost"):
                     store(sent.offsets)
-                queue.answered(sent, errors[step], 0, is_kept=step in KEPT)
+                queue.on_result(sent, errors[step], 0, is_kept=step in KEPT)
                 sent = None
     while (commit := queue.next()) is not None:
         if commit.refusal is None:
             store(commit.offsets)
-        assert queue.answered(commit, commit.refusal, 0)
+        assert queue.on_result(commit, commit.refusal, 0)

@@ -9,7 +9,7 @@ import pytest
 from helpers_group_session import ALL, PROTOCOLS, Coordinator, Member
 from helpers_wait import until
 
-from oncelog.client.group.aio import Change
+from oncelog.client.group.membership import Change
 from oncelog.errors import CoordinatorLoadInProgress, MisuseError, RebalanceInProgress, UnknownMemberId
 from oncelog.types import OffsetAndMetadata, TopicPartition
 from oncelog.wire.messages import OffsetCommitRequest

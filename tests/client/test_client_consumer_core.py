@@ -71,7 +71,7 @@ def test_a_full_partition_is_not_fetched() -> None:
     assert asked_offset(only_call(consumer)) == 1
 
 
-def test_a_partition_is_in_one_fetch_and_a_broker_has_two_lanes() -> None:
+def test_a_partition_is_in_one_fetch_and_a_broker_has_two_fetch_connections() -> None:
     consumer = core()
     consumer.assign([T0, T1, T2])
     consumer.seek(T0, 0)
@@ -79,20 +79,20 @@ def test_a_partition_is_in_one_fetch_and_a_broker_has_two_lanes() -> None:
     assert consumer.plan(lambda tp: 1) == ([], [])
     consumer.seek(T1, 0)
     second = only_call(consumer)
-    assert [(c.lane, list(c.expected)) for c in (first, second)] == [(0, [T0]), (1, [T1])]
+    assert [(c.connection, list(c.expected)) for c in (first, second)] == [(0, [T0]), (1, [T1])]
     consumer.seek(T2, 0)
     assert consumer.plan(lambda tp: 1) == ([], [])
     other_broker, _ = consumer.plan(lambda tp: 2)
-    assert [(c.node_id, c.lane, list(c.expected)) for c in other_broker] == [(2, 0, [T2])]
+    assert [(c.node_id, c.connection, list(c.expected)) for c in other_broker] == [(2, 0, [T2])]
     consumer.on_failure(first)
-    assert [(only.lane, list(only.expected)) for only in [only_call(consumer)]] == [(0, [T0])]
+    assert [(only.connection, list(only.expected)) for only in [only_call(consumer)]] == [(0, [T0])]
 
 
 def test_after_a_seek_the_new_place_does_not_wait_for_the_old_answer() -> None:
     consumer, old = started()
     consumer.seek(T0, 50)
     new = only_call(consumer)
-    assert (old.lane, new.lane, asked_offset(new)) == (0, 1, 50)
+    assert (old.connection, new.connection, asked_offset(new)) == (0, 1, 50)
     consumer.on_response(old, answer((T0, batch(0, b"a"))), 1.0, 0)
     consumer.on_response(new, answer((T0, batch(50, b"b"))), 1.0, 0)
     assert values(consumer) == [b"b"]

@@ -323,10 +323,12 @@ def test_a_missing_topic_keeps_no_other_leader_from_being_found() -> None:
         consumer.pause(T0)  # so that nothing else looks for its leader
         cluster = await consumer._connected()
         await cluster.fetch_metadata(["missing"])
-        await until(lambda: not consumer._is_awaited(cluster, missing[0]))
+        fetcher = consumer._fetcher
+        assert fetcher is not None
+        await until(lambda: not fetcher._may_be_about_to_exist(missing[0]))
         cluster.metadata.mark_stale([T0])
         assert cluster.metadata.leader_of(T0) is None
-        await consumer._find_leaders(cluster, [*missing, T0])
+        await fetcher._find_leaders([*missing, T0])
         assert cluster.metadata.leader_of(T0) == 1
         with pytest.raises(UnknownTopicOrPartition, match="missing"):
             await consumer.poll(0)

@@ -20,10 +20,10 @@ from oncelog.types import TopicPartition
 def next_values(consumer: ConsumerCore, count: int) -> list[bytes | None]:
     rows: list[bytes | None] = []
     while len(rows) < count:
-        row = consumer.delivery.next_row()
+        row = consumer.delivery.next_record()
         if row is not None:
             rows.append(row.value)
-        elif not consumer.prepare_rows(500, 0):
+        elif not consumer.prepare_records(500, 0):
             break
     return rows
 
@@ -41,7 +41,7 @@ def filled(**options: Any) -> ConsumerCore:
 
 def test_the_position_follows_records_handed_out_one_by_one() -> None:
     consumer = filled()
-    assert consumer.prepare_rows(500, 0)
+    assert consumer.prepare_records(500, 0)
     assert (consumer.position(T0), consumer.position(T1)) == (0, 0), "ready, but nobody has them"
     first = next_values(consumer, 2)
     assert len(first) == 2
@@ -82,14 +82,14 @@ def take_away(consumer: ConsumerCore) -> None:
 @pytest.mark.parametrize("change", [move_away, begin_again, take_away])
 def test_a_change_drops_what_was_not_handed_out(change: Callable[[ConsumerCore], None]) -> None:
     consumer = filled()
-    consumer.prepare_rows(500, 0)
+    consumer.prepare_records(500, 0)
     change(consumer)
     assert next_values(consumer, 10) == [b"x", b"y"]
 
 
 def test_a_partition_that_comes_back_begins_without_what_its_earlier_life_left() -> None:
     consumer = filled()
-    consumer.prepare_rows(500, 0)
+    consumer.prepare_records(500, 0)
     take_away(consumer)
     consumer.assign([T0, T1])
     consumer.seek(T0, 3)
@@ -99,7 +99,7 @@ def test_a_partition_that_comes_back_begins_without_what_its_earlier_life_left()
 
 def test_paused_records_are_kept_until_resume() -> None:
     consumer = filled()
-    consumer.prepare_rows(500, 0)
+    consumer.prepare_records(500, 0)
     consumer.set_paused([T0], True)
     assert next_values(consumer, 10) == [b"x", b"y"]
     assert consumer.position(T0) == 0
@@ -116,7 +116,7 @@ def test_columns_give_what_rows_left_and_conversely() -> None:
     consumer.on_response(only_call(consumer), records, 1.0, 0)
     assert consumer.prepare_columns(0)
     assert consumer.position(T0) == 1
-    assert not consumer.prepare_rows(500, 0)
+    assert not consumer.prepare_records(500, 0)
     consumer.on_response(only_call(consumer), records, 1.0, 0)
     table = consumer.take_arrow(0)
     assert table.column("value").to_pylist() == [b"b", b"c"]
@@ -130,7 +130,7 @@ def test_out_of_range_is_not_asked_again_while_records_wait() -> None:
     consumer.on_response(only_call(consumer), answer((T0, b""), error=OffsetOutOfRange.code), 1.0, 0)
     assert consumer.plan(lambda tp: 1) == ([], [])
     assert [row.value for row in consumer.take(1, 0)] == [b"a"]
-    consumer.prepare_rows(1, 0)
+    consumer.prepare_records(1, 0)
     assert consumer.plan(lambda tp: 1) == ([], []), "b is ready, but nobody has it"
     assert [row.value for row in consumer.take(1, 0)] == [b"b"]
     consumer.on_response(only_call(consumer), answer((T0, b""), error=OffsetOutOfRange.code), 1.0, 0)
@@ -161,7 +161,7 @@ def test_a_fetch_or_look_up_that_ends_in_any_way_is_made_again() -> None:
     again = only_call(consumer)
     consumer.end_fetch(call)
     assert consumer.plan(lambda tp: 1) == ([], []), "only its own lane is freed"
-    assert again.lane == call.lane
+    assert again.connection == call.connection
     consumer.seek_to([T0], "latest")
     calls = consumer.resets()
     consumer.end_resets(calls)
@@ -248,13 +248,13 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 20))
     def interrupted_poll(self, count: int) -> None:
-        self.core.prepare_rows(count, 0)
+        self.core.prepare_records(count, 0)
 
     @rule(count=st.integers(1, 5))
     def iterate_and_break(self, count: int) -> None:
-        self.core.prepare_rows(20, 0)
+        self.core.prepare_records(20, 0)
         for _ in range(count):
-            row = self.core.delivery.next_row()
+            row = self.core.delivery.next_record()
             if row is None:
                 break
             self.given(TopicPartition(row.topic, row.partition), row.offset)

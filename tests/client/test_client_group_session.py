@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncelog.client.consumer.poll_activity import PollActivity
-from oncelog.client.group.aio import Change
+from oncelog.client.group.membership import Change
 from oncelog.errors import (
     BrokerError,
     CoordinatorLoadInProgress,
@@ -495,7 +495,7 @@ def test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_s
             coordinator.heartbeat_code = FencedInstanceId.code
             await asyncio.Event().wait()
 
-        member.session.committed = held_back  # type: ignore[method-assign]
+        member.session._coordinator.committed = held_back  # type: ignore[method-assign]
         with pytest.raises(FencedInstanceId):
             await member.step(60)
         await member.session.close()
@@ -535,7 +535,7 @@ def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(t
             core.assign(ALL[:2])
         member.hand_out(50)
         if then == "interval":
-            await until(lambda: session.commit_by_time() or ALL[1] in session._commits.owed)
+            await until(lambda: session.commit_if_due() or ALL[1] in session.automatic_commits)
             is_refused.set()
             await until(lambda: bool(coordinator.committed))
             session.stop()
@@ -634,7 +634,7 @@ def test_what_an_older_pattern_matched_does_not_replace_a_subscription(protocol:
         member.session.subscribe([TOPIC])
         may_answer.set()
         await member.until(lambda: len(member.core.assignment()) == 4)
-        assert member.session.topics == {TOPIC}
+        assert member.session.topics_in_use == {TOPIC}
         await member.session.close()
 
     asyncio.run(asyncio.wait_for(work(), 120))

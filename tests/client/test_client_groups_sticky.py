@@ -311,7 +311,7 @@ def test_a_member_that_closes_while_others_do_not_join_commits_what_it_read(serv
         # The third one asks for a rebalance, in which the busy one takes no part.
         session = leaver._async._group
         assert session is not None
-        wait_for(lambda: not third.poll(0.1) and not leaver.poll(0.1) and session._is_rebalancing)
+        wait_for(lambda: not third.poll(0.1) and not leaver.poll(0.1) and session.protocol.is_rebalancing)
         fill(servers, topic, 10, 10, 2)
         wait_for(lambda: bool(leaver.poll(0.1)) or leaver.position(tp) == 10)
         position = leaver.position(tp)

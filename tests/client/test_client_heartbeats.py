@@ -1,4 +1,4 @@
-"""What a member of the consumer protocol tells its coordinator, and what it makes of the answers."""
+"""The heartbeats of a member under the consumer protocol, and the handling of their responses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from oncelog.client.group.consumer_heartbeat import Difference, Heartbeats, Place, difference
+from oncelog.client.group.consumer_heartbeat import (
+    AssignmentDifference,
+    HeartbeatState,
+    TopicIdPartition,
+    compare_assignment,
+)
 from oncelog.config import CONSUMER
 from oncelog.errors import ConfigError, FencedMemberEpoch
 from oncelog.types import TopicPartition
@@ -16,12 +21,12 @@ A, B = b"a" * 16, b"b" * 16
 TOPICS = frozenset({"t", "s"})
 
 
-def heartbeats(**settings: Any) -> Heartbeats:
-    given = {"bootstrap.servers": "127.0.0.1:9", "group.id": "g", "group.protocol": "consumer"}
-    return Heartbeats(CONSUMER.parse({**given, **settings}), "me")
+def heartbeats(**settings: Any) -> HeartbeatState:
+    config = {"bootstrap.servers": "127.0.0.1:9", "group.id": "g", "group.protocol": "consumer"}
+    return HeartbeatState(CONSUMER.parse({**config, **settings}), "me")
 
 
-def answer(epoch: int = 1, owns: dict[bytes, list[int]] | None = None, **more: Any) -> Any:
+def response(epoch: int = 1, owns: dict[bytes, list[int]] | None = None, **more: Any) -> Any:
     parts = ConsumerGroupHeartbeatResponse.TopicPartitions
     assignment = None
     if owns is not None:
@@ -33,62 +38,67 @@ def answer(epoch: int = 1, owns: dict[bytes, list[int]] | None = None, **more: A
     )
 
 
-def said(request: Any) -> tuple[Any, ...]:
+def reported(request: Any) -> tuple[Any, ...]:
     owned = request.topic_partitions
     return (
         request.member_epoch,
         request.rebalance_timeout_ms,
         request.subscribed_topic_names,
-        None if owned is None else [(each.topic_id, each.partitions) for each in owned],
+        None if owned is None else [(topic.topic_id, topic.partitions) for topic in owned],
     )
 
 
-def test_all_is_said_to_join_and_then_what_changed() -> None:
+def test_the_first_heartbeat_reports_everything_and_later_ones_report_changes() -> None:
     mine = heartbeats(max_poll_interval_ms=9_000)
-    assert said(mine.request(TOPICS, ())) == (0, 9_000, ["s", "t"], [])
-    wanted = mine.answered(answer(1, {A: [0, 1], B: [2]}))
-    assert wanted == {Place(A, 0), Place(A, 1), Place(B, 2)}
+    assert reported(mine.next_request(TOPICS, ())) == (0, 9_000, ["s", "t"], [])
+    target = mine.on_response(response(1, {A: [0, 1], B: [2]}))
+    assert target == {TopicIdPartition(A, 0), TopicIdPartition(A, 1), TopicIdPartition(B, 2)}
     assert (mine.epoch, mine.interval_ms) == (1, 700)
-    assert said(mine.request(TOPICS, ())) == (1, -1, None, None)
-    assert mine.answered(answer(1)) is None
-    assert said(mine.request(TOPICS, sorted(wanted))) == (1, -1, None, [(A, [0, 1]), (B, [2])])
-    mine.answered(answer(2))
-    assert said(mine.request(TOPICS, sorted(wanted))) == (2, -1, None, None)
-    mine.answered(answer(2))
-    assert said(mine.request(frozenset("t"), sorted(wanted))) == (2, -1, ["t"], None)
+    assert reported(mine.next_request(TOPICS, ())) == (1, -1, None, None)
+    assert mine.on_response(response(1)) is None
+    assert reported(mine.next_request(TOPICS, sorted(target))) == (1, -1, None, [(A, [0, 1]), (B, [2])])
+    mine.on_response(response(2))
+    assert reported(mine.next_request(TOPICS, sorted(target))) == (2, -1, None, None)
+    mine.on_response(response(2))
+    assert reported(mine.next_request(frozenset("t"), sorted(target))) == (2, -1, ["t"], None)
 
 
-def test_after_a_lost_answer_all_is_said_again() -> None:
+def test_the_heartbeat_after_a_lost_response_reports_everything() -> None:
     mine = heartbeats()
-    mine.request(TOPICS, ())
-    mine.answered(answer(3, {A: [0]}))
-    mine.request(TOPICS, [Place(A, 0)])
-    mine.failed()
-    assert said(mine.request(TOPICS, [Place(A, 0)])) == (3, 300_000, ["s", "t"], [(A, [0])])
+    mine.next_request(TOPICS, ())
+    mine.on_response(response(3, {A: [0]}))
+    mine.next_request(TOPICS, [TopicIdPartition(A, 0)])
+    mine.on_failure()
+    assert reported(mine.next_request(TOPICS, [TopicIdPartition(A, 0)])) == (
+        3,
+        300_000,
+        ["s", "t"],
+        [(A, [0])],
+    )
 
 
-def test_who_is_fenced_joins_owning_nothing() -> None:
+def test_a_fenced_member_joins_again_and_owns_nothing() -> None:
     mine = heartbeats()
-    mine.request(TOPICS, ())
-    mine.answered(answer(3, {A: [0]}))
-    mine.request(TOPICS, [Place(A, 0)])
+    mine.next_request(TOPICS, ())
+    mine.on_response(response(3, {A: [0]}))
+    mine.next_request(TOPICS, [TopicIdPartition(A, 0)])
     with pytest.raises(FencedMemberEpoch):
-        mine.answered(answer(0, error_code=110))
-    mine.fenced()
-    assert said(mine.request(TOPICS, [Place(A, 0)])) == (0, 300_000, ["s", "t"], [])
+        mine.on_response(response(0, error_code=110))
+    mine.on_fenced()
+    assert reported(mine.next_request(TOPICS, [TopicIdPartition(A, 0)])) == (0, 300_000, ["s", "t"], [])
 
 
 @pytest.mark.parametrize(("instance", "epoch"), [(None, -1), ("mine", -2)])
-def test_leaving(instance: str | None, epoch: int) -> None:
+def test_a_static_member_leaves_with_an_epoch_of_its_own(instance: str | None, epoch: int) -> None:
     mine = heartbeats(**({"group.instance.id": instance} if instance else {}))
-    request = mine.leave()
+    request = mine.leave_request()
     assert (request.member_epoch, request.instance_id, request.topic_partitions) == (epoch, instance, None)
 
 
 @pytest.mark.parametrize(
     "key", ["session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"]
 )
-def test_what_the_coordinator_decides_is_refused(key: str) -> None:
+def test_settings_that_the_coordinator_decides_are_refused(key: str) -> None:
     value = "range" if key.startswith("partition") else 1_000
     with pytest.raises(ConfigError, match=f"{key} cannot be set with group.protocol=consumer"):
         heartbeats(**{key: value})
@@ -98,17 +108,24 @@ T0, T1, S0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("s",
 
 
 @pytest.mark.parametrize(
-    ("owned", "wanted", "names", "expected"),
+    ("owned", "target", "names", "expected"),
     [
-        ({}, {Place(A, 0)}, {A: "t"}, ([], [T0], False)),
-        ({T0: A}, {Place(A, 0)}, {A: "t"}, ([], [], False)),
-        ({T0: A, T1: A}, {Place(A, 1), Place(B, 0)}, {A: "t", B: "s"}, ([T0], [S0], False)),
-        ({}, {Place(A, 0), Place(B, 0)}, {A: "t"}, ([], [T0], True)),
-        # The topic was deleted and made again: the same name, another topic.
-        ({T0: A}, {Place(B, 0)}, {A: "t"}, ([T0], [], True)),
-        ({}, {Place(B, 0)}, {B: "t"}, ([], [T0], False)),
+        ({}, {TopicIdPartition(A, 0)}, {A: "t"}, ([], [T0], False)),
+        ({T0: A}, {TopicIdPartition(A, 0)}, {A: "t"}, ([], [], False)),
+        (
+            {T0: A, T1: A},
+            {TopicIdPartition(A, 1), TopicIdPartition(B, 0)},
+            {A: "t", B: "s"},
+            ([T0], [S0], False),
+        ),
+        ({}, {TopicIdPartition(A, 0), TopicIdPartition(B, 0)}, {A: "t"}, ([], [T0], True)),
+        # The topic was deleted and created again: the same name, another topic.
+        ({T0: A}, {TopicIdPartition(B, 0)}, {A: "t"}, ([T0], [], True)),
+        ({}, {TopicIdPartition(B, 0)}, {B: "t"}, ([], [T0], False)),
         ({T0: A}, set(), {A: "t"}, ([T0], [], False)),
     ],
 )
-def test_what_to_give_back_and_to_take(owned: Any, wanted: Any, names: Any, expected: Any) -> None:
-    assert difference(owned, wanted, names) == Difference(*expected)
+def test_the_difference_between_owned_partitions_and_a_target(
+    owned: Any, target: Any, names: Any, expected: Any
+) -> None:
+    assert compare_assignment(owned, target, names) == AssignmentDifference(*expected)

@@ -18,7 +18,7 @@ from helpers_wait import rest
 from oncelog import Admin, Consumer, TopicPartition
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.consumer.aio import AsyncConsumer
-from oncelog.client.group.aio import Change
+from oncelog.client.group.membership import Change
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, OffsetCommitRequest
 
 
@@ -185,7 +185,7 @@ def test_a_cancelled_close_keeps_no_member_in_the_group(
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         assert leaving.cancelled()
-        assert session._beating is None
+        assert session.protocol._heartbeats is None
         assert how == "close" or consumer.assignment() == []
         await session.committed([TopicPartition(topic, 0)])  # on the connection on which it leaves
         async with AsyncAdmin({"bootstrap.servers": servers}) as admin:
@@ -301,16 +301,16 @@ def test_an_interrupt_of_a_close_keeps_no_member_in_the_group(
     consumer.subscribe(topic)
     take(consumer, 1)
     session: Any = consumer._async._group
-    give_up, calls = session.give_up, list[None]()
+    prepare_to_leave, calls = session.prepare_to_leave, list[None]()
 
     async def interrupted() -> Any:
         calls.append(None)
         if len(calls) == 1:
-            return await give_up()
+            return await prepare_to_leave()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return await asyncio.Event().wait()
 
-    session.give_up = interrupted
+    session.prepare_to_leave = interrupted
     with pytest.raises(KeyboardInterrupt):
         getattr(consumer, how)()
     if how == "unsubscribe":

@@ -198,19 +198,22 @@ def test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time() -> No
             broker.handlers |= {"Metadata": told, "Fetch": fetched}
             config = {"bootstrap.servers": broker.bootstrap_servers, "request.timeout.ms": 600_000}
             async with Consumer(config, **{"retry.backoff.ms": 20, "retry.backoff.max.ms": 20}) as consumer:
-                find, under_way, most, search_count = consumer._find_leaders, 0, 0, 0
+                await consumer.start()
+                fetcher = consumer._fetcher
+                assert fetcher is not None
+                find, running, max_running, search_count = fetcher._find_leaders, 0, 0, 0
 
-                async def counted(cluster: Any, partitions: Any) -> None:
-                    nonlocal under_way, most, search_count
+                async def counted(partitions: Any) -> None:
+                    nonlocal running, max_running, search_count
                     if unknown not in partitions:
-                        return await find(cluster, partitions)
-                    under_way, search_count = under_way + 1, search_count + 1
-                    most = max(most, under_way)
-                    # The step at the end of one begins the next.
-                    await find(cluster, partitions)
-                    under_way -= 1
+                        return await find(partitions)
+                    running, search_count = running + 1, search_count + 1
+                    max_running = max(max_running, running)
+                    # The end of one search starts the next.
+                    await find(partitions)
+                    running -= 1
 
-                consumer._find_leaders = counted  # type: ignore[method-assign]
+                fetcher._find_leaders = counted  # type: ignore[method-assign]
                 consumer.assign([T0, unknown])
                 for tp in (T0, unknown):
                     consumer.seek(tp, 0)
@@ -218,7 +221,7 @@ def test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time() -> No
                     if search_count >= 5 and fetch_count >= 50:
                         break
                     await consumer.poll(0.01)
-                assert most <= 2
+                assert max_running <= 2
 
     asyncio.run(run())
 

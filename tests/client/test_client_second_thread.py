@@ -37,7 +37,7 @@ class Polling:
         self.raised: BaseException | None = None
         self.thread = threading.Thread(target=self._poll, args=(consumer,), daemon=True)
         self.thread.start()
-        wait_until(lambda: consumer._async._stepping is not None or not self.thread.is_alive())
+        wait_until(lambda: consumer._async._step_task is not None or not self.thread.is_alive())
 
     def _poll(self, consumer: Consumer) -> None:
         try:
@@ -175,7 +175,7 @@ def test_a_task_that_polls_is_told_that_another_closed_the_consumer(ours: str) -
         consumer = AsyncConsumer(bootstrap_servers=ours)
         consumer.assign(T0)
         polling = asyncio.create_task(consumer.poll(600))
-        while consumer._stepping is None:
+        while consumer._step_task is None:
             await asyncio.sleep(0)
         await consumer.close()
         with pytest.raises(MisuseError, match="while it was polled"):

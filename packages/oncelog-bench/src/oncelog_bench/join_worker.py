@@ -24,7 +24,7 @@ from oncelog.client.group.core import (
     leave_request,
     sync_request,
 )
-from oncelog.client.group.subscription import Holding, decode_share
+from oncelog.client.group.subscription import OwnedPartitions, decode_assignment
 from oncelog.config import CONSUMER
 from oncelog.errors import OncelogError, raise_for_code
 from oncelog.settings import Settings
@@ -106,7 +106,7 @@ class Member:
         self._member = ConsumerGroupMetadata("", member_id=answer.member_id)
 
     def send_join(self) -> None:
-        request = join_request(self._settings, self._member.member_id, [self._topic], Holding())
+        request = join_request(self._settings, self._member.member_id, [self._topic], OwnedPartitions())
         self.send(request, JOIN_VERSION)
 
     def send_heartbeat(self) -> None:
@@ -130,7 +130,7 @@ class Member:
     def take_share(self) -> None:
         answer = self.receive()
         raise_for_code(answer.error_code, "a raw member's sync")
-        self.share = decode_share(answer.assignment)
+        self.share = decode_assignment(answer.assignment)
 
     def leave(self) -> None:
         self.send(leave_request(self._member), LEAVE_VERSION)

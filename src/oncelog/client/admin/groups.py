@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oncelog.client.group.core import PROTOCOL_TYPE
-from oncelog.client.group.subscription import decode_share
+from oncelog.client.group.subscription import decode_assignment
 from oncelog.errors import PeerError, named_text, raise_for_code
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import (
@@ -123,6 +123,6 @@ def check_group_deleted(group_id: str, response: DeleteGroupsResponse) -> None:
 
 def _assigned_partitions(assignment: bytes) -> tuple[TopicPartition, ...]:
     try:
-        return tuple(decode_share(assignment))
+        return tuple(decode_assignment(assignment))
     except PeerError:  # a client may write assignments in a format of its own
         return ()

@@ -1,76 +1,85 @@
-"""The consumer for asyncio: client.consumer.ConsumerCore driven by tasks that fetch and look up."""
+"""The consumer for asyncio: ConsumerCore decides, Fetcher and GroupSession send the requests."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+import re
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from oncelog.client.arguments import by_partition, partitions_of, topic_of
+from oncelog.client.arguments import by_partition, offsets_of, partitions_of, topic_of
 from oncelog.client.connection.cluster import ClusterConnection, parse_bootstrap
 from oncelog.client.consumer.core import ConsumerCore
-from oncelog.client.consumer.fetch_messages import MAX_FETCH_VERSION, FetchOptions
+from oncelog.client.consumer.fetch_messages import FetchOptions
+from oncelog.client.consumer.fetcher import Fetcher
 from oncelog.client.consumer.list_offsets import OffsetAt, OffsetSpec
 from oncelog.client.consumer.offset_lookup import list_offsets
-from oncelog.client.consumer.range_reader import RangeFetcher, RangePiece, check_range, range_options
-from oncelog.client.consumer.state import FetchCall, ResetCall
-from oncelog.client.group.aio import Rebalance
-from oncelog.client.group.rebalance_callbacks import AsyncSubscribing
-from oncelog.config import CONSUMER, INT32_MAX
-from oncelog.errors import (
-    DisconnectedError,
-    MisuseError,
-    OncelogError,
-    TimedOut,
-    UnknownTopicOrPartition,
-    UnstableOffsetCommit,
+from oncelog.client.consumer.poll_activity import PollActivity
+from oncelog.client.consumer.range_reader import RangeChunk, RangeFetcher, check_range, range_options
+from oncelog.client.group.aio import GroupSession
+from oncelog.client.group.membership import Rebalance
+from oncelog.client.group.rebalance_callbacks import (
+    Offsets,
+    RebalanceCallback,
+    RebalanceListener,
+    Subscription,
+    subscription_of,
 )
+from oncelog.config import CONSUMER, INT32_MAX
+from oncelog.errors import MisuseError, OncelogError, TimedOut
 from oncelog.runtime import system
 from oncelog.runtime.loop_thread import check_running_loop
 from oncelog.settings import Settings
-from oncelog.types import Isolation, PartitionInfo, Record, TopicPartition
+from oncelog.types import (
+    ConsumerGroupMetadata,
+    Isolation,
+    OffsetAndMetadata,
+    PartitionInfo,
+    Record,
+    TopicPartition,
+)
 
 _POLL_FOREVER_SECONDS = 3600.0
-_FOUND_TOGETHER_S = 0.01
 
 SECOND_POLL = "another thread or task is polling this consumer; give each one of its own"
 
 Prepare = Callable[[float], bool]
-"""Has records ready in the core's `delivery`; false when none wait. It is given the time in milliseconds."""
+"""Puts records into the core's `delivery` and returns True if there are any; its argument is the time in ms.
+"""
 
 
-class AsyncConsumer(AsyncSubscribing):
-    """Reads partitions, assigned or shared out by a group, on the running asyncio loop.
+class AsyncConsumer:
+    """A Kafka consumer for asyncio that reads assigned partitions, or its share of a group's topics.
 
-    Settings: a mapping with Kafka's keys, or keywords with underscores for the dots.
+    Settings: a mapping with Kafka's keys, or keyword arguments with underscores instead of dots.
 
-    Connects at first use, or with `async with`. Not for use by several tasks at a time.
+    It connects at first use, or with `async with`. One task at a time may use it.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
         self._settings = CONSUMER.parse({**(config or {}), **settings})
         parse_bootstrap(self._settings["bootstrap.servers"])
         self._core = ConsumerCore(self._settings)
-        super().__init__()
+        self._runtime = system.current()
+        self._activity = PollActivity(self._runtime.monotonic_ns() / 1e6)
+        self._subscription = Subscription()
+        self._listener = RebalanceListener()
+        self._group: GroupSession | None = None
         self._cluster: ClusterConnection | None = None
+        self._fetcher: Fetcher | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        # Partitions whose leader is being found.
-        self._sought: set[TopicPartition] = set()
-        self._failure_count = 0
-        self._wake: asyncio.Event | None = None
         self._connecting: asyncio.Task[None] | None = None
-        # A rebalance of which the application has not been told to the end.
-        self._untold: Rebalance | None = None
-        # The task whose poll lasts, its callbacks included.
-        self._polled_by: asyncio.Task[Any] | None = None
-        # The task in which a step of a poll is under way, and whether `close` has cancelled it.
-        self._stepping: asyncio.Task[Any] | None = None
-        # How often that task had been cancelled before its step, and went on. See
+        # A rebalance whose callback has not ended yet.
+        self._pending_rebalance: Rebalance | None = None
+        # The task that is inside a poll, including its callbacks.
+        self._polling_task: asyncio.Task[Any] | None = None
+        # The task that is inside a step of a poll.
+        self._step_task: asyncio.Task[Any] | None = None
+        # Cancellations that this task survived before its step. Guard:
         # test_a_task_that_outlived_a_cancellation_polls_like_any_other.
         self._earlier_cancels = 0
+        # True if `end_polling` has cancelled the step.
         self._is_step_ended = False
         self._closed = False
 
@@ -84,10 +93,13 @@ class AsyncConsumer(AsyncSubscribing):
         """Positions and undelivered records, for the blocking Consumer."""
         return self._core
 
-    # Life
+    # Connecting and closing
 
     async def start(self) -> None:
-        """Connect; other methods do so by themselves. Raises what ClusterConnection.start raises."""
+        """Connect to the cluster. Optional: other methods do so themselves.
+
+        Raises what ClusterConnection.start raises.
+        """
         await self._connected()
 
     async def _connected(self) -> ClusterConnection:
@@ -104,7 +116,7 @@ class AsyncConsumer(AsyncSubscribing):
         return self._cluster
 
     def _raise_if_closed_meanwhile(self) -> None:
-        """Raise MisuseError if `close` has cancelled what this task waits for, and nobody this task."""
+        """Raise MisuseError if `close` has cancelled the awaited connection, and nobody this task."""
         task = asyncio.current_task()
         if self._closed and task is not None and not task.cancelling():
             raise MisuseError("this consumer was closed during this call; make a new one") from None
@@ -112,8 +124,8 @@ class AsyncConsumer(AsyncSubscribing):
     def _start_connecting(self) -> asyncio.Task[None]:
         """Return the task that connects; it outlives the calls that wait for it."""
         if self._cluster is None:
-            self._wake = asyncio.Event()
             self._cluster = ClusterConnection(self._settings, topics_in_use=self._topics_in_use)
+            self._fetcher = Fetcher(self._core, self._settings, self._cluster, self._committed_offsets)
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._cluster.start())
         return self._connecting
@@ -124,39 +136,39 @@ class AsyncConsumer(AsyncSubscribing):
         return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
     def _topics_in_use(self) -> set[str]:
-        """Return the topics whose metadata are to be kept: those assigned or subscribed to, as in Java.
+        """Return the topics whose metadata must be kept: those assigned or subscribed to, as in Java.
 
-        The leader of a classic group also keeps what the other members subscribe to.
+        The leader of a classic group also keeps the topics of the other members.
         """
         subscribed = self._group.topics_in_use if self._group is not None else ()
         return {tp.topic for tp in self._core.assignment()}.union(subscribed)
 
     async def close(self) -> None:
-        """Commit what was handed out if that is automatic, leave the group, end all work and connections.
+        """Commit if enable.auto.commit is set, leave the group, and close all connections.
 
-        Not committed is a record at which a loop ended, by `break` or an exception. Calls `on_revoked` (or
-        `on_lost`) with the partitions that are given up. Safe to call twice.
+        The commit covers all delivered records, except one at which a `for` loop was left by `break` or an
+        exception. Calls `on_revoked` (or `on_lost`) with the partitions. Calling it twice is safe.
         """
         check_running_loop(self._loop, "consumer")
         try:
             await self.end_polling()
-            self._untold = None
+            self._pending_rebalance = None
             try:
                 if not self._closed:
-                    await self.tell_of_leaving()
+                    await self._notify_of_leaving()
             except Exception:
                 await self._end()
                 raise
             await self._end()
         except asyncio.CancelledError:
-            # A second call ends the rest. The group would wait for a member that nobody polls. See
-            # test_a_cancelled_close_keeps_no_member_in_the_group.
+            # A second call finishes the close. Leave now: the group would wait for a member that nobody
+            # polls. Guard: test_a_cancelled_close_keeps_no_member_in_the_group.
             if self._group is not None and not self._closed:
                 self._group.begin_leaving()
             raise
 
     async def end_at_once(self) -> None:
-        """End all, as `close` does, without a commit and without callbacks."""
+        """Close without a commit and without callbacks."""
         check_running_loop(self._loop, "consumer")
         if self._group is not None and not self._closed:
             self._group.begin_leaving()
@@ -164,20 +176,21 @@ class AsyncConsumer(AsyncSubscribing):
         await self._end_connections()
 
     async def _end(self) -> None:
-        """Leave the group, end all work and connections."""
+        """Leave the group, cancel all tasks and close all connections."""
         if self._group is not None and not self._closed:
             await self._group.close()
         await self._end_connections()
 
     async def _end_connections(self) -> None:
-        """End all work but the group's, and the connections."""
+        """Cancel all tasks but the group's, and close all connections."""
         self._closed = True
-        tasks = [*self._tasks, *([self._connecting] if self._connecting else [])]
-        for task in tasks:
-            task.cancel()
+        tasks = self._fetcher.cancel() if self._fetcher is not None else []
+        if self._connecting is not None:
+            self._connecting.cancel()
+            tasks.append(self._connecting)
         await asyncio.gather(*tasks, return_exceptions=True)
         self._connecting = None
-        if self._cluster:
+        if self._cluster is not None:
             await self._cluster.close()
 
     async def __aenter__(self) -> Self:
@@ -192,141 +205,307 @@ class AsyncConsumer(AsyncSubscribing):
     # Assignment and positions
 
     def assign(self, partitions: Collection[TopicPartition] | TopicPartition) -> None:
-        """Read these partitions and no others; those assigned before keep their positions.
+        """Read exactly these partitions. Those assigned before keep their positions.
 
-        With a group.id new ones begin at the group's committed offsets, and positions are committed
-        automatically with enable.auto.commit. No member of the group may hold partitions meanwhile: the
-        group refuses the commits then. Else new ones begin where auto.offset.reset says.
+        With a group.id, new partitions start at the group's committed offsets, and enable.auto.commit commits
+        their positions. The group must have no members meanwhile, or its coordinator refuses the commits.
+        Without one, or without a committed offset, they start where auto.offset.reset says.
+
+        Raises MisuseError while the consumer is subscribed.
         """
         if self._subscription:
             raise MisuseError(
                 "this consumer is subscribed: unsubscribe() before assigning partitions by hand"
             )
-        wanted = partitions_of(partitions)
-        if self._group is not None and not self._closed and not set(self.assignment()) <= set(wanted):
+        requested = partitions_of(partitions)
+        if self._group is not None and not self._closed and not set(self.assignment()) <= set(requested):
             self._group.commit_before_assigning()
-        self._core.assign(wanted, from_committed=self._settings["group.id"] is not None)
+        self._core.assign(requested, from_committed=self._settings["group.id"] is not None)
 
     def assignment(self) -> list[TopicPartition]:
-        """The partitions being read."""
+        """Return the partitions that are read at present."""
         return self._core.assignment()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on at `offset` (0 or above). Raises MisuseError when the partition is not assigned."""
+        """Read next from `offset` (0 or above). Raises MisuseError if the partition is not assigned."""
         self._core.seek(tp, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Go on at the first record; without arguments in every assigned partition."""
+        """Read next from the first available record; without arguments, in every assigned partition."""
         self._core.seek_to(partitions_of(partitions), "earliest")
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Go on behind the last record a reader of this isolation may see."""
+        """Read next from the end offset: see `end_offsets`.
+
+        Without arguments, in every assigned partition.
+        """
         self._core.seek_to(partitions_of(partitions), "latest")
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Hand out nothing of these until `resume`; positions stay."""
+        """Stop returning records from these partitions until `resume`. Positions are kept."""
         self._core.set_paused(partitions_of(partitions), True)
 
     def resume(self, *partitions: TopicPartition) -> None:
-        """End a `pause`."""
+        """Return records from these partitions again after `pause`."""
         self._core.set_paused(partitions_of(partitions), False)
-        if self._cluster and not self._closed:
-            self._step(self._cluster)
+        if self._fetcher and not self._closed:
+            self._fetcher.start_due()
 
     def paused(self) -> list[TopicPartition]:
-        """The partitions that are paused."""
+        """Return the paused partitions."""
         return self._core.paused()
 
     async def position(self, tp: TopicPartition) -> int:
-        """The offset of the next record `poll` would give, looked up if need be."""
+        """Return the offset of the next record that `poll` would return, looked up if necessary.
+
+        Raises TimedOut after request.timeout.ms, and MisuseError if the partition is not assigned.
+        """
         cluster = await self._connected()
+        assert self._fetcher is not None
         deadline_ms = cluster.now_ms() + self._settings["request.timeout.ms"]
         while (offset := self._core.position(tp)) is None:
-            self._step(cluster)
-            if not await self._wait(cluster, deadline_ms):
+            self._fetcher.start_due()
+            if not await self._fetcher.wait(deadline_ms):
                 raise TimedOut(f"the position of {tp} was not found within request.timeout.ms")
             self._core.raise_error()
         return offset
 
     def lag(self, tp: TopicPartition) -> int | None:
-        """Records between position and end as of the last fetch; None while unknown."""
+        """Return the number of records between position and end as of the last fetch; None if unknown."""
         return self._core.lag(tp)
+
+    # Groups
+
+    def subscribe(
+        self,
+        topics: Collection[str] | str = (),
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        on_assigned: RebalanceCallback | None = None,
+        on_revoked: RebalanceCallback | None = None,
+        on_lost: RebalanceCallback | None = None,
+    ) -> None:
+        """Join the group named by group.id and read this member's share of the topics.
+
+        With `pattern` instead of names, read every topic whose whole name matches, except Kafka's internal
+        topics. Matches are looked up again every metadata.max.age.ms.
+
+        The callbacks get lists of partitions during `poll`; `on_revoked` may still commit positions. A second
+        call replaces the subscription.
+
+        Raises MisuseError without a group.id, without a topic, and while partitions are assigned manually.
+        """
+        if self._settings["group.id"] is None:
+            raise MisuseError("group.id is not set: give the consumer's group to subscribe")
+        subscription = subscription_of(topics, pattern)
+        # A member without topics would take no part in rebalances, and would go on reading partitions that
+        # others own by then. Guard: test_a_subscription_to_no_topic_is_refused.
+        if not subscription:
+            raise MisuseError("no topics are given: call unsubscribe() to leave the group")
+        # The positions of manually assigned partitions would never be committed. Java refuses this as well.
+        if not self._subscription and self._core.assignment():
+            raise MisuseError(
+                "partitions are assigned to this consumer by hand: call unsubscribe() before subscribing"
+            )
+        self._subscription = subscription
+        self._listener = RebalanceListener(on_assigned, on_revoked, on_lost)
+        if self._group is not None:
+            self._group.subscribe(*subscription)
+
+    async def unsubscribe(self) -> None:
+        """Commit if enable.auto.commit is set, leave the group, and read nothing.
+
+        Calls `on_revoked` (or `on_lost`) with the partitions.
+        """
+        await self.end_polling()
+        self._pending_rebalance = None
+        try:
+            await self._notify_of_leaving()
+            if self._group is not None:
+                await self._group.close()
+        finally:
+            # Leave even if this is cancelled: the group would wait for a member that nobody polls. Guard:
+            # test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
+            if self._group is not None:
+                self._group.begin_leaving()
+            self._group, self._subscription = None, Subscription()
+            self._core.assign([])
+
+    async def prepare_to_leave(self) -> Rebalance | None:
+        """Commit if enable.auto.commit is set: see GroupSession.prepare_to_leave."""
+        return await self._group.prepare_to_leave() if self._group is not None else None
+
+    async def _notify_of_leaving(self) -> None:
+        """Commit if enable.auto.commit is set, and call the rebalance callback before the member leaves."""
+        rebalance = await self.prepare_to_leave()
+        if rebalance is not None:
+            await self._listener.notify_async(rebalance)
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Return this consumer's identity in its group, for `Producer.send_offsets_to_transaction`.
+
+        Raises MisuseError with enable.auto.commit=true: poll() and close() would also commit the positions of
+        records whose transaction was aborted, and those records would never be processed.
+        """
+        if self._settings["enable.auto.commit"]:
+            raise MisuseError(
+                "set enable.auto.commit=false on a consumer whose positions a transaction commits: with "
+                "enable.auto.commit=true, group_metadata() for send_offsets_to_transaction() is refused, "
+                "because poll() and close() would also commit positions of aborted records, and lose those"
+            )
+        if self._group is None:
+            return ConsumerGroupMetadata(self._settings["group.id"] or "")
+        return self._group.metadata
+
+    async def commit(self, offsets: Offsets | None = None) -> None:
+        """Commit positions for the group.
+
+        `offsets` has the offset of the next record to read, per partition. By default, the positions behind
+        all delivered records are committed.
+
+        Raises IllegalGeneration, UnknownMemberId or RebalanceInProgress if the group has rebalanced without
+        this member. Its partitions then belong to others, which read again from the last commit.
+        """
+        chosen = None if offsets is None else offsets_of(offsets)
+        await (await self._session()).commit(chosen)
+        self._finish_committed(chosen)
+
+    def _finish_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
+        """Count a committed record as processed, so that no later automatic commit goes back behind it."""
+        record = self._core.delivery.unfinished()
+        if record is None:
+            return
+        if offsets is not None:
+            committed = offsets.get(TopicPartition(record.topic, record.partition))
+            if committed is None or committed.offset <= record.offset:
+                return
+        self._core.delivery.finish()
+
+    async def committed(
+        self, partitions: Collection[TopicPartition] | TopicPartition
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Return the group's committed position of each partition; None without one.
+
+        Raises MisuseError without a group.id.
+        """
+        requested = partitions_of(partitions)
+        offsets = await self._committed_offsets(requested)
+        return {tp: offsets.get(tp) for tp in requested}
+
+    async def _committed_offsets(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        return await (await self._session()).committed(partitions)
+
+    async def seek_to_committed(self, *partitions: TopicPartition) -> None:
+        """Read next from the group's committed positions; without arguments, in every assigned partition.
+
+        Call it after an aborted transaction to read the records again that it consumed (KAFKA-17582).
+        Partitions without a committed position start where auto.offset.reset says. Raises MisuseError for
+        these with auto.offset.reset=none.
+        """
+        session = await self._session()
+        chosen = partitions_of(partitions) or self._core.assignment()
+        offsets = await session.committed(chosen)
+        for tp, position in offsets.items():
+            self._core.seek(tp, position.offset)
+        if without := [tp for tp in chosen if tp not in offsets]:
+            self._core.reset(without)
+
+    async def _session(self) -> GroupSession:
+        cluster = await self._connected()
+        if self._group is None:
+            assert self._fetcher is not None
+            self._group = GroupSession(
+                self._core, self._settings, cluster, self._activity, self._fetcher.wake
+            )
+            if self._subscription:
+                self._group.subscribe(*self._subscription)
+        return self._group
 
     # Records
 
     async def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> list[Record]:
-        """Records that wait, or come within `timeout` seconds; at most max.poll.records.
+        """Return records, waiting up to `timeout` seconds for them; at most max.poll.records.
 
-        What it returns counts as handed out: positions, and so commits, are behind it. A poll that is
-        cancelled has handed out nothing, and the next one returns what it would have returned.
+        Returned records count as delivered: positions and automatic commits are behind them. A cancelled poll
+        has delivered nothing, and the next one returns what it would have returned.
 
-        Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage, and what made partitions
-        unreachable for longer than request.timeout.ms; polling may go on after any of them.
+        Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage, and any error that has kept a
+        partition unreachable for longer than request.timeout.ms. After any of these you may poll again.
         """
         limit = self.poll_limit(max_records)
-        is_ready = await self._ready(timeout, lambda now_ms: self._core.prepare_rows(limit, now_ms))
+        is_ready = await self._wait_for_records(
+            timeout, lambda now_ms: self._core.prepare_records(limit, now_ms)
+        )
         return self._core.delivery.take(limit) if is_ready else []
 
     async def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
-        """All records of one fetched piece of one partition as a pyarrow.RecordBatch; None if none came."""
-        is_ready = await self._ready(
+        """Return the records of one partition from one fetch as a pyarrow.RecordBatch.
+
+        Returns None if none came within `timeout` seconds. Raises the same errors as `poll`.
+        """
+        is_ready = await self._wait_for_records(
             timeout, lambda now_ms: self._core.prepare_columns(now_ms, include_headers=include_headers)
         )
         return self._core.delivery.take_columns() if is_ready else None
 
     def poll_limit(self, max_records: int | None = None) -> int:
-        """Return the most records that one poll returns."""
+        """Return the maximum number of records that one poll returns."""
         limit: int = self._settings["max.poll.records"]
         return min(max_records or INT32_MAX, limit)
 
-    async def _ready(self, timeout: float, prepare: Prepare) -> bool:
-        """Wait until records are ready in the core's `delivery`; false when the time is over."""
+    async def _wait_for_records(self, timeout: float, prepare: Prepare) -> bool:
+        """Wait until the core's `delivery` has records; return False after `timeout` seconds."""
         await self._until_interrupted_poll_ends()
-        # Between two steps a second task would call the callbacks once more. A callback may poll itself. See
+        # Between two steps a second task would call the callbacks again. A callback itself may poll. Guard:
         # test_a_second_task_is_refused_while_a_callback_of_the_first_runs.
-        task, outer = asyncio.current_task(), self._polled_by
+        task, outer = asyncio.current_task(), self._polling_task
         if outer not in (None, task):
             raise MisuseError(SECOND_POLL)
         deadline_ms = self.begin_poll(timeout)
-        self._polled_by = task
+        self._polling_task = task
         try:
             while isinstance(step := await self.poll_step(deadline_ms, prepare), Rebalance):
                 try:
-                    await self.listeners.tell_async(step)
+                    await self._listener.notify_async(step)
                 except Exception:
-                    self.note_told()  # as for Java's: it was called, and poll raises what it raised
+                    self.finish_rebalance()  # as in Java: no second call; poll raises the callback's error
                     raise
-                self.note_told()
+                self.finish_rebalance()
             return step
         finally:
-            self._polled_by = outer
+            self._polling_task = outer
 
     async def _until_interrupted_poll_ends(self) -> None:
         """Wait for a step of a poll that was cancelled and is about to end."""
-        while self._stepping is not None and self._stepping.cancelling() > self._earlier_cancels:
+        while self._step_task is not None and self._step_task.cancelling() > self._earlier_cancels:
             await asyncio.sleep(0)
 
-    # A poll, step by step: both consumers are made of these. No step hands records out.
+    # A poll in steps, for this class and for the blocking Consumer. No step delivers records.
 
     def begin_poll(self, timeout: float) -> float:
-        """Return the deadline of a poll. Raises MisuseError when there is nothing to poll."""
+        """Return the deadline of a poll in ms. Raises MisuseError if nothing is assigned or subscribed to."""
         self._core.delivery.finish()
         if not self._subscription and not self._core.assignment() and not self._closed:
             raise MisuseError("no partitions are assigned; call assign() or subscribe() first")
         return self._now_ms() + timeout * 1000
 
     async def poll_step(self, deadline_ms: float, prepare: Prepare) -> Rebalance | bool:
-        """Return a Rebalance to tell the application of, or whether records are ready.
+        """Return a Rebalance to notify the application of, True if records are ready, or False at the
+        deadline.
 
-        The same Rebalance is returned again until `note_told`. Raises MisuseError while another poll is under
-        way, and when the consumer is closed meanwhile.
+        The same Rebalance is returned again until `finish_rebalance`. Raises MisuseError while another poll
+        runs, and if the consumer is closed meanwhile.
         """
         await self._until_interrupted_poll_ends()
-        if self._stepping is not None:
+        if self._step_task is not None:
             raise MisuseError(SECOND_POLL)
-        self._stepping = task = asyncio.current_task()
+        self._step_task = task = asyncio.current_task()
         assert task is not None
         self._earlier_cancels = task.cancelling()
+        # A poll that waits is activity (max.poll.interval.ms).
+        self._activity.enter()
         try:
             return await self._poll_step(deadline_ms, prepare)
         except asyncio.CancelledError:
@@ -334,51 +513,52 @@ class AsyncConsumer(AsyncSubscribing):
                 raise MisuseError("this consumer was closed, or unsubscribed, while it was polled") from None
             raise
         finally:
-            self._stepping = None
+            self._activity.leave(self._now_ms())
+            self._step_task = None
 
     async def end_polling(self) -> None:
-        """End a poll that another thread or task has under way; that one raises MisuseError."""
-        step = self._stepping
+        """End a poll that another thread or task is inside; that poll raises MisuseError."""
+        step = self._step_task
         if step is None or step is asyncio.current_task():
             return
         self._is_step_ended = True
         step.cancel()
         try:
-            while self._stepping is step:
+            while self._step_task is step:
                 await asyncio.sleep(0)
         finally:
             self._is_step_ended = False
 
     async def _poll_step(self, deadline_ms: float, prepare: Prepare) -> Rebalance | bool:
-        with self._polling():
-            while self._untold is None:
-                following = await self._advanced(deadline_ms)
-                if following is False:
-                    return False
-                if following is not True:
-                    self._untold = following
-                    break
-                cluster = await self._connected()
-                self._core.raise_error()
-                is_ready = prepare(cluster.now_ms())
-                self._step(cluster)
-                if is_ready:
-                    return True
-                if not await self._wait(cluster, deadline_ms):
-                    return False
-            return self._untold
+        while self._pending_rebalance is None:
+            step = await self._advance(deadline_ms)
+            if step is False:
+                return False
+            if step is not True:
+                self._pending_rebalance = step
+                break
+            cluster, fetcher = await self._connected(), self._fetcher
+            assert fetcher is not None
+            self._core.raise_error()
+            is_ready = prepare(cluster.now_ms())
+            fetcher.start_due()
+            if is_ready:
+                return True
+            if not await fetcher.wait(deadline_ms):
+                return False
+        return self._pending_rebalance
 
-    def note_told(self) -> None:
-        """The application's callback has ended, or there is none."""
-        self._untold = None
+    def finish_rebalance(self) -> None:
+        """Note that the rebalance callback has ended, or that there is none."""
+        self._pending_rebalance = None
 
     def _now_ms(self) -> float:
         return self._runtime.monotonic_ns() / 1e6
 
-    async def _advanced(self, deadline_ms: float) -> Rebalance | bool:
-        """Return what `advance` returns; False when the deadline comes first.
+    async def _advance(self, deadline_ms: float) -> Rebalance | bool:
+        """Connect, and run the group's next step; return False at the deadline.
 
-        The assignment changes nowhere else, so never between two polls.
+        The assignment changes only here, so never between two polls.
         """
         if not self._is_connected and not self._closed:
             self._loop = check_running_loop(self._loop, "consumer")
@@ -391,37 +571,18 @@ class AsyncConsumer(AsyncSubscribing):
             except asyncio.CancelledError:
                 self._raise_if_closed_meanwhile()
                 raise
-        return await self.advance(deadline_ms)
-
-    async def unsubscribe(self) -> None:
-        """Leave the group, committing first if that is automatic, and read nothing.
-
-        Calls `on_revoked` (or `on_lost`) with the partitions that are given up.
-        """
-        await self.end_polling()
-        self._untold = None
-        await super().unsubscribe()
-
-    async def _wait(self, cluster: ClusterConnection, deadline_ms: float) -> bool:
-        """Until something arrived; false when the time is over."""
-        assert self._wake is not None
-        remaining_ms = deadline_ms - cluster.now_ms()
-        if remaining_ms <= 0 and not self._wake.is_set():
-            return False
-        try:
-            async with asyncio.timeout(max(remaining_ms, 0) / 1000):
-                await self._wake.wait()
-        except TimeoutError:
-            return False
-        self._wake.clear()
+        if self._subscription:
+            return await (await self._session()).advance(deadline_ms)
+        if self._settings["group.id"] is not None:
+            (await self._session()).commit_if_due()
         return True
 
     def __aiter__(self) -> AsyncIterator[Record]:
-        """Record after record; ends after consumer.timeout.ms without one, if that is set.
+        """Iterate over records; end after consumer.timeout.ms without one, if that is set.
 
-        Each record counts as handed out when the loop gets it. A loop that is left, by `break` or an
-        exception, skips nothing: the next loop or poll goes on behind the last record that was handed out.
-        Automatic commits leave out the record at which a loop was left, until the application asks for more.
+        A record counts as delivered when the loop gets it. A loop that is left by `break` or an exception
+        skips nothing: the next loop or poll continues behind the last delivered record. Automatic commits
+        leave out the record at which the loop was left, until the application asks for more.
         """
         return self._iterate()
 
@@ -429,283 +590,127 @@ class AsyncConsumer(AsyncSubscribing):
         timeout, limit = self.iteration_timeout, self.poll_limit()
 
         def prepare(now_ms: float) -> bool:
-            return self._core.prepare_rows(limit, now_ms)
+            return self._core.prepare_records(limit, now_ms)
 
         await self.start()  # connecting does not count as time without a record
         while True:
-            row = self._core.delivery.next_row()
-            if row is not None:
-                yield row
-            elif not await self._ready(timeout, prepare):
+            record = self._core.delivery.next_record()
+            if record is not None:
+                yield record
+            elif not await self._wait_for_records(timeout, prepare):
                 return
 
     @property
     def iteration_timeout(self) -> float:
-        """Seconds after which an iteration without a record ends."""
+        """The time in seconds after which an iteration without a record ends."""
         limit_ms = self._settings["consumer.timeout.ms"]
         return _POLL_FOREVER_SECONDS if limit_ms is None else limit_ms / 1000
+
+    # Ranges of offsets
 
     async def fetch_range(
         self, tp: TopicPartition, start: int, end: int, *, include_headers: bool = False
     ) -> AsyncIterator[Any]:
-        """What a reader of this isolation sees of offsets [start, end), as pyarrow.RecordBatches.
+        """Yield the records with offsets in [start, end) as pyarrow.RecordBatches.
 
-        Independent of assignment and positions. Ends when everything below `end` was read, also if only
-        markers and aborted records are left. Raises as RangeFetcher.fetch.
+        isolation.level decides which records are visible. Assignment and positions play no part. The
+        iteration ends when everything below `end` was read, even if only markers and aborted records were
+        left.
+
+        Raises OffsetOutOfRange, naming the available offsets, and TimedOut if request.timeout.ms passes
+        without anything new below `end`.
         """
         options = range_options(self._settings)
-        async for offset, piece in self._pieces(tp, start, end, options):
-            batch = piece.arrow(offset, end, check_crcs=options.check_crcs, include_headers=include_headers)
+        async for offset, chunk in self._chunks(tp, start, end, options):
+            batch = chunk.arrow(offset, end, check_crcs=options.check_crcs, include_headers=include_headers)
             if batch is not None:
                 yield batch
 
     async def fetch_batches(self, tp: TopicPartition, start: int, end: int) -> AsyncIterator[memoryview]:
-        """The stored batches that hold offsets [start, end): each view is one or more whole batches."""
+        """Yield the stored batches that contain offsets in [start, end), markers and aborted ones included.
+
+        Each view is one or more whole batches, byte for byte as stored. Checksums are left to the caller.
+        Raises the same errors as `fetch_range`.
+        """
         options = range_options(self._settings, Isolation.READ_UNCOMMITTED)
-        async for offset, piece in self._pieces(tp, start, end, options):
-            if len(raw := piece.raw(offset, end)):
+        async for offset, chunk in self._chunks(tp, start, end, options):
+            if len(raw := chunk.raw(offset, end)):
                 yield raw
 
-    async def _pieces(
+    async def _chunks(
         self, tp: TopicPartition, start: int, end: int, options: FetchOptions
-    ) -> AsyncIterator[tuple[int, RangePiece]]:
+    ) -> AsyncIterator[tuple[int, RangeChunk]]:
         check_range(tp, start, end)
         offset, following = start, None
         try:
             while offset < end:
-                piece = await (following or self.fetch_piece(tp, offset, end, options))
+                chunk = await (following or self.fetch_chunk(tp, offset, end, options))
                 following = None
-                if piece.next_offset < end:
-                    following = asyncio.ensure_future(self.fetch_piece(tp, piece.next_offset, end, options))
-                yield offset, piece
-                offset = piece.next_offset
+                if chunk.next_offset < end:
+                    following = asyncio.ensure_future(self.fetch_chunk(tp, chunk.next_offset, end, options))
+                yield offset, chunk
+                offset = chunk.next_offset
         finally:
             if following:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
 
-    async def fetch_piece(
+    async def fetch_chunk(
         self, tp: TopicPartition, offset: int, end: int, options: FetchOptions
-    ) -> RangePiece:
-        """One step of a range: see RangeFetcher.fetch."""
+    ) -> RangeChunk:
+        """Fetch one chunk of a range: see RangeFetcher.fetch."""
         return await RangeFetcher(await self._connected(), tp, options).fetch(offset, end)
 
-    # Looking around
+    # Information about partitions
 
     async def beginning_offsets(
         self, partitions: Collection[TopicPartition] | TopicPartition
     ) -> dict[TopicPartition, int]:
-        """The first offset that exists, per partition."""
+        """Return the first available offset of each partition."""
         return await self._bounds(partitions, "earliest")
 
     async def end_offsets(
         self, partitions: Collection[TopicPartition] | TopicPartition
     ) -> dict[TopicPartition, int]:
-        """The offset behind the last record this isolation may see (LSO or high watermark), per partition."""
+        """Return the offset after the last visible record of each partition.
+
+        This is the high watermark, or with isolation.level=read_committed the last stable offset.
+        """
         return await self._bounds(partitions, "latest")
 
     async def _bounds(
         self, partitions: Collection[TopicPartition] | TopicPartition, spec: OffsetSpec
     ) -> dict[TopicPartition, int]:
-        found = await self._offsets(dict.fromkeys(partitions_of(partitions), spec))
-        return {tp: at.offset for tp, at in found.items() if at.offset is not None}
+        results = await self._offsets(dict.fromkeys(partitions_of(partitions), spec))
+        return {tp: result.offset for tp, result in results.items() if result.offset is not None}
 
     async def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAt | None]:
-        """The first record at or after a time, per partition; None where there is none."""
-        found = await self._offsets(by_partition(times_ms))
-        return {tp: at if at.offset is not None else None for tp, at in found.items()}
+        """Return the first record at or after a time in each partition; None if there is none.
+
+        Times are milliseconds since the epoch.
+        """
+        results = await self._offsets(by_partition(times_ms))
+        return {tp: result if result.offset is not None else None for tp, result in results.items()}
 
     async def _offsets(self, specs: Mapping[TopicPartition, OffsetSpec]) -> dict[TopicPartition, OffsetAt]:
-        outcome = await list_offsets(await self._connected(), specs, self._core.options.isolation)
-        found = {}
-        for tp, at in outcome.items():
-            if isinstance(at, OncelogError):
-                raise at
-            found[tp] = at
-        return found
+        outcomes = await list_offsets(await self._connected(), specs, self._core.options.isolation)
+        results = {}
+        for tp, outcome in outcomes.items():
+            if isinstance(outcome, OncelogError):
+                raise outcome
+            results[tp] = outcome
+        return results
 
     async def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """The topic's partitions. Raises UnknownTopicOrPartition when it does not exist."""
+        """Return the topic's partitions. Raises UnknownTopicOrPartition if it does not exist."""
         cluster = await self._connected()
         await cluster.leader(TopicPartition(topic_of(topic), 0), allow_auto_topic_creation=False)
         return cluster.metadata.partitions(topic)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers under Kafka's names (records-consumed-rate, fetch-latency-avg, records-lag-max, ...)."""
+        """Return metrics under Kafka's names: records-consumed-rate, fetch-latency-avg,
+        records-lag-max etc.
+        """
         return self._core.metric_values(system.current().monotonic_ns() / 1e6)
-
-    # Work in the background
-
-    def _step(self, cluster: ClusterConnection) -> None:
-        """Start whatever is due, unless an error waits for the application, which a repetition would hide."""
-        if self._core.has_error:
-            return
-        resets = self._core.resets()
-        if committed := [call for call in resets if call.to == "committed"]:
-            self._spawn(self._reset_to_committed(cluster, committed))
-        if resets := [call for call in resets if call.to != "committed"]:
-            self._spawn(self._reset(cluster, resets))
-        calls, homeless = self._core.plan(cluster.metadata.leader_of)
-        for call in calls:
-            self._spawn(self._fetch(cluster, call))
-        if unsought := [tp for tp in homeless if tp not in self._sought]:
-            self._sought.update(unsought)
-            self._spawn(self._find_leaders(cluster, unsought))
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
-
-    def _wake_up(self) -> None:
-        if self._wake:
-            self._wake.set()
-
-    async def _fetch(self, cluster: ClusterConnection, call: FetchCall) -> None:
-        sent_ms = cluster.now_ms()
-        timeout_ms = self._settings["request.timeout.ms"] + call.request.max_wait_ms
-        stale: Sequence[TopicPartition] = ()
-        try:
-            response = await cluster.request(
-                call.node_id,
-                call.request,
-                timeout_ms=timeout_ms,
-                max_version=MAX_FETCH_VERSION,
-                channel=f"fetch-{call.lane}",
-            )
-            now_ms = cluster.now_ms()
-            stale = self._core.on_response(call, response, now_ms - sent_ms, now_ms)
-        except OncelogError as error:
-            if not isinstance(error, (DisconnectedError, TimedOut)):
-                self._core.note_error(error)
-            stale = self._core.on_failure(call)
-        except Exception as error:
-            self._core.note_error(error)  # a fault of ours: the next poll raises it
-        finally:
-            self._core.end_fetch(call)
-        self._failure_count = self._failure_count + 1 if stale else 0
-        cluster.metadata.mark_stale(stale)
-        self._step(cluster)
-        self._wake_up()
-
-    async def _find_leaders(self, cluster: ClusterConnection, partitions: Sequence[TopicPartition]) -> None:
-        """Find the leaders of these partitions, which stand in `_sought` until then."""
-        tasks: dict[asyncio.Future[None], TopicPartition] = {}
-        remaining: Iterable[TopicPartition] = partitions
-        try:
-            if self._failure_count:
-                await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
-            if len(topics := {tp.topic for tp in partitions}) > 1:
-                with suppress(OncelogError):  # one question finds nearly all
-                    await cluster.refresh_metadata(sorted(topics), allow_auto_topic_creation=False)
-            tasks |= {asyncio.ensure_future(self._find_leader(cluster, tp)): tp for tp in partitions}
-            # Not `partitions` from here on: a step seeks again those that `_take_found` has let go. See
-            # test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time.
-            remaining = tasks.values()
-            self._take_found(cluster, tasks)
-            # One that is missing, or has no leader, must not keep others from being read meanwhile. See
-            # test_a_partition_without_a_leader_keeps_no_other_from_being_followed.
-            while tasks:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                if len(done) < len(tasks):
-                    # A step looks at each partition, and thousands may be found one after the other.
-                    await asyncio.sleep(_FOUND_TOGETHER_S)
-                self._take_found(cluster, tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            self._sought.difference_update(remaining)
-
-    def _take_found(
-        self, cluster: ClusterConnection, tasks: dict[asyncio.Future[None], TopicPartition]
-    ) -> None:
-        """Read partitions whose leaders were found; end the search for those of topics where one failed."""
-        missing = [task for task, tp in tasks.items() if cluster.metadata.leader_of(tp) is None]
-        failed = [task for task in missing if task.done()]
-        errors = {str(error): error for task in failed if (error := task.exception()) is not None}
-        ended_topics = {tasks[task].topic for task in failed}
-        sought = {task for task in missing if tasks[task].topic not in ended_topics}
-        self._sought.difference_update([tp for task, tp in tasks.items() if task not in sought])
-        for task in [task for task in tasks if task not in sought]:
-            task.cancel()
-            del tasks[task]
-        for error in errors.values():  # one for a topic, however many of its partitions are read
-            self._core.note_error(error if isinstance(error, Exception) else OncelogError(repr(error)))
-        self._step(cluster)
-        self._wake_up()
-
-    async def _find_leader(self, cluster: ClusterConnection, tp: TopicPartition) -> None:
-        """Find one leader. A topic that may be about to exist is looked for again by the next step."""
-        is_awaited = self._is_awaited(cluster, tp)
-        try:
-            await cluster.leader(
-                tp, allow_auto_topic_creation=False, unknown_topic_patience_ms=0 if is_awaited else None
-            )
-        except UnknownTopicOrPartition:
-            if not self._is_awaited(cluster, tp):
-                raise
-            self._failure_count += 1  # the next step waits a moment first
-
-    def _is_awaited(self, cluster: ClusterConnection, tp: TopicPartition) -> bool:
-        """True while an unknown topic may still be one that was created a moment ago."""
-        since_ms = cluster.metadata.unknown_since_ms(tp.topic)
-        limit_ms: int = self._settings["request.timeout.ms"]
-        return since_ms is not None and cluster.now_ms() - since_ms < limit_ms
-
-    async def _reset_to_committed(self, cluster: ClusterConnection, calls: list[ResetCall]) -> None:
-        try:
-            found = await (await self._session()).committed([call.tp for call in calls])
-            for call in calls:
-                offset = found.get(call.tp)
-                self._core.on_committed(call, offset.offset if offset is not None else None)
-        except Exception as error:
-            # An open transaction that holds the positions back is waited for, as in Java. See
-            # test_assigned_partitions_wait_for_an_open_transaction.
-            is_held_back = isinstance(error, TimedOut) and isinstance(error.__cause__, UnstableOffsetCommit)
-            if not is_held_back and any(self._core.is_awaited(call) for call in calls):
-                self._core.note_error(error)  # once, however many partitions there are
-        finally:
-            self._core.end_resets(calls)
-        self._step(cluster)
-        self._wake_up()
-
-    async def _reset(self, cluster: ClusterConnection, calls: list[ResetCall]) -> None:
-        """Look positions up, at once where the leader is known, or found with the first question."""
-        # What is missing must not keep the others from being read. See
-        # test_a_missing_topic_keeps_no_other_from_being_read.
-        if unknown := self._without_leader(cluster, calls):
-            with suppress(OncelogError):
-                topics = sorted({call.tp.topic for call in unknown})
-                await cluster.refresh_metadata(topics, allow_auto_topic_creation=False)
-            unknown = self._without_leader(cluster, calls)
-        if unknown and len(unknown) < len(calls):
-            self._spawn(self._reset_together(cluster, unknown))
-            missing = frozenset(unknown)
-            calls = [call for call in calls if call not in missing]
-        await self._reset_together(cluster, calls)
-
-    def _without_leader(self, cluster: ClusterConnection, calls: list[ResetCall]) -> list[ResetCall]:
-        return [call for call in calls if cluster.metadata.leader_of(call.tp) is None]
-
-    async def _reset_together(self, cluster: ClusterConnection, calls: list[ResetCall]) -> None:
-        try:
-            specs: dict[TopicPartition, OffsetSpec] = {
-                call.tp: call.to for call in calls if call.to != "committed"
-            }
-            outcomes = await list_offsets(cluster, specs, self._core.options.isolation)
-            for call in calls:
-                outcome = outcomes[call.tp]
-                if isinstance(outcome, OffsetAt):
-                    self._core.on_reset(call, outcome)
-                elif isinstance(outcome, UnknownTopicOrPartition) and self._is_awaited(cluster, call.tp):
-                    self._core.on_reset_failed(call)
-                else:
-                    self._core.on_reset_failed(call, outcome)
-        except Exception as error:
-            self._core.note_error(error)  # a fault of ours: the next poll raises it
-        finally:
-            self._core.end_resets(calls)
-        self._step(cluster)
-        self._wake_up()

@@ -1,4 +1,4 @@
-"""What one fetch brought of one partition, until it is handed out as rows or as Arrow."""
+"""The data of one partition from one fetch, until it is delivered as records or as Arrow."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from oncelog.wire.batch import BatchHeader
 from oncelog.wire.records import SLICE_RECORDS
 
 
-class Piece:
-    """Stored batches of one partition in offset order; `end_offset` is where the next piece starts."""
+class CompletedFetch:
+    """Stored batches of one partition in offset order. `end_offset` is the fetch offset after them."""
 
-    __slots__ = ("_batches", "_is_last", "_parts", "_records", "_rows", "_rows_taken", "end_offset", "tp")
+    __slots__ = ("_batches", "_data", "_decoded", "_is_last", "_parts", "_taken_count", "end_offset", "tp")
 
     def __init__(
-        self, tp: TopicPartition, records: memoryview, batches: deque[PlacedBatch], end_offset: int
+        self, tp: TopicPartition, data: memoryview, batches: deque[PlacedBatch], end_offset: int
     ) -> None:
         self.tp = tp
         self.end_offset = end_offset
-        self._records = records
+        self._data = data
         self._batches = batches
-        # The first batch, part by part: its rows at hand, and whether they are its last.
+        # The first batch is decoded in parts: the decoded records, and whether they are the batch's last.
         self._parts: Iterator[tuple[list[Record], bool]] | None = None
-        self._rows: list[Record] = []
-        self._rows_taken = 0
+        self._decoded: list[Record] = []
+        self._taken_count = 0
         self._is_last = True
 
     @property
     def size_bytes(self) -> int:
-        """What of the fetched bytes is not handed out yet."""
-        return len(self._records) - (self._batches[0].position if self._batches else len(self._records))
+        """The size of the batches that were not delivered yet."""
+        return len(self._data) - (self._batches[0].position if self._batches else len(self._data))
 
     @property
     def is_empty(self) -> bool:
+        """True if all batches were delivered."""
         return not self._batches
 
-    def take_rows(self, position: int, max_records: int, *, check_crcs: bool) -> tuple[list[Record], int]:
-        """At most `max_records` records from `position` on, and the position after them.
+    def take_records(self, position: int, max_records: int, *, check_crcs: bool) -> tuple[list[Record], int]:
+        """Return up to `max_records` records from `position` on, and the position after them.
 
-        Raises CorruptMessage when the very first batch cannot be read.
+        Raises CorruptMessage if the first batch cannot be decoded.
         """
         taken: list[Record] = []
         while self._batches and len(taken) < max_records:
@@ -53,16 +54,16 @@ class Piece:
                 self._decode(batch, position, check_crcs)
             except OncelogError:
                 self._parts = None
-                if taken:  # what stands before the damage goes out first; the error comes next time
+                if taken:  # deliver what is in front of the damage; the next call raises the error
                     return taken, position
                 raise
-            start, self._rows_taken = self._rows_taken, self._rows_taken + max_records - len(taken)
-            taken += self._rows[start : self._rows_taken]
-            if self._rows_taken < len(self._rows):
+            start, self._taken_count = self._taken_count, self._taken_count + max_records - len(taken)
+            taken += self._decoded[start : self._taken_count]
+            if self._taken_count < len(self._decoded):
                 return taken, taken[-1].offset + 1
-            if self._rows:
-                position = max(position, self._rows[-1].offset + 1)
-            self._rows, self._rows_taken = [], 0
+            if self._decoded:
+                position = max(position, self._decoded[-1].offset + 1)
+            self._decoded, self._taken_count = [], 0
             if self._is_last:
                 self._parts = None
                 self._batches.popleft()
@@ -70,26 +71,26 @@ class Piece:
         return taken, position
 
     def _decode(self, batch: PlacedBatch, position: int, check_crcs: bool) -> None:
-        """Have the batch's next rows at hand, if the reader may see it and they are not there already."""
-        if self._rows:
+        """Decode the next part of a batch that the reader may see, unless records of it are left."""
+        if self._decoded:
             return
         self._is_last = True
         if batch.verdict is not Verdict.DELIVER or batch.header.last_offset < position:
             return
         if self._parts is None:
             if batch.header.records_count <= SLICE_RECORDS:
-                self._rows = decode_batch(self.tp, self._records, batch, position, check_crcs=check_crcs)
+                self._decoded = decode_batch(self.tp, self._data, batch, position, check_crcs=check_crcs)
                 return
-            self._parts = decode_parts(self.tp, self._records, batch, position, check_crcs=check_crcs)
-        self._rows, self._is_last = next(self._parts, ([], True))
+            self._parts = decode_parts(self.tp, self._data, batch, position, check_crcs=check_crcs)
+        self._decoded, self._is_last = next(self._parts, ([], True))
 
     def take_arrow(self, position: int, *, check_crcs: bool, include_headers: bool) -> Any:
-        """Everything from `position` on as one pyarrow.RecordBatch (perhaps without rows)."""
+        """Return all visible records from `position` on as one pyarrow.RecordBatch, which may be empty."""
         start = self._batches[0].position
         stop = self._batches[-1].position + self._batches[-1].header.size_bytes
         return arrow_of(
             self.tp,
-            self._records[start:stop],
+            self._data[start:stop],
             self._batches,
             start_offset=position,
             check_crcs=check_crcs,
@@ -99,7 +100,7 @@ class Piece:
 
 def arrow_of(
     tp: TopicPartition,
-    records: memoryview,
+    data: memoryview,
     batches: deque[PlacedBatch] | list[PlacedBatch],
     *,
     start_offset: int,
@@ -107,16 +108,19 @@ def arrow_of(
     check_crcs: bool,
     include_headers: bool,
 ) -> Any:
-    """The visible records of whole batches in [start_offset, end_offset) as a pyarrow.RecordBatch."""
-    from oncelog.wire.columns import batches_to_arrow  # loads pyarrow: only for those who ask for Arrow
+    """Return the visible records with offsets in [start_offset, end_offset) as a pyarrow.RecordBatch.
 
-    hidden = {b.header.base_offset for b in batches if b.verdict is not Verdict.DELIVER}
+    `data` has whole batches.
+    """
+    from oncelog.wire.columns import batches_to_arrow  # loads pyarrow, which only users of Arrow need
+
+    hidden = {batch.header.base_offset for batch in batches if batch.verdict is not Verdict.DELIVER}
 
     def skip(header: BatchHeader) -> bool:
         return header.base_offset in hidden
 
     return batches_to_arrow(
-        records,
+        data,
         topic=tp.topic,
         partition=tp.partition,
         start_offset=start_offset,

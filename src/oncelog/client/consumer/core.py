@@ -1,12 +1,14 @@
-"""The consumer without I/O: positions, what to fetch next, and handing out what arrived.
+"""The consumer without I/O: positions, what to fetch next, and the delivery of fetched records.
 
-Law: per partition, records leave in offset order, from the position on, each once; a position is
-the offset of the next record to hand out, and moves past what the reader may not see. `prepare_rows` puts
-records into `delivery`, from which the application takes them: a position counts only what was taken there.
-A partition is in at most one fetch, and is fetched ahead until `max.partition.fetch.bytes` of it wait to be
-handed out. A broker has at most LANES fetches in flight, each on its own connection, so that a
-partition that wants records need not wait behind the long poll of others. A seek makes everything
-fetched or looked up before it void (`generation`).
+Guarantee: per partition, each record is delivered once, in offset order, from the position on. A position is
+the offset of the next record to deliver; it also moves past records that the reader may not see.
+`prepare_records` fills `delivery`, from which the application takes records. The position of a partition is
+in front of the records that were not taken yet.
+
+A partition is in at most one fetch, and is fetched ahead until max.partition.fetch.bytes of it are
+undelivered. A broker has at most FETCH_CONNECTIONS_PER_BROKER fetches in flight, each on its own connection.
+So a partition that needs records does not wait behind the long poll of others. A seek invalidates everything
+fetched or looked up before it (`generation`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal, NamedTuple
 
 from oncelog.client.arguments import offset_of
-from oncelog.client.consumer.completed_fetch import Piece
+from oncelog.client.consumer.completed_fetch import CompletedFetch
 from oncelog.client.consumer.consumer_metrics import ConsumerMetrics
 from oncelog.client.consumer.delivery_buffer import Columns, DeliveryBuffer
 from oncelog.client.consumer.fetch_messages import (
@@ -47,7 +49,7 @@ from oncelog.settings import Settings
 from oncelog.types import Isolation, Record, TopicPartition
 from oncelog.wire.messages import FetchResponse
 
-_ASK_FOR_LEADER = {
+_STALE_LEADER = {
     error.code
     for error in (
         NotLeaderOrFollower,
@@ -59,14 +61,14 @@ _ASK_FOR_LEADER = {
         KafkaStorageError,
     )
 }
-"""Answers after which the leader is asked for again."""
+"""Error codes after which the leader must be looked up again."""
 
-LANES = 2
-"""Most fetches in flight at one broker."""
+FETCH_CONNECTIONS_PER_BROKER = 2
+"""The maximum number of fetches in flight to one broker."""
 
 
 class _PendingError(NamedTuple):
-    """An error for the next poll. `tp` and `generation`: the position that it is of; None: of none."""
+    """An error for the next poll. `tp` and `generation` say to which position it belongs, if to any."""
 
     error: Exception
     tp: TopicPartition | None
@@ -74,7 +76,7 @@ class _PendingError(NamedTuple):
 
 
 class ConsumerCore:
-    """Positions and buffers of the assigned partitions. Times are milliseconds of any one clock."""
+    """Positions and buffers of the assigned partitions. Times are in milliseconds, all of the same clock."""
 
     def __init__(self, settings: Settings) -> None:
         self.options = FetchOptions.from_settings(settings)
@@ -82,19 +84,21 @@ class ConsumerCore:
         self.delivery = DeliveryBuffer()
         self._reset_policy: Literal["earliest", "latest", "none"] = settings["auto.offset.reset"]
         self._states: dict[TopicPartition, PartitionState] = {}
+        # Fetches in flight by broker id and connection number.
         self._in_flight: dict[tuple[int, int], FetchCall] = {}
         self._errors: deque[_PendingError] = deque()
-        self._turn = 0
+        # Counts calls of `_ready_partitions`, which start with another partition each time.
+        self._rotation = 0
 
     # Assignment and positions
 
     def assign(self, partitions: Iterable[TopicPartition], *, from_committed: bool = False) -> None:
-        """Read these partitions and no others; those assigned before keep their positions.
+        """Read exactly these partitions. Those assigned before keep their positions.
 
-        `from_committed`: new ones begin at the group's committed offset, if it has one.
+        With `from_committed`, new ones start at the group's committed offset, if it has one.
         """
-        wanted = [TopicPartition(*tp) for tp in partitions]
-        self._states = {tp: self._states.get(tp) or PartitionState() for tp in dict.fromkeys(wanted)}
+        assigned = dict.fromkeys(TopicPartition(*tp) for tp in partitions)
+        self._states = {tp: self._states.get(tp) or PartitionState() for tp in assigned}
         self.delivery.keep_only(self._states)
         for state in self._states.values():
             if state.position is None and state.reset is None:
@@ -105,6 +109,7 @@ class ConsumerCore:
         return None if self._reset_policy == "none" else self._reset_policy
 
     def assignment(self) -> list[TopicPartition]:
+        """Return the assigned partitions."""
         return list(self._states)
 
     def _state(self, tp: TopicPartition) -> PartitionState:
@@ -114,31 +119,33 @@ class ConsumerCore:
         return state
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on at `offset`. Raises MisuseError for a partition not assigned or no offset of a log."""
+        """Read next from `offset`. Raises MisuseError for an unassigned partition or an invalid offset."""
         self._state(tp).move_to(offset_of(tp, offset))
         self.delivery.drop(tp)
 
     def seek_to(self, partitions: Collection[TopicPartition], to: Reset) -> None:
-        """Go on at the first or behind the last record, looked up when needed; none named means all."""
+        """Read next from the first record or the end, which is looked up. Without partitions, in all
+        assigned.
+        """
         for tp in partitions or list(self._states):
             self._look_up(self._state(tp), to)
             self.delivery.drop(tp)
 
     def _look_up(self, state: PartitionState, to: Reset) -> None:
-        state.void()
+        state.invalidate()
         state.position = state.fetch_offset = None
         state.reset = to
 
     def reset(self, partitions: Collection[TopicPartition]) -> None:
-        """Go on where auto.offset.reset says. Raises MisuseError when it says nothing."""
+        """Read next from where auto.offset.reset says. Raises MisuseError if that is `none`."""
         if self._reset_policy == "none":
             raise self._no_position(next(iter(partitions)))
         self.seek_to(partitions, self._reset_policy)
 
     def position(self, tp: TopicPartition) -> int | None:
-        """The offset of the next record to hand out; None until it is looked up.
+        """Return the offset of the next record to deliver; None until it is looked up.
 
-        Raises MisuseError when there is no position and auto.offset.reset=none forbids to choose one.
+        Raises MisuseError if there is no position, and auto.offset.reset=none does not allow to choose one.
         """
         state = self._state(tp)
         if state.position is None and state.reset is None:
@@ -150,19 +157,24 @@ class ConsumerCore:
         return MisuseError(f"{tp} has no position and auto.offset.reset=none: call seek() first")
 
     def set_paused(self, partitions: Iterable[TopicPartition], paused: bool) -> None:
-        """Paused partitions keep their place and are neither fetched nor handed out."""
+        """Pause or resume partitions. Paused ones keep their positions, and are neither fetched nor
+        delivered.
+        """
         for tp in partitions:
             self._state(tp).is_paused = paused
             self.delivery.set_paused(tp, paused)
 
     def paused(self) -> list[TopicPartition]:
+        """Return the paused partitions."""
         return [tp for tp, state in self._states.items() if state.is_paused]
 
     def lag(self, tp: TopicPartition) -> int | None:
-        """Records between the position and the end a reader of this isolation may reach; None if unknown."""
+        """Return the number of offsets from the position to the end for this isolation level; None if
+        unknown.
+        """
         state = self._state(tp)
-        committed = self.options.isolation is Isolation.READ_COMMITTED
-        end = state.last_stable_offset if committed else state.high_watermark
+        is_committed = self.options.isolation is Isolation.READ_COMMITTED
+        end = state.last_stable_offset if is_committed else state.high_watermark
         position = self.delivery.position(tp)
         position = state.position if position is None else position
         return None if end is None or position is None else max(end - position, 0)
@@ -170,7 +182,7 @@ class ConsumerCore:
     # Looking up positions
 
     def resets(self) -> list[ResetCall]:
-        """Positions to look up now; each is given out once until `on_reset` or `on_reset_failed`."""
+        """Return the positions to look up now, each once until `on_reset` or `on_reset_failed`."""
         calls = []
         for tp, state in self._states.items():
             if state.reset and not state.is_resetting:
@@ -178,16 +190,18 @@ class ConsumerCore:
                 calls.append(ResetCall(tp, state.reset, state.generation))
         return calls
 
-    def on_reset(self, call: ResetCall, found: OffsetAt) -> None:
-        """The offset a reset found; void if the partition was sought elsewhere meanwhile."""
+    def on_reset(self, call: ResetCall, result: OffsetAt) -> None:
+        """Set the position that was looked up, unless a seek has changed it meanwhile."""
         state = self._current(call.tp, call.generation)
-        if state and found.offset is not None:
-            state.move_to(found.offset)
+        if state and result.offset is not None:
+            state.move_to(result.offset)
         elif state:
             self.on_reset_failed(call)
 
     def on_committed(self, call: ResetCall, offset: int | None) -> None:
-        """The group's committed offset, or None without one; void if the partition was sought meanwhile."""
+        """Set the position to the group's committed offset (None without one), unless it was changed
+        meanwhile.
+        """
         if state := self._current(call.tp, call.generation):
             if offset is not None:
                 state.move_to(offset)
@@ -195,18 +209,18 @@ class ConsumerCore:
                 state.reset = self._reset_by_policy
 
     def on_reset_failed(self, call: ResetCall, error: OncelogError | None = None) -> None:
-        """The look-up failed and is due again; `error` (None: nothing to tell) is for the application."""
+        """Repeat a look-up that failed. An `error` is raised by the next poll."""
         if state := self._current(call.tp, call.generation):
             state.is_resetting = False
             if error:
                 self._errors.append(_PendingError(error, call.tp, call.generation))
 
     def is_awaited(self, call: ResetCall) -> bool:
-        """True while nobody has sought the partition elsewhere, or given it up, since the look-up began."""
+        """Return True unless the partition was sought or unassigned since the look-up began."""
         return self._current(call.tp, call.generation) is not None
 
     def end_resets(self, calls: Iterable[ResetCall]) -> None:
-        """Let these look-ups, which have ended in any way, be made again where they found nothing."""
+        """Repeat these look-ups where they found nothing, however they have ended."""
         for call in calls:
             if state := self._current(call.tp, call.generation):
                 state.is_resetting = False
@@ -220,60 +234,65 @@ class ConsumerCore:
     def plan(
         self, leader_of: Callable[[TopicPartition], int | None]
     ) -> tuple[list[FetchCall], list[TopicPartition]]:
-        """The fetches to send now, and partitions whose leader must be found first."""
-        under_way = {
-            tp for call in self._in_flight.values() for tp in call.expected if self._is_due(call, tp)
+        """Return the fetches to send now, and the partitions whose leader must be looked up first."""
+        in_flight = {
+            tp for call in self._in_flight.values() for tp in call.expected if self._is_expected(call, tp)
         }
         by_node: dict[int, list[TopicPartition]] = {}
-        homeless: list[TopicPartition] = []
-        for tp in self._in_turn():
-            if tp in under_way or not self._has_room(tp):
+        leaderless: list[TopicPartition] = []
+        for tp in self._ready_partitions():
+            if tp in in_flight or not self._has_room(tp):
                 continue
             if (node_id := leader_of(tp)) is None:
-                homeless.append(tp)
+                leaderless.append(tp)
             else:
                 by_node.setdefault(node_id, []).append(tp)
-        return [call for node_id, tps in by_node.items() if (call := self._fetch(node_id, tps))], homeless
+        return [call for node_id, tps in by_node.items() if (call := self._fetch(node_id, tps))], leaderless
 
     def _has_room(self, tp: TopicPartition) -> bool:
         state = self._states[tp]
         if state.is_out_of_range:
-            # The same answer would come at once, again and again, until the application polls.
-            if self._has_waiting(tp, state):
+            # The broker would answer with the same error at once, again and again, until the application
+            # polls.
+            if self._has_undelivered(tp, state):
                 return False
             state.is_out_of_range = False
-        return state.waiting_bytes() < max(self.options.partition_max_bytes, 1)
+        return state.undelivered_bytes() < max(self.options.partition_max_bytes, 1)
 
-    def _has_waiting(self, tp: TopicPartition, state: PartitionState) -> bool:
-        return bool(state.pieces) or self.delivery.position(tp) is not None
+    def _has_undelivered(self, tp: TopicPartition, state: PartitionState) -> bool:
+        return bool(state.completed_fetches) or self.delivery.position(tp) is not None
 
-    def _is_due(self, call: FetchCall, tp: TopicPartition) -> bool:
-        """Whether what a fetch in flight brings of a partition will be wanted."""
+    def _is_expected(self, call: FetchCall, tp: TopicPartition) -> bool:
+        """Return True if no seek has invalidated what a fetch in flight brings of a partition."""
         return self._current(tp, call.expected[tp][1]) is not None
 
-    def _in_turn(self) -> list[TopicPartition]:
-        """Partitions that want records, beginning with another one each time, so that none starves."""
+    def _ready_partitions(self) -> list[TopicPartition]:
+        """Return the partitions that may be fetched or delivered, starting with another one each time.
+
+        So none starves.
+        """
         ready = [tp for tp, s in self._states.items() if s.fetch_offset is not None and not s.is_paused]
-        self._turn += 1
-        start = self._turn % len(ready) if ready else 0
+        self._rotation += 1
+        start = self._rotation % len(ready) if ready else 0
         return ready[start:] + ready[:start]
 
     def _fetch(self, node_id: int, partitions: list[TopicPartition]) -> FetchCall | None:
-        lane = next((lane for lane in range(LANES) if (node_id, lane) not in self._in_flight), None)
-        if lane is None:
+        connections = range(FETCH_CONNECTIONS_PER_BROKER)
+        connection = next((c for c in connections if (node_id, c) not in self._in_flight), None)
+        if connection is None:
             return None
         states = self._states
         expected = {tp: (states[tp].fetch_offset or 0, states[tp].generation) for tp in partitions}
         positions = [(tp, offset) for tp, (offset, _) in expected.items()]
-        call = FetchCall(node_id, lane, fetch_request(positions, self.options), expected)
-        self._in_flight[node_id, lane] = call
+        call = FetchCall(node_id, connection, fetch_request(positions, self.options), expected)
+        self._in_flight[node_id, connection] = call
         return call
 
     def on_response(
         self, call: FetchCall, response: FetchResponse, latency_ms: float, now_ms: float
     ) -> list[TopicPartition]:
-        """Take an answer; gives the partitions whose leader must be asked for again."""
-        self._in_flight.pop((call.node_id, call.lane), None)
+        """Process a response; return the partitions whose leader must be looked up again."""
+        self._in_flight.pop((call.node_id, call.connection), None)
         if response.error_code:
             self.note_error(error_for_code(response.error_code, f"fetch from broker {call.node_id}"))
             return []
@@ -290,18 +309,18 @@ class ConsumerCore:
         return stale
 
     def on_failure(self, call: FetchCall) -> list[TopicPartition]:
-        """The fetch got no answer; gives the partitions whose leader must be asked for again."""
-        self._in_flight.pop((call.node_id, call.lane), None)
+        """Process a missing response; return the partitions whose leader must be looked up again."""
+        self._in_flight.pop((call.node_id, call.connection), None)
         return [tp for tp in call.expected if tp in self._states]
 
     def end_fetch(self, call: FetchCall) -> None:
-        """Free the lane of a fetch that has ended in any way; further calls do nothing."""
-        if self._in_flight.get((call.node_id, call.lane)) is call:
-            del self._in_flight[call.node_id, call.lane]
+        """Free the connection of a fetch, however it has ended; further calls do nothing."""
+        if self._in_flight.get((call.node_id, call.connection)) is call:
+            del self._in_flight[call.node_id, call.connection]
 
     def _take(self, fetched: FetchedPartition, state: PartitionState, fetch_offset: int) -> bool:
-        """Put a partition's answer into its buffer; true when its leader must be asked for again."""
-        if fetched.error_code in _ASK_FOR_LEADER:
+        """Buffer the fetched data of a partition; return True if its leader must be looked up again."""
+        if fetched.error_code in _STALE_LEADER:
             return True
         if fetched.error_code:
             self._take_error(fetched, state, fetch_offset)
@@ -315,11 +334,12 @@ class ConsumerCore:
             return False
         if placed:
             state.fetch_offset = end = end_offset(placed, fetch_offset, fetched.high_watermark)
-            state.pieces.append(Piece(fetched.tp, fetched.records, deque(placed), end))
+            completed = CompletedFetch(fetched.tp, fetched.records, deque(placed), end)
+            state.completed_fetches.append(completed)
         return False
 
     def _take_error(self, fetched: FetchedPartition, state: PartitionState, fetch_offset: int) -> None:
-        if fetched.error_code == OffsetOutOfRange.code and self._has_waiting(fetched.tp, state):
+        if fetched.error_code == OffsetOutOfRange.code and self._has_undelivered(fetched.tp, state):
             state.is_out_of_range = True
         elif fetched.error_code != OffsetOutOfRange.code or self._reset_policy == "none":
             error = self._error_of(fetched, fetch_offset)
@@ -333,19 +353,19 @@ class ConsumerCore:
             detail += "; auto.offset.reset=none: seek to an offset that exists, or allow earliest or latest"
         return error_for_code(fetched.error_code, detail)
 
-    # Handing out
+    # Delivery
 
     def note_error(self, error: Exception) -> None:
-        """An error for the application to meet at its next poll."""
+        """Let the next poll raise this error."""
         self._errors.append(_PendingError(error, None, None))
 
     @property
     def has_error(self) -> bool:
-        """Whether an error waits for the application.
+        """True if an error waits for the application.
 
-        One of a position that the application has left since is forgotten:
-        test_an_error_of_a_position_that_was_left_is_forgotten. Source: kafka FetchCollector.
+        Errors of positions that the application has left since are dropped. Source: Kafka's FetchCollector.
         """
+        # Guard: test_an_error_of_a_position_that_was_left_is_forgotten.
         while self._errors and self._is_stale(self._errors[0]):
             self._errors.popleft()
         return bool(self._errors)
@@ -354,98 +374,108 @@ class ConsumerCore:
         return pending.tp is not None and self._current(pending.tp, pending.generation) is None
 
     def raise_error(self) -> None:
-        """Raise the oldest error that waits; also when a partition has no position and may not choose one."""
+        """Raise the oldest error that waits, or MisuseError for a partition without position and reset
+        policy.
+        """
         if self.has_error:
             raise self._errors.popleft().error
         for tp, state in self._states.items():
             if state.position is None and state.reset is None:
                 raise self._no_position(tp)
 
-    def prepare_rows(self, max_records: int, now_ms: float) -> bool:
-        """Have records ready in `delivery`, at most `max_records` new ones; false when none wait.
+    def prepare_records(self, max_records: int, now_ms: float) -> bool:
+        """Put up to `max_records` records into `delivery`, unless it has some; return False if none wait.
 
-        Raises CorruptMessage for a batch that cannot be read; the position stays in front of it.
+        Raises CorruptMessage for a batch that cannot be decoded; the position stays in front of it.
         """
         if self.delivery.has_columns:
             self._fetch_undelivered_again()
-        if self.delivery.has_rows:
+        if self.delivery.has_records:
             return True
-        runs: dict[TopicPartition, list[Record]] = {}
+        by_partition: dict[TopicPartition, list[Record]] = {}
         count = 0
-        for tp in self._with_pieces():
-            state, run = self._states[tp], list[Record]()
+        for tp in self._with_fetched_data():
+            state, records = self._states[tp], list[Record]()
+            fetches = state.completed_fetches
             try:
-                while state.pieces and count + len(run) < max_records and state.position is not None:
-                    run += self._rows_of(state, max_records - count - len(run))
+                while fetches and count + len(records) < max_records and state.position is not None:
+                    records += self._take_records(state, max_records - count - len(records))
             except OncelogError as error:
-                if not runs and not run:
+                if not by_partition and not records:
                     raise
                 self._errors.append(_PendingError(error, tp, state.generation))
-            if run:
-                runs[tp] = run
-                count += len(run)
-        size_bytes = sum([len(row.value) for run in runs.values() for row in run if row.value])
+            if records:
+                by_partition[tp] = records
+                count += len(records)
+        size_bytes = sum(
+            [len(record.value) for records in by_partition.values() for record in records if record.value]
+        )
         self.metrics.on_records(count, size_bytes, now_ms)
-        self.delivery.put(runs)
-        return bool(runs)
+        self.delivery.put(by_partition)
+        return bool(by_partition)
 
     def take(self, max_records: int, now_ms: float) -> list[Record]:
-        """Up to `max_records` records, of several partitions if need be; empty when none wait.
+        """Return up to `max_records` records, of several partitions if necessary; empty if none wait.
 
-        Raises what `prepare_rows` raises.
+        Raises what `prepare_records` raises.
         """
-        self.prepare_rows(max_records, now_ms)
+        self.prepare_records(max_records, now_ms)
         return self.delivery.take(max_records)
 
     def _fetch_undelivered_again(self) -> None:
-        """Go back to the positions: the application asks for rows where columns are ready, or conversely."""
+        """Fetch what is ready as columns again, to deliver it as records, or conversely."""
         for tp in self.delivery.partitions():
             if (position := self.delivery.position(tp)) is not None and not self._states[tp].is_paused:
                 self.seek(tp, position)
 
-    def _with_pieces(self) -> list[TopicPartition]:
-        return [tp for tp in self._in_turn() if self._states[tp].pieces]
+    def _with_fetched_data(self) -> list[TopicPartition]:
+        return [tp for tp in self._ready_partitions() if self._states[tp].completed_fetches]
 
-    def _rows_of(self, state: PartitionState, max_records: int) -> list[Record]:
+    def _take_records(self, state: PartitionState, max_records: int) -> list[Record]:
         assert state.position is not None
-        piece = state.pieces[0]
+        completed = state.completed_fetches[0]
         try:
-            rows, state.position = piece.take_rows(
+            records, state.position = completed.take_records(
                 state.position, max_records, check_crcs=self.options.check_crcs
             )
         except OncelogError:
             self._fetch_again(state)
             raise
-        if piece.is_empty:
-            state.pieces.popleft()
-        return rows
+        if completed.is_empty:
+            state.completed_fetches.popleft()
+        return records
 
     def _fetch_again(self, state: PartitionState) -> None:
-        # The bytes may have been damaged on their way: ask for them once more at the next poll.
+        # The bytes may have been damaged in transit: fetch them once more after the next poll.
         if state.position is not None:
             state.move_to(state.position)
 
     def prepare_columns(self, now_ms: float, *, include_headers: bool = False) -> bool:
-        """Have all that waits of one piece ready in `delivery` as columns; false when nothing waits."""
-        if self.delivery.has_rows:
+        """Put one fetch of one partition into `delivery` as a RecordBatch; return False if none waits.
+
+        Raises CorruptMessage for a batch that cannot be decoded; the position stays in front of it.
+        """
+        if self.delivery.has_records:
             self._fetch_undelivered_again()
         if self.delivery.has_columns:
             return True
         if (held := self.delivery.held_columns) is not None:
-            self.seek(held.tp, held.position)  # its partition is paused; there is room for one RecordBatch
-        for tp in self._with_pieces():
+            # Its partition is paused. There is room for one RecordBatch only, so that one is fetched again
+            # later.
+            self.seek(held.tp, held.position)
+        for tp in self._with_fetched_data():
             state = self._states[tp]
-            while state.pieces and state.position is not None:
-                piece = state.pieces[0]
+            while state.completed_fetches and state.position is not None:
+                completed = state.completed_fetches[0]
                 try:
-                    batch = piece.take_arrow(
+                    batch = completed.take_arrow(
                         state.position, check_crcs=self.options.check_crcs, include_headers=include_headers
                     )
                 except OncelogError:
                     self._fetch_again(state)
                     raise
-                state.pieces.popleft()
-                position, state.position = state.position, piece.end_offset
+                state.completed_fetches.popleft()
+                position, state.position = state.position, completed.end_offset
                 if batch.num_rows:
                     self.metrics.on_records(batch.num_rows, batch.nbytes, now_ms)
                     self.delivery.put_columns(Columns(tp, position, batch))
@@ -453,11 +483,11 @@ class ConsumerCore:
         return False
 
     def take_arrow(self, now_ms: float, *, include_headers: bool = False) -> Any | None:
-        """All that waits of one fetched piece as a pyarrow.RecordBatch; None when nothing waits."""
+        """Return one fetch of one partition as a pyarrow.RecordBatch; None if none waits."""
         self.prepare_columns(now_ms, include_headers=include_headers)
         return self.delivery.take_columns()
 
     def metric_values(self, now_ms: float) -> dict[str, float]:
-        """Metrics under Kafka's names; records-lag-max over the assigned partitions."""
+        """Return metrics under Kafka's names; records-lag-max is over all assigned partitions."""
         lags = [lag for tp in self._states if (lag := self.lag(tp)) is not None]
         return self.metrics.values(now_ms) | {"records-lag-max": float(max(lags, default=0))}

@@ -34,7 +34,7 @@ class Columns(NamedTuple):
 class DeliveryBuffer:
     """Undelivered records per partition. Those of paused partitions are kept back until `resume`.
 
-    Only the thread that polls calls `take`, `take_columns` and `next_row`; while no poll is under way,
+    Only the thread that polls calls `take`, `take_columns` and `next_record`; while no poll is under way,
     it is the only one that changes anything here. Other threads may ask for a `position` at any time.
     """
 
@@ -42,7 +42,7 @@ class DeliveryBuffer:
         self._runs: dict[TopicPartition, Run] = {}
         self._columns: Columns | None = None
         self._paused: set[TopicPartition] = set()
-        # The run that `next_row` reads from; None after anything else has changed.
+        # The run that `next_record` reads from; None after anything else has changed.
         self._current: Run | None = None
         # The run whose record before `next_index` the application works on: its loop's body has not ended.
         self._unfinished: Run | None = None
@@ -77,7 +77,7 @@ class DeliveryBuffer:
         return held if columns is None else [*held, columns.tp]
 
     @property
-    def has_rows(self) -> bool:
+    def has_records(self) -> bool:
         """True when `take` would return records."""
         return any(run.next_index < len(run.rows) for tp, run in self._runs.items() if tp not in self._paused)
 
@@ -122,7 +122,7 @@ class DeliveryBuffer:
         self._columns = None
         return batch
 
-    def next_row(self) -> Record | None:
+    def next_record(self) -> Record | None:
         """Return one record, which counts as delivered from now on; None without one."""
         run = self._current
         if run is None or run.next_index >= len(run.rows):
@@ -136,11 +136,13 @@ class DeliveryBuffer:
         return row
 
     def finish(self) -> None:
-        """Take the last record of `next_row` for processed: the application asks for more, or commits it."""
+        """Take the last record of `next_record` for processed: the application asks for more, or
+        commits it.
+        """
         self._unfinished = None
 
     def unfinished(self) -> Record | None:
-        """Return the record of `next_row` that is being processed; None without one."""
+        """Return the record of `next_record` that is being processed; None without one."""
         run = self._unfinished
         if run is None or not any(held is run for held in self._runs.values()):
             return None

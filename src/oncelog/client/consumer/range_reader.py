@@ -42,7 +42,7 @@ _CHANNEL = "range"
 
 
 @dataclass(frozen=True, slots=True)
-class RangePiece:
+class RangeChunk:
     """Whole batches as they are stored, judged for the reader; `next_offset` is where to go on."""
 
     tp: TopicPartition
@@ -95,7 +95,7 @@ class RangeFetcher:
         self.tp, self.options = tp, options
         self._cluster = cluster
 
-    async def fetch(self, offset: int, end: int) -> RangePiece:
+    async def fetch(self, offset: int, end: int) -> RangeChunk:
         """The piece from `offset` on, with at least one batch.
 
         Raises OffsetOutOfRange naming what exists, TimedOut when request.timeout.ms passes without anything
@@ -124,7 +124,7 @@ class RangeFetcher:
             if placed:
                 await self._check_claims(fetched, placed)
                 next_offset = end_offset(placed, offset, fetched.high_watermark)
-                return RangePiece(self.tp, fetched.records, placed, next_offset)
+                return RangeChunk(self.tp, fetched.records, placed, next_offset)
             if cluster.now_ms() > deadline_ms:
                 raise self._nothing_there(fetched, offset, end)
 

@@ -1,29 +1,31 @@
-"""Which positions a consumer owes its group's coordinator, and which commit it sends next. No I/O.
+"""The order of a consumer's commits: which one is sent next, and what its result means. No I/O.
 
-Two calls state what must be committed:
+There are two kinds of commits:
 
-    ask    a commit of the application, which waits for its result
-    owe    an automatic commit: by time, at a close, or of partitions that are read no more
+    add_requested   a commit of the application, which waits for its result
+    add_automatic   an automatic commit: by time, at a close, or of partitions that are no longer read
 
-One commit is under way at a time. `next` is the rule of what follows it:
+One commit is in flight at a time. `next` returns the one after it:
 
-1. The application's commits, in the order of the calls; each alone, and repeated while its errors pass.
-2. All that is owed, in one commit. Of each partition that is the position that was stated last.
+1. The application's commits, in the order of the calls. Each is a request of its own, and is repeated while
+   its errors are transient.
+2. All automatic commits as one request, with the latest position of each partition.
 
-    then           what was stated before
-    ask            owed positions of the same partitions are superseded as soon as the commit is sent
-    owe            owed positions of the same partitions are superseded
-    withdraw       the application waits no longer: its commit is not sent again
-    release        others may own these partitions: nothing is owed of them, and no commit of them is sent
-    lose           the same with all partitions
+    later call      its effect on earlier commits
+    add_requested   automatic positions of the same partitions are dropped when the commit is sent
+    add_automatic   automatic positions of the same partitions are replaced
+    withdraw        the application no longer waits: its commit is not sent again
+    release         others may own these partitions: no commit of them is sent
+    lose            the same for all partitions
 
-A commit that was refused for good, or for too long, is owed no more; what was stated meanwhile is. While a
-member keeps its partitions through a rebalance, two refusals pass: ILLEGAL_GENERATION, for the next
-generation has begun, and REBALANCE_IN_PROGRESS, which the application is told of all the same. A commit
-whose outcome is unknown is repeated, or superseded, but never followed by an older one.
+An automatic commit that was refused for good, or for too long, is dropped, unless a newer position was added
+meanwhile. While a member keeps its partitions through a rebalance, two errors count as transient:
+ILLEGAL_GENERATION, because the next generation has begun, and REBALANCE_IN_PROGRESS, which the application
+still gets for its own commits. A commit whose outcome is unknown is repeated or superseded, but never
+followed by an older one.
 
-Source: Kafka's CommitRequestManager and ConsumerCoordinator. They do not repeat a commit by time; here it is
-repeated with the newest positions. tests/tables/commit_queue.txt has the cases.
+Source: Kafka's CommitRequestManager and ConsumerCoordinator. These do not repeat a commit by time; here it is
+repeated with the newest positions. The cases are in tests/tables/commit_queue.txt.
 """
 
 from __future__ import annotations
@@ -42,94 +44,100 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 @dataclass(eq=False, slots=True)
 class Commit:
-    """A commit to send: one that the application asked for, or all that is owed."""
+    """A commit to send: one that the application requested, or all automatic positions."""
 
     offsets: Offsets
-    is_asked: bool = False
-    # What was owed of the same partitions when the application asked.
+    is_requested: bool = False
+    # The automatic positions of the same partitions at the time of the application's call.
     older: Offsets = field(default_factory=dict)
-    # Why it is not sent, or not again.
+    # The error to raise instead of sending it.
     refusal: OncelogError | None = None
-    # Why it is sent again.
+    # The error of the last attempt.
     error: Exception | None = None
 
 
 class CommitQueue:
-    """The commits that were asked for, and the positions that are owed."""
+    """The requested commits, and the positions to commit automatically."""
 
     def __init__(self) -> None:
-        self._asked: deque[Commit] = deque()
-        self._owed: dict[TopicPartition, OffsetAndMetadata] = {}
-        self._owed_until_ms = 0.0
+        self._requested: deque[Commit] = deque()
+        self._automatic: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._automatic_until_ms = 0.0
 
     @property
-    def owed(self) -> Offsets:
-        return self._owed
+    def automatic(self) -> Offsets:
+        """The positions to commit automatically."""
+        return self._automatic
 
-    def ask(self, offsets: Offsets) -> Commit:
-        """Note a commit of the application."""
-        older = {tp: self._owed[tp] for tp in offsets if tp in self._owed}
-        self._asked.append(commit := Commit(offsets, True, older))
+    def add_requested(self, offsets: Offsets) -> Commit:
+        """Add a commit of the application."""
+        older = {tp: self._automatic[tp] for tp in offsets if tp in self._automatic}
+        self._requested.append(commit := Commit(offsets, True, older))
         return commit
 
     def withdraw(self, commit: Commit) -> None:
-        """Forget a commit that the application asked for; it may have been settled."""
-        if commit in self._asked:
-            self._asked.remove(commit)
+        """Remove a commit of the application, which may have ended already."""
+        if commit in self._requested:
+            self._requested.remove(commit)
 
-    def owe(self, positions: Offsets, until_ms: float, *, is_by_time: bool = False) -> None:
-        """Note positions to commit; they may fail until then. One by time gives no others more time."""
-        if not (is_by_time and self._owed):
-            self._owed_until_ms = until_ms
-        self._owed.update(positions)
+    def add_automatic(self, positions: Offsets, until_ms: float, *, is_by_time: bool = False) -> None:
+        """Add positions to commit automatically, and to retry until `until_ms`.
+
+        A commit by time does not prolong the retries of other positions.
+        """
+        if not (is_by_time and self._automatic):
+            self._automatic_until_ms = until_ms
+        self._automatic.update(positions)
 
     def next(self) -> Commit | None:
         """Return the commit to send now."""
-        if not self._asked:
-            return Commit(dict(self._owed)) if self._owed else None
-        commit = self._asked[0]
+        if not self._requested:
+            return Commit(dict(self._automatic)) if self._automatic else None
+        commit = self._requested[0]
         for tp, older in commit.older.items():
-            if self._owed.get(tp) is older:
-                del self._owed[tp]
+            if self._automatic.get(tp) is older:
+                del self._automatic[tp]
         return commit
 
-    def answered(
+    def on_result(
         self, commit: Commit, error: Exception | None, now_ms: float, *, is_kept: bool = False
     ) -> bool:
-        """Note what a commit was answered; False if it is to be sent again.
+        """Process the result of a commit; return False if it must be sent again.
 
-        `is_kept`: the sender is a member, and keeps these partitions through a rebalance.
+        `is_kept` is True if the sender is a member and keeps these partitions through a rebalance.
         """
-        if _passes(commit, error, is_kept=is_kept) and (commit.is_asked or now_ms < self._owed_until_ms):
+        if _is_transient(commit, error, is_kept=is_kept) and (
+            commit.is_requested or now_ms < self._automatic_until_ms
+        ):
             commit.error = error
             return False
-        if commit.is_asked:
+        if commit.is_requested:
             self.withdraw(commit)
             return True
         for tp, position in commit.offsets.items():
-            if self._owed.get(tp) == position:
-                del self._owed[tp]
+            if self._automatic.get(tp) == position:
+                del self._automatic[tp]
         return True
 
     def release(self, partitions: Collection[TopicPartition], error: OncelogError) -> None:
-        """Others may own these partitions: refuse the application's commits of them with the error."""
+        """Drop positions of these partitions, and fail the application's commits of them with `error`."""
         for tp in partitions:
-            self._owed.pop(tp, None)
-        given = frozenset(partitions)
-        self._refuse([commit for commit in self._asked if not given.isdisjoint(commit.offsets)], error)
+            self._automatic.pop(tp, None)
+        released = frozenset(partitions)
+        self._refuse([commit for commit in self._requested if not released.isdisjoint(commit.offsets)], error)
 
     def lose(self, error: OncelogError) -> None:
-        """Others may own all partitions: refuse the application's commits with the error."""
-        self._owed.clear()
-        self._refuse(self._asked, error)
+        """Drop all automatic positions, and fail all of the application's commits with `error`."""
+        self._automatic.clear()
+        self._refuse(self._requested, error)
 
     def _refuse(self, commits: Iterable[Commit], error: OncelogError) -> None:
         for commit in commits:
             commit.refusal = commit.refusal or error
 
 
-def _passes(commit: Commit, error: Exception | None, *, is_kept: bool) -> bool:
-    """Return whether the same commit may succeed soon."""
+def _is_transient(commit: Commit, error: Exception | None, *, is_kept: bool) -> bool:
+    """Return True if the same commit may succeed soon."""
     if not isinstance(error, OncelogError):
         return False
     match next_after(error, GroupRequest.COMMIT):
@@ -138,5 +146,5 @@ def _passes(commit: Commit, error: Exception | None, *, is_kept: bool) -> bool:
         case GroupAction.LOST:
             return is_kept
         case GroupAction.JOIN:
-            return is_kept and not commit.is_asked
+            return is_kept and not commit.is_requested
     return False

@@ -1,8 +1,8 @@
-"""The commits of a consumer over asyncio: client.commit_queue.CommitQueue driven by one task.
+"""The commits of a consumer over asyncio: one task sends what `CommitQueue` decides.
 
-One commit is awaited at a time. A call that somebody waits for (of the application, before a revocation, at
-a close) does not wait for the answer to an automatic commit: the task is ended and begins again with what
-is next. Requests to a coordinator are carried out in their order, so the older commit cannot come later.
+One commit is in flight at a time. An urgent commit (of the application, before a revocation, at a close) does
+not wait for the response to an automatic one: the task is cancelled and a new one sends the next commit.
+A coordinator handles the requests of a connection in order, so the older commit cannot overtake.
 """
 
 from __future__ import annotations
@@ -12,36 +12,41 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 
 from oncelog.client.connection.cluster import ClusterConnection
+from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.group.commit_queue import Commit, CommitQueue, Offsets
-from oncelog.client.group.coordinator_requests import no_answer
+from oncelog.client.group.coordinator_client import no_answer
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.rules.groups.error_policy import GroupRequest
 from oncelog.settings import Settings
-from oncelog.types import TopicPartition
+from oncelog.types import OffsetAndMetadata, TopicPartition
 
 
 class GroupCommits:
-    """All commits of one consumer.
+    """All commits of one consumer, with a member id or without.
 
-    `send` makes one attempt, and raises why the group does not take it. `is_kept` tells whether a member
-    keeps these partitions through a rebalance. `note_failure` is told why an automatic commit is given up.
+    `send` makes one attempt and raises the coordinator's error. `is_kept` returns True if a member keeps
+    these partitions through a rebalance. `on_failure` gets the error of an automatic commit that is given up.
     """
 
     def __init__(
         self,
+        core: ConsumerCore,
         settings: Settings,
         cluster: ClusterConnection,
         send: Callable[[Offsets], Awaitable[None]],
         is_kept: Callable[[Offsets], bool],
-        note_failure: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
-        self._cluster, self._send, self._note_failure = cluster, send, note_failure
-        self._is_kept = is_kept
+        self._core, self._cluster, self._send = core, cluster, send
+        self._is_kept, self._on_failure = is_kept, on_failure
+        self.is_automatic: bool = settings["enable.auto.commit"]
         self._group_id: str = settings["group.id"]
         self._limit_ms: float = settings["request.timeout.ms"]
+        self._interval_ms: float = settings["auto.commit.interval.ms"]
+        self._interval_began_ms = cluster.now_ms()
         self._queue = CommitQueue()
         self._task: asyncio.Task[None] | None = None
-        # What the task sends, or repeats after a pause.
+        # The commit that the task sends, or repeats after a pause.
         self._current: Commit | None = None
         # The results that calls of the application wait for.
         self._results: dict[Commit, asyncio.Future[None]] = {}
@@ -49,15 +54,38 @@ class GroupCommits:
         self._is_idle.set()
 
     @property
-    def owed(self) -> Offsets:
+    def automatic(self) -> Offsets:
         """The positions whose automatic commit has not ended."""
-        return self._queue.owed
+        return self._queue.automatic
+
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the positions behind all delivered records."""
+        positions = {}
+        for tp in self._core.assignment():
+            with suppress(MisuseError):  # auto.offset.reset=none, and no position yet
+                if (offset := self._core.position(tp)) is not None:
+                    positions[tp] = OffsetAndMetadata(offset)
+        return positions
+
+    def restart_interval(self) -> None:
+        """Let auto.commit.interval.ms begin now."""
+        self._interval_began_ms = self._cluster.now_ms()
+
+    def commit_if_due(self) -> None:
+        """Start an automatic commit of the present positions if auto.commit.interval.ms has passed."""
+        now_ms = self._cluster.now_ms()
+        if self.is_automatic and now_ms - self._interval_began_ms >= self._interval_ms:
+            self._interval_began_ms = now_ms
+            self.add_automatic(self.positions(), is_by_time=True)
 
     async def commit(self, offsets: Offsets) -> None:
-        """Commit what the application asks for. A call that is cancelled is not repeated."""
-        commit = self._queue.ask(offsets)
+        """Commit these offsets and wait for the result. A cancelled call is not repeated.
+
+        Raises TimedOut after request.timeout.ms.
+        """
+        commit = self._queue.add_requested(offsets)
         result = self._results[commit] = asyncio.get_running_loop().create_future()
-        self._begin(is_urgent=True)
+        self._start(is_urgent=True)
         try:
             async with asyncio.timeout(self._limit_ms / 1000) as limit:
                 await result
@@ -71,60 +99,64 @@ class GroupCommits:
             del self._results[commit]
             self._queue.withdraw(commit)
             if self._current is commit:
-                self._begin_again()
+                self._restart()
 
-    def owe(self, positions: Offsets, *, is_by_time: bool = False, is_urgent: bool = False) -> None:
-        """Begin an automatic commit. Its errors are not raised: what was not stored is read again."""
+    def add_automatic(self, positions: Offsets, *, is_by_time: bool = False, is_urgent: bool = False) -> None:
+        """Start an automatic commit. It raises nothing: records without a commit are read again later."""
         if positions:
-            self._queue.owe(positions, self._cluster.now_ms() + self._limit_ms, is_by_time=is_by_time)
-            self._begin(is_urgent=is_urgent)
+            self._queue.add_automatic(
+                positions, self._cluster.now_ms() + self._limit_ms, is_by_time=is_by_time
+            )
+            self._start(is_urgent=is_urgent)
 
     async def until_idle(self, deadline_ms: float) -> bool:
-        """Wait for the end of all commits; False if the deadline comes first."""
+        """Wait for the end of all commits; return False if the deadline comes first."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(deadline_ms - self._cluster.now_ms(), 0) / 1000):
                 await self._is_idle.wait()
         return self._is_idle.is_set()
 
     def release(self, partitions: Collection[TopicPartition], error: OncelogError) -> None:
-        """Commit nothing more of these partitions: others may own them."""
+        """Drop all commits of these partitions, which other members may own."""
         if partitions:
             self._queue.release(partitions, error)
-            self._end_automatic()
+            self._cancel_automatic()
 
     def lose(self, error: OncelogError) -> None:
-        """Commit nothing more of what is owned now."""
+        """Drop all commits: other members may own every partition."""
         self._queue.lose(error)
-        self._end_automatic()
+        self._cancel_automatic()
 
     def stop(self) -> None:
-        """End all commits."""
+        """End all commits. Calls that wait raise MisuseError."""
         error = MisuseError("this consumer was closed, or unsubscribed, while it committed")
         self._queue.lose(error)
         for commit in self._results:
             self._queue.withdraw(commit)
-            self._tell(commit, error)
+            self._finish(commit, error)
         if self._task is not None:
             self._task.cancel()
-        self._note_end()
+        self._become_idle()
 
     # Sending
 
-    def _begin(self, *, is_urgent: bool) -> None:
+    def _start(self, *, is_urgent: bool) -> None:
         if is_urgent:
-            self._end_automatic()
+            self._cancel_automatic()
         if self._task is None:
             self._is_idle.clear()
             self._task = asyncio.create_task(self._run())
 
-    def _end_automatic(self) -> None:
-        """Wait no longer for the answer to an automatic commit, and send none that has not been sent."""
-        # The task itself may bring the loss, by what its commit was answered.
+    def _cancel_automatic(self) -> None:
+        """Stop waiting for the response to an automatic commit, and do not send one that has not
+        been sent.
+        """
+        # The response to a commit may end the membership, and then this task itself calls us.
         is_own = self._task is not None and asyncio.current_task() is self._task
-        if self._current is not None and not self._current.is_asked and not is_own:
-            self._begin_again()
+        if self._current is not None and not self._current.is_requested and not is_own:
+            self._restart()
 
-    def _begin_again(self) -> None:
+    def _restart(self) -> None:
         if self._task is not None:
             self._task.cancel()
             self._task = asyncio.create_task(self._run())
@@ -134,18 +166,18 @@ class GroupCommits:
         while self._task is task:
             commit = self._current = self._queue.next()
             if commit is None:
-                self._note_end()
+                self._become_idle()
                 break
             error = await self._try(commit)
             is_kept = error is not None and self._is_kept(commit.offsets)
-            if self._queue.answered(commit, error, self._cluster.now_ms(), is_kept=is_kept):
-                self._tell(commit, error)
+            if self._queue.on_result(commit, error, self._cluster.now_ms(), is_kept=is_kept):
+                self._finish(commit, error)
                 attempt = 0
             else:
                 await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
                 attempt += 1
 
-    def _note_end(self) -> None:
+    def _become_idle(self) -> None:
         self._current = self._task = None
         self._is_idle.set()
 
@@ -155,15 +187,15 @@ class GroupCommits:
         try:
             await self._send(commit.offsets)
         except Exception as error:
-            # Also what is no OncelogError, as of an offset that no request can hold: the caller is told.
+            # Not only OncelogError: an offset that no request can hold raises another one, for the caller.
             return error
         return None
 
-    def _tell(self, commit: Commit, error: Exception | None) -> None:
+    def _finish(self, commit: Commit, error: Exception | None) -> None:
         result = self._results.get(commit)
         if result is None:
             if error is not None:
-                self._note_failure(error)
+                self._on_failure(error)
         elif not result.done():
             if error is None:
                 result.set_result(None)

@@ -1,9 +1,8 @@
-"""A member of a consumer-protocol group without I/O: what its heartbeats say, and what answers mean.
+"""The heartbeats of a member under the consumer protocol (KIP-848), without I/O.
 
-The coordinator shares out partitions. A heartbeat tells it what the member subscribes to and owns, and
-brings back the member's epoch and, when it changed, what the member is to own. What that lacks the member
-gives back, and only when a heartbeat has said so do others get it.
-
+A heartbeat reports the member's subscription and owned partitions. The response brings the member's epoch
+and, when it has changed, the target assignment. The member gives back what the target lacks; the coordinator
+assigns those partitions to others only after a heartbeat has reported that.
 Source: KIP-848; Kafka's ConsumerHeartbeatRequestManager.
 """
 
@@ -18,72 +17,78 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 
 JOINING, LEAVING, LEAVING_STATIC = 0, -1, -2
-"""Epochs that mean something else. A static member that leaves so keeps its partitions for its successor."""
+"""Special member epochs. After LEAVING_STATIC the partitions stay reserved for the member's successor."""
 CLASSIC_ONLY = ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms")
-"""With the consumer protocol the coordinator decides these."""
+"""Settings of the classic protocol; with the consumer protocol the coordinator decides these."""
 
 
-class Place(NamedTuple):
-    """A partition of a topic that may be deleted and made again under its name."""
+class TopicIdPartition(NamedTuple):
+    """A partition of one incarnation of a topic, which may be deleted and created again under its name."""
 
     topic_id: bytes
     partition: int
 
 
-class _Said(NamedTuple):
+class _Report(NamedTuple):
+    """The fields of a heartbeat that are sent only when they have changed."""
+
     topics: frozenset[str]
-    owned: frozenset[Place]
+    owned: frozenset[TopicIdPartition]
 
 
 def _check_settings(settings: Settings) -> None:
-    """Refuse what the protocol leaves to the coordinator. Raises ConfigError."""
-    if given := [key for key in CLASSIC_ONLY if settings.is_user_set(key)]:
+    """Raise ConfigError for settings that the protocol leaves to the coordinator."""
+    if keys := [key for key in CLASSIC_ONLY if settings.is_user_set(key)]:
         raise ConfigError(
-            f"{', '.join(given)} cannot be set with group.protocol=consumer, where the coordinator decides: "
+            f"{', '.join(keys)} cannot be set with group.protocol=consumer, where the coordinator decides: "
             "see group.remote.assignor, and the broker's group.consumer.* settings"
         )
 
 
-class Heartbeats:
-    """What a member tells its coordinator: all, to join or after a lost answer; else what changed."""
+class HeartbeatState:
+    """The state of a member's heartbeats: what the coordinator knows, and what must still be reported.
+
+    The first heartbeat, and each one after a lost response, reports everything; others report changes only.
+    """
 
     def __init__(self, settings: Settings, member_id: str) -> None:
         _check_settings(settings)
         self._settings = settings
         self.member_id = member_id
         self.epoch = JOINING
+        # The interval between heartbeats, as the coordinator's last response demands.
         self.interval_ms = 0
-        """The coordinator's wish."""
-        self._known: _Said | None = None
-        self._said: _Said | None = None
-        self.is_heard = True
-        """False from a heartbeat that says what is owned to its answer, or to that of a later one.
+        # The last answered report; None if the next heartbeat must report everything.
+        self._acknowledged: _Report | None = None
+        self._sent: _Report | None = None
+        # False from a heartbeat that reports owned partitions until its response, or that of a later one. The
+        # coordinator may assign unreported partitions to others, so none may be taken until then.
+        self.is_answered = True
 
-        The coordinator may give what it does not name to others, so nothing may be taken until then.
-        """
-
-    def request(self, topics: frozenset[str], owned: Collection[Place]) -> ConsumerGroupHeartbeatRequest:
-        """The next heartbeat; `answered` or `failed` must follow."""
+    def next_request(
+        self, topics: frozenset[str], owned: Collection[TopicIdPartition]
+    ) -> ConsumerGroupHeartbeatRequest:
+        """Return the next heartbeat; `on_response` or `on_failure` must follow."""
         if self.epoch == JOINING:
-            self._known, owned = None, ()
-        said, known = _Said(topics, frozenset(owned)), self._known
-        self._said = said
+            self._acknowledged, owned = None, ()
+        report, acknowledged = _Report(topics, frozenset(owned)), self._acknowledged
+        self._sent = report
         request = self._empty(self.epoch)
-        if known is None:
+        if acknowledged is None:
             request.rebalance_timeout_ms = self._settings["max.poll.interval.ms"]
             request.server_assignor = self._settings["group.remote.assignor"]
-        if known is None or topics != known.topics:
+        if acknowledged is None or topics != acknowledged.topics:
             request.subscribed_topic_names = sorted(topics)
-        if known is None or said.owned != known.owned:
+        if acknowledged is None or report.owned != acknowledged.owned:
             request.topic_partitions = [
                 ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=topic_id, partitions=partitions)
-                for topic_id, partitions in _by_id(said.owned).items()
+                for topic_id, partitions in _by_topic_id(report.owned).items()
             ]
-            self.is_heard = False
+            self.is_answered = False
         return request
 
-    def leave(self) -> ConsumerGroupHeartbeatRequest:
-        """The member goes."""
+    def leave_request(self) -> ConsumerGroupHeartbeatRequest:
+        """Return the heartbeat that leaves the group."""
         return self._empty(LEAVING if self._settings["group.instance.id"] is None else LEAVING_STATIC)
 
     def _empty(self, epoch: int) -> ConsumerGroupHeartbeatRequest:
@@ -100,52 +105,59 @@ class Heartbeats:
             topic_partitions=None,
         )
 
-    def answered(self, answer: ConsumerGroupHeartbeatResponse) -> frozenset[Place] | None:
-        """What the member is to own from now on; None: nothing new. Raises BrokerError."""
-        if answer.error_code:
-            raise error_for_code(answer.error_code, answer.error_message or "")
-        self._known, self.is_heard = self._said, True
-        self.epoch, self.interval_ms = answer.member_epoch, answer.heartbeat_interval_ms
-        self.member_id = answer.member_id or self.member_id
-        if answer.assignment is None:
+    def on_response(self, response: ConsumerGroupHeartbeatResponse) -> frozenset[TopicIdPartition] | None:
+        """Return the target assignment, or None if it has not changed. Raises BrokerError."""
+        if response.error_code:
+            raise error_for_code(response.error_code, response.error_message or "")
+        self._acknowledged, self.is_answered = self._sent, True
+        self.epoch, self.interval_ms = response.member_epoch, response.heartbeat_interval_ms
+        self.member_id = response.member_id or self.member_id
+        if response.assignment is None:
             return None
         return frozenset(
-            Place(topic.topic_id, partition)
-            for topic in answer.assignment.topic_partitions
+            TopicIdPartition(topic.topic_id, partition)
+            for topic in response.assignment.topic_partitions
             for partition in topic.partitions
         )
 
-    def failed(self) -> None:
-        """Whether it was heard is not known: the next one says everything."""
-        self._known = None
+    def on_failure(self) -> None:
+        """Report everything next time: the coordinator may or may not have handled the last heartbeat."""
+        self._acknowledged = None
 
-    def fenced(self) -> None:
-        """The group goes on without the member, which may join again; it owns nothing."""
-        self.epoch, self._known, self.is_heard = JOINING, None, True
+    def on_fenced(self) -> None:
+        """Join again with the next heartbeat, owning nothing: the coordinator has removed the member."""
+        self.epoch, self._acknowledged, self.is_answered = JOINING, None, True
 
 
-class Difference(NamedTuple):
-    """What a member has to do to own what it is to own."""
+class AssignmentDifference(NamedTuple):
+    """The partitions to give back and to add for a target assignment.
 
-    leaving: list[TopicPartition]
+    `has_unknown_topics` is True if the target has topics whose names are not known yet.
+    """
+
+    revoked: list[TopicPartition]
     added: list[TopicPartition]
-    unknown: bool
-    """Some topics' names are not known yet."""
+    has_unknown_topics: bool
 
 
-def difference(
-    owned: Mapping[TopicPartition, bytes], wanted: Collection[Place], names: Mapping[bytes, str]
-) -> Difference:
-    """`owned` with the topics' ids; a topic made again under its name is another one."""
-    leaving = [at for at, topic_id in owned.items() if Place(topic_id, at.partition) not in wanted]
-    held = {Place(topic_id, at.partition) for at, topic_id in owned.items()}
-    new = sorted(place for place in wanted if place not in held)
-    added = [TopicPartition(names[each.topic_id], each.partition) for each in new if each.topic_id in names]
-    return Difference(leaving, added, len(added) < len(new))
+def compare_assignment(
+    owned: Mapping[TopicPartition, bytes], target: Collection[TopicIdPartition], names: Mapping[bytes, str]
+) -> AssignmentDifference:
+    """Compare the owned partitions, with their topic ids, to the target.
+
+    A topic that was created again under its name has another id and counts as another topic.
+    """
+    revoked = [tp for tp, topic_id in owned.items() if TopicIdPartition(topic_id, tp.partition) not in target]
+    owned_ids = {TopicIdPartition(topic_id, tp.partition) for tp, topic_id in owned.items()}
+    new = sorted(partition for partition in target if partition not in owned_ids)
+    added = [
+        TopicPartition(names[new_tp.topic_id], new_tp.partition) for new_tp in new if new_tp.topic_id in names
+    ]
+    return AssignmentDifference(revoked, added, len(added) < len(new))
 
 
-def _by_id(places: Collection[Place]) -> dict[bytes, list[int]]:
-    found: dict[bytes, list[int]] = {}
-    for each in sorted(places):
-        found.setdefault(each.topic_id, []).append(each.partition)
-    return found
+def _by_topic_id(partitions: Collection[TopicIdPartition]) -> dict[bytes, list[int]]:
+    grouped: dict[bytes, list[int]] = {}
+    for topic_id, partition in sorted(partitions):
+        grouped.setdefault(topic_id, []).append(partition)
+    return grouped

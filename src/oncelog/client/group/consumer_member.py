@@ -1,24 +1,33 @@
-"""A member of a consumer-protocol group over asyncio: heartbeats, and owning what they say it is to own.
+"""A member under the consumer group protocol (KIP-848): the coordinator assigns partitions by heartbeats.
 
-Heartbeats go on in the background; what they bring is carried out by polls, one step at a time: what must
-go is given back and acknowledged, then what is new is looked up in the background and taken. What stays is
-read on meanwhile. Source: KIP-848; Kafka's ConsumerMembershipManager.
+Heartbeats run in the background. Polls carry out the target assignment that they bring, one step at a time.
+Partitions that must go are given back and acknowledged first. Then the committed offsets of the added ones
+are looked up in the background, and these are taken. Partitions that stay are read on meanwhile. Source:
+KIP-848; Kafka's ConsumerMembershipManager.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
 from oncelog.client.connection.cluster import ClusterConnection
 from oncelog.client.consumer.core import ConsumerCore
-from oncelog.client.consumer.poll_activity import PollActivity
-from oncelog.client.group.aio import Change, GroupSession, Rebalance, not_a_member
-from oncelog.client.group.consumer_heartbeat import JOINING, Difference, Heartbeats, Place, difference
+from oncelog.client.group.commits import GroupCommits
+from oncelog.client.group.consumer_heartbeat import (
+    JOINING,
+    AssignmentDifference,
+    HeartbeatState,
+    TopicIdPartition,
+    compare_assignment,
+)
+from oncelog.client.group.coordinator_client import GroupCoordinatorClient
 from oncelog.client.group.core import next_after
+from oncelog.client.group.membership import Change, Membership, Rebalance, not_a_member
+from oncelog.client.group.subscribed_topics import SubscribedTopics
 from oncelog.errors import OncelogError, UnsupportedVersion
 from oncelog.rules.groups.error_policy import GroupAction, GroupRequest
 from oncelog.runtime import system
@@ -26,240 +35,292 @@ from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 
-class _Found(NamedTuple):
-    difference: Difference
-    ids: Mapping[str, bytes]
+class _NextStep(NamedTuple):
+    """The next step towards the target assignment, with the ids of all its topics.
+
+    `committed` has the committed offsets of the added partitions.
+    """
+
+    difference: AssignmentDifference
+    topic_ids: Mapping[str, bytes]
     committed: Mapping[TopicPartition, OffsetAndMetadata]
 
 
-class ConsumerProtocolSession(GroupSession):
-    """The consumer protocol: the coordinator shares out."""
+class ConsumerMember:
+    """A member under the consumer protocol: the coordinator assigns partitions."""
 
     def __init__(
         self,
         core: ConsumerCore,
         settings: Settings,
         cluster: ClusterConnection,
-        activity: PollActivity,
-        wake: Callable[[], None],
+        coordinator: GroupCoordinatorClient,
+        membership: Membership,
+        topics: SubscribedTopics,
+        commits: GroupCommits,
     ) -> None:
-        super().__init__(core, settings, cluster, activity, wake)
-        self._heartbeats = Heartbeats(settings, str(UUID(bytes=system.current().new_uuid())))
-        self._ids: dict[str, bytes] = {}
-        """Of the topics that are owned."""
-        self._wanted: frozenset[Place] | None = None
-        """What the coordinator wants it to own; None until it says so."""
-        self._acknowledged: frozenset[Place] = frozenset()
-        self._is_untold = False
-        """Whether what is owned has changed since the coordinator was told."""
-        # The topics whose metadata were asked for when the member subscribed to them.
+        self._core, self._settings, self._cluster = core, settings, cluster
+        self._coordinator, self._membership = coordinator, membership
+        self._topics, self._commits = topics, commits
+        self._state = HeartbeatState(settings, str(UUID(bytes=system.current().new_uuid())))
+        self._heartbeats: asyncio.Task[None] | None = None
+        # The ids of the topics of owned partitions.
+        self._topic_ids: dict[str, bytes] = {}
+        # The target assignment; None until the coordinator has sent one.
+        self._target: frozenset[TopicIdPartition] | None = None
+        # The partitions that the application has been notified of, and that heartbeats name as owned.
+        self._acknowledged: frozenset[TopicIdPartition] = frozenset()
+        # True if the owned partitions have changed since the last acknowledgement.
+        self._is_unacknowledged = False
+        # The topics whose metadata were requested when the member subscribed to them.
         self._described: frozenset[str] = frozenset()
-        self._finding: asyncio.Task[_Found] | None = None
+        self._preparing: asyncio.Task[_NextStep] | None = None
         self._news, self._hurry = asyncio.Event(), asyncio.Event()
 
-    def _resubscribe(self) -> None:
+    @property
+    def topics_in_use(self) -> frozenset[str]:
+        """The topics of this member."""
+        return self._topics.topics
+
+    @property
+    def is_rebalancing(self) -> bool:
+        """Always False: a rebalance of this protocol ends no membership by itself."""
+        return False
+
+    def resubscribe(self) -> None:
+        """Send the changed topics with a heartbeat at once."""
         self._hurry.set()
 
-    async def _advance(self, deadline_ms: float) -> Rebalance | bool:
-        if self._is_untold:
+    async def advance(self, deadline_ms: float) -> Rebalance | bool | None:
+        """Run the next step: see GroupProtocol.advance."""
+        membership = self._membership
+        if self._is_unacknowledged:
             self._acknowledge()
-        if self._is_lost:
-            lost, self._owned, self._is_lost = self._owned, [], False
+        if membership.is_lost:
+            lost, membership.owned, membership.is_lost = membership.owned, [], False
             if lost:
-                self._is_untold = True
+                self._is_unacknowledged = True
                 return Rebalance(Change.LOST, lost)
             self._acknowledge()
-        if self._beating is None or self._beating.done():
-            self._beating = asyncio.create_task(self._beat())
-        wanted = self._wanted
-        if self._finding is None and wanted is not None and wanted != self._acknowledged:
-            self._finding = asyncio.create_task(self._find(wanted))
-            self._finding.add_done_callback(lambda _: self._tell())
-        is_settled = self._finding is None and wanted is not None
-        if is_settled or (self._owned and not self._is_found):
-            self.commit_by_time()
-            return True  # what stays is read on while the rest is found
+        if self._heartbeats is None or self._heartbeats.done():
+            self._heartbeats = asyncio.create_task(self._send_heartbeats())
+        target = self._target
+        if self._preparing is None and target is not None and target != self._acknowledged:
+            self._preparing = asyncio.create_task(self._prepare(target))
+            self._preparing.add_done_callback(lambda _: self._notify())
+        is_settled = self._preparing is None and target is not None
+        if is_settled or (membership.owned and not self._is_prepared):
+            if membership.owned:
+                self._commits.commit_if_due()
+            return True  # what stays is read on while the next step is prepared
         return await self._await_news(deadline_ms)
 
-    async def _await_news(self, deadline_ms: float) -> Rebalance | bool:
+    async def _await_news(self, deadline_ms: float) -> Rebalance | bool | None:
         timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
         self._news.clear()
-        if not self._is_found:
+        if not self._is_prepared:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._news.wait()
             except TimeoutError:
                 return False
-        if not self._is_found or self._finding is None:
-            return await self.advance(deadline_ms)
-        finding, self._finding = self._finding, None
-        if finding.cancelled():
-            return await self.advance(deadline_ms)
-        return await self._carry_out(finding.result(), deadline_ms)
+        if not self._is_prepared or self._preparing is None:
+            return None
+        preparing, self._preparing = self._preparing, None
+        if preparing.cancelled():
+            return None
+        return await self._carry_out(preparing.result(), deadline_ms)
 
     @property
-    def _is_found(self) -> bool:
-        """Whether the next step can be made. What is to be taken waits for what the coordinator answers."""
-        finding = self._finding
-        if finding is None or not finding.done():
-            return False
-        is_take = not (finding.cancelled() or finding.exception() or finding.result().difference.leaving)
-        return self._heartbeats.is_heard or not is_take
+    def _is_prepared(self) -> bool:
+        """True if the next step can be made.
 
-    async def _carry_out(self, found: _Found, deadline_ms: float) -> Rebalance | bool:
-        leaving, added, _ = found.difference
-        self._is_untold = True
-        if leaving:
-            return await self._give_back(leaving, deadline_ms)
-        self._ids = dict(found.ids)
-        return self._take([*self._owned, *added], found.committed)
+        Partitions are taken only after the last heartbeat was answered.
+        """
+        preparing = self._preparing
+        if preparing is None or not preparing.done():
+            return False
+        takes = not (preparing.cancelled() or preparing.exception() or preparing.result().difference.revoked)
+        return self._state.is_answered or not takes
+
+    async def _carry_out(self, step: _NextStep, deadline_ms: float) -> Rebalance | bool:
+        revoked, added, _ = step.difference
+        self._is_unacknowledged = True
+        if revoked:
+            return await self._membership.give_back(revoked, deadline_ms)
+        self._topic_ids = dict(step.topic_ids)
+        return self._membership.take([*self._membership.owned, *added], step.committed)
 
     def _acknowledge(self) -> None:
-        """The application has been told of the last change: now it holds, and the coordinator may know."""
-        self._is_untold = False
-        self._core.assign(self._owned)
-        if not self._is_lost:
-            self._acknowledged = frozenset(Place(self._ids[at.topic], at.partition) for at in self._owned)
+        """Report the owned partitions with the next heartbeat: the application knows of the last change."""
+        self._is_unacknowledged = False
+        self._core.assign(self._membership.owned)
+        if not self._membership.is_lost:
+            self._acknowledged = self._owned_with_ids()
             self._hurry.set()
 
-    async def _find(self, wanted: frozenset[Place]) -> _Found:
-        """What to do to own what is wanted; asks for names of topics until at least one step can be made."""
+    def _owned_with_ids(self) -> frozenset[TopicIdPartition]:
+        return frozenset(
+            TopicIdPartition(self._topic_ids[tp.topic], tp.partition) for tp in self._membership.owned
+        )
+
+    async def _prepare(self, target: frozenset[TopicIdPartition]) -> _NextStep:
+        """Return the next step towards the target, waiting for topic names until there is one."""
         attempt = 0
         while True:
-            owned = {at: self._ids[at.topic] for at in self._owned}
-            ids = self._names() | {at.topic: topic_id for at, topic_id in owned.items()}
-            step = difference(owned, wanted, {topic_id: name for name, topic_id in ids.items()})
-            if step.leaving:
-                return _Found(step, ids, {})
+            owned = {tp: self._topic_ids[tp.topic] for tp in self._membership.owned}
+            ids = self._known_topic_ids() | {tp.topic: topic_id for tp, topic_id in owned.items()}
+            difference = compare_assignment(owned, target, {topic_id: name for name, topic_id in ids.items()})
+            if difference.revoked:
+                return _NextStep(difference, ids, {})
             try:
-                if step.added:
-                    return _Found(step, ids, await self.committed(step.added))
-                await self._cluster.refresh_metadata(sorted(self.topics), allow_auto_topic_creation=False)
+                if difference.added:
+                    return _NextStep(difference, ids, await self._coordinator.committed(difference.added))
+                await self._cluster.refresh_metadata(
+                    sorted(self._topics.topics), allow_auto_topic_creation=False
+                )
             except OncelogError as error:
                 if next_after(error, GroupRequest.FETCH) is GroupAction.RAISE:
                     raise
             await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
             attempt += 1
 
-    def _names(self) -> dict[str, bytes]:
-        ids = {topic: self._cluster.metadata.topic_id(topic) for topic in self.topics}
+    def _known_topic_ids(self) -> dict[str, bytes]:
+        ids = {topic: self._cluster.metadata.topic_id(topic) for topic in self._topics.topics}
         return {topic: topic_id for topic, topic_id in ids.items() if topic_id is not None}
 
-    # Staying
+    # Heartbeats, and the end of the membership
 
-    async def _beat(self) -> None:
-        """Heartbeats until the member is out, or an application that does not poll has taken it out."""
+    async def _send_heartbeats(self) -> None:
+        """Send heartbeats until the membership ends, also by an application that has stopped polling."""
         attempt = 0
         while True:
-            if self._is_idle:
-                await self._leave()
-                self._lose(GroupAction.RESET)
+            if self._membership.is_idle:
+                await self.leave()
+                self.lose(GroupAction.RESET)
                 return
             self._hurry.clear()
             try:
-                await self._beat_once()
+                await self._send_heartbeat()
             except OncelogError as error:
-                self._heartbeats.failed()
+                self._state.on_failure()
                 match next_after(error, GroupRequest.CONSUMER_HEARTBEAT):
                     case GroupAction.END:
-                        self._end(error)
+                        self.end(error)
                         return
                     case GroupAction.RAISE:
                         self._fail(error)
                         return
-                    case GroupAction.LOST | GroupAction.RESET as why:
-                        self._lose(why)  # joins again when the application knows, not over its head
+                    case GroupAction.LOST | GroupAction.RESET as reason:
+                        # The next poll joins again, after the application was notified. A new member would
+                        # otherwise commit records that were read under the old membership.
+                        self.lose(reason)
                         return
                     case GroupAction.FIND:
-                        self._coordinator_id = None
+                        self._coordinator.forget()
                 await asyncio.sleep(self._cluster.retry_pause_ms(attempt) / 1000)
                 attempt += 1
                 continue
             attempt = 0
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._heartbeats.interval_ms / 1000):
+                async with asyncio.timeout(self._state.interval_ms / 1000):
                     await self._hurry.wait()
 
-    async def _beat_once(self) -> None:
-        # Not only the first one: the look by time comes after metadata.max.age.ms. See
+    async def _send_heartbeat(self) -> None:
+        # Not only before the first heartbeat: the periodic look-up comes after metadata.max.age.ms. Guard:
         # test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches.
-        while self._pattern is not None and not self._is_matched:
-            await self._match(self._pattern)
-        topics = self.topics
-        # A topic may come into being by being asked for, also one that is subscribed to later. See
+        while self._topics.pattern is not None and not self._topics.is_matched:
+            await self._topics.match(self._topics.pattern)
+        topics = self._topics.topics
+        # A metadata request may create a topic, also one that is subscribed to later. Guard:
         # test_a_member_that_subscribes_to_more_topics_has_them_created.
-        if self._heartbeats.epoch == JOINING or not topics <= self._described:
+        if self._state.epoch == JOINING or not topics <= self._described:
             await self._cluster.refresh_metadata(
-                sorted(topics), allow_auto_topic_creation=self._pattern is None
+                sorted(topics), allow_auto_topic_creation=self._topics.pattern is None
             )
-            self._note_topic_errors()
+            self._topics.report_errors()
         self._described = topics
-        if self._heartbeats.epoch == JOINING:
-            # The group may know it before the answer comes, and a close must leave it then. See
-            # test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves.
-            self.member = self.member._replace(member_id=self._heartbeats.member_id)
-        answer = await self._ask(self._heartbeats.request(self.topics, self._claimed()))
-        was_heard = self._heartbeats.is_heard
-        wanted = self._heartbeats.answered(answer)
-        self.member = ConsumerGroupMetadata(
-            self.group_id,
-            self._heartbeats.epoch,
-            self._heartbeats.member_id,
+        membership = self._membership
+        if self._state.epoch == JOINING:
+            # The coordinator may know the member before its response arrives, and a close must leave then.
+            # Guard: test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves.
+            membership.member = membership.member._replace(member_id=self._state.member_id)
+        response = await self._coordinator.send(
+            self._state.next_request(self._topics.topics, self._reported_as_owned())
+        )
+        was_answered = self._state.is_answered
+        target = self._state.on_response(response)
+        membership.member = ConsumerGroupMetadata(
+            membership.group_id,
+            self._state.epoch,
+            self._state.member_id,
             self._settings["group.instance.id"],
         )
-        if wanted is not None and wanted != self._wanted:
-            self._wanted = wanted
-            self._stop_finding()
-            self._tell()
-        elif not was_heard and self._finding is not None:
-            self._tell()
+        if target is not None and target != self._target:
+            self._target = target
+            self._stop_preparing()
+            self._notify()
+        elif not was_answered and self._preparing is not None:
+            self._notify()
 
-    def _claimed(self) -> frozenset[Place]:
-        """Return what to tell as owned: also what was taken and the application has not been told of."""
-        if not self._is_untold:
+    def _reported_as_owned(self) -> frozenset[TopicIdPartition]:
+        """Return the partitions to report as owned, including taken ones that the application
+        does not know.
+        """
+        if not self._is_unacknowledged:
             return self._acknowledged
-        return self._acknowledged | {Place(self._ids[at.topic], at.partition) for at in self._owned}
+        return self._acknowledged | self._owned_with_ids()
 
     def _fail(self, error: OncelogError) -> None:
         if isinstance(error, UnsupportedVersion):
             error = UnsupportedVersion(
                 "the cluster does not serve group.protocol=consumer (Kafka 4.0): set group.protocol=classic"
             )
-        self._failure = error
-        self._tell()
+        self._membership.failure = error
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
+        """Wake a poll that waits for the next step."""
         self._news.set()
-        self._wake()
+        self._membership.wake()
 
-    def _lose(self, why: GroupAction) -> None:
-        # What a commit was answered may bring the loss. Heartbeats would join again before the application
-        # knows, and the group would take its commits of what others own by then. See
-        # test_a_member_joins_again_when_the_application_knows_what_it_has_lost.
-        if self._beating is not asyncio.current_task():
-            self._stop_beating()
+    def lose(self, reason: GroupAction) -> None:
+        """End the membership: see GroupProtocol.lose."""
+        # The response to a commit may end the membership. A heartbeat would then join again before the
+        # application is notified, and the coordinator would accept its commits of partitions that others own
+        # by then. Guard: test_a_member_joins_again_when_the_application_knows_what_it_has_lost.
+        if self._heartbeats is not asyncio.current_task():
+            self._stop_heartbeats()
         self._commits.lose(not_a_member())
-        self._heartbeats.fenced()
-        self._end_membership(self._heartbeats.member_id)
-        self._is_lost, self._wanted, self._acknowledged = True, None, frozenset()
-        self._stop_finding()
-        self._tell()
+        self._state.on_fenced()
+        self._membership.reset_member(self._state.member_id)
+        self._membership.is_lost, self._target, self._acknowledged = True, None, frozenset()
+        self._stop_preparing()
+        self._notify()
 
-    def _end(self, error: OncelogError) -> None:
-        self._stop_finding()
-        super()._end(error)
-        self._tell()
+    def end(self, error: OncelogError) -> None:
+        """End the membership for good: see GroupProtocol.end."""
+        self._stop_preparing()
+        self._stop_heartbeats()
+        self._membership.end(error)
+        self._notify()
 
-    def _stop_finding(self) -> None:
-        if self._finding is not None:
-            self._finding.cancel()
-            self._finding = None
+    def _stop_preparing(self) -> None:
+        if self._preparing is not None:
+            self._preparing.cancel()
+            self._preparing = None
+
+    def _stop_heartbeats(self) -> None:
+        if self._heartbeats is not None:
+            self._heartbeats.cancel()
+            self._heartbeats = None
 
     def stop(self) -> None:
-        """End all work in the background; the group is not told."""
-        self._stop_finding()
-        super().stop()
+        """Cancel all background tasks without leaving the group."""
+        self._stop_preparing()
+        self._stop_heartbeats()
 
-    async def _leave(self) -> None:
+    async def leave(self) -> None:
+        """Send the heartbeat that leaves the group; a static member may come back within its session."""
         with suppress(OncelogError):
-            await self._ask(self._heartbeats.leave())
+            await self._coordinator.send(self._state.leave_request())

@@ -1,4 +1,4 @@
-"""A member of a group without I/O: the classic protocol's requests, offsets, and what answers mean.
+"""Group requests and responses without I/O: the classic protocol, and committed offsets.
 
 Source: Kafka's ConsumerCoordinator, AbstractCoordinator; JoinGroup, SyncGroup, Heartbeat, OffsetCommit.
 """
@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from oncelog.client.group.subscription import (
-    Holding,
+    OwnedPartitions,
     by_topic,
     decode_subscriber,
-    encode_share,
+    encode_assignment,
     encode_subscription,
 )
 from oncelog.errors import (
@@ -42,20 +42,20 @@ from oncelog.wire.messages import (
 PROTOCOL_TYPE = "consumer"
 NOBODY = ConsumerGroupMetadata("")
 MAX_COMMIT_VERSION = MAX_FETCH_VERSION = 9
+"""The last versions of OffsetCommit and OffsetFetch that identify topics by name; later ones use ids."""
 LAST_RETENTION_VERSION = 4
-"""Of OffsetCommit: the last that says how long an offset is kept."""
-"""Later versions name topics by id."""
+"""The last version of OffsetCommit with a retention time for offsets."""
 
 
 def next_after(error: OncelogError, request: GroupRequest) -> GroupAction:
-    """Return what follows from an error of the coordinator, or from a missing answer."""
+    """Return the reaction to an error of the coordinator, or to a missing response."""
     if isinstance(error, (DisconnectedError, TimedOut)):
         return GroupAction.FIND
     return group_action(error.code, request) if isinstance(error, BrokerError) else GroupAction.RAISE
 
 
 class Joined(NamedTuple):
-    """A generation as a member was told of it. `subscribers`: for the leader, who assigns."""
+    """The content of a JoinGroup response. `subscribers` is empty unless the member is the leader."""
 
     member: ConsumerGroupMetadata
     assignor: str
@@ -63,9 +63,9 @@ class Joined(NamedTuple):
 
 
 def join_request(
-    settings: Settings, member_id: str, topics: Iterable[str], holding: Holding
+    settings: Settings, member_id: str, topics: Iterable[str], owned: OwnedPartitions
 ) -> JoinGroupRequest:
-    """Join, offering every assignor of partition.assignment.strategy."""
+    """Return a JoinGroup request that offers every assignor of partition.assignment.strategy."""
     names, topics = settings["partition.assignment.strategy"], frozenset(topics)
     return JoinGroupRequest(
         group_id=settings["group.id"],
@@ -76,29 +76,37 @@ def join_request(
         protocol_type=PROTOCOL_TYPE,
         protocols=[
             JoinGroupRequest.JoinGroupRequestProtocol(
-                name=name, metadata=encode_subscription(name, topics, holding)
+                name=name, metadata=encode_subscription(name, topics, owned)
             )
             for name in names
         ],
     )
 
 
-def joined_from(settings: Settings, answer: JoinGroupResponse) -> Joined:
-    """What an answer without an error says. Raises PeerError on a subscription that cannot be read."""
+def joined_from(settings: Settings, response: JoinGroupResponse) -> Joined:
+    """Return the content of a response without an error.
+
+    Raises PeerError if a member's subscription cannot be decoded.
+    """
     group, instance = settings["group.id"], settings["group.instance.id"]
-    member = ConsumerGroupMetadata(group, answer.generation_id, answer.member_id, instance)
-    is_leader = answer.leader == answer.member_id and not answer.skip_assignment
-    assignor = answer.protocol_name or ""
+    identity = ConsumerGroupMetadata(group, response.generation_id, response.member_id, instance)
+    is_leader = response.leader == response.member_id and not response.skip_assignment
+    assignor = response.protocol_name or ""
     subscribers = tuple(
-        decode_subscriber(assignor, each.member_id, each.group_instance_id, each.metadata)
-        for each in (answer.members if is_leader else ())
+        decode_subscriber(assignor, member.member_id, member.group_instance_id, member.metadata)
+        for member in (response.members if is_leader else ())
     )
-    return Joined(member, assignor, subscribers)
+    return Joined(identity, assignor, subscribers)
 
 
 def sync_request(joined: Joined, partition_counts: Mapping[str, int]) -> SyncGroupRequest:
-    """Ask for the share; as leader bring everyone's. `partition_counts`: of the topics subscribed to."""
-    shares = ASSIGNORS[joined.assignor](joined.subscribers, partition_counts) if joined.subscribers else {}
+    """Return a SyncGroup request, which contains all assignments if the member is the leader.
+
+    `partition_counts` has the number of partitions of each subscribed topic.
+    """
+    assignments = (
+        ASSIGNORS[joined.assignor](joined.subscribers, partition_counts) if joined.subscribers else {}
+    )
     return SyncGroupRequest(
         group_id=joined.member.group_id,
         generation_id=joined.member.generation_id,
@@ -107,14 +115,16 @@ def sync_request(joined: Joined, partition_counts: Mapping[str, int]) -> SyncGro
         protocol_type=PROTOCOL_TYPE,
         protocol_name=joined.assignor,
         assignments=[
-            SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=encode_share(share))
-            for member_id, share in shares.items()
+            SyncGroupRequest.SyncGroupRequestAssignment(
+                member_id=member_id, assignment=encode_assignment(partitions)
+            )
+            for member_id, partitions in assignments.items()
         ],
     )
 
 
 def heartbeat_request(member: ConsumerGroupMetadata) -> HeartbeatRequest:
-    """The member is there."""
+    """Return a Heartbeat request."""
     return HeartbeatRequest(
         group_id=member.group_id,
         generation_id=member.generation_id,
@@ -124,7 +134,7 @@ def heartbeat_request(member: ConsumerGroupMetadata) -> HeartbeatRequest:
 
 
 def leave_request(member: ConsumerGroupMetadata) -> LeaveGroupRequest:
-    """The member goes."""
+    """Return a LeaveGroup request."""
     identity = LeaveGroupRequest.MemberIdentity(member_id=member.member_id)
     return LeaveGroupRequest(group_id=member.group_id, member_id=member.member_id, members=[identity])
 
@@ -132,15 +142,15 @@ def leave_request(member: ConsumerGroupMetadata) -> LeaveGroupRequest:
 def commit_request(
     member: ConsumerGroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> OffsetCommitRequest:
-    """The group's positions, committed by the member."""
+    """Return an OffsetCommit request of `member`."""
     topics: dict[str, list[OffsetCommitRequest.OffsetCommitRequestPartition]] = {}
-    for at, each in offsets.items():
-        topics.setdefault(at.topic, []).append(
+    for tp, offset in offsets.items():
+        topics.setdefault(tp.topic, []).append(
             OffsetCommitRequest.OffsetCommitRequestPartition(
-                partition_index=at.partition,
-                committed_offset=each.offset,
-                committed_leader_epoch=-1 if each.leader_epoch is None else each.leader_epoch,
-                committed_metadata=each.metadata,
+                partition_index=tp.partition,
+                committed_offset=offset.offset,
+                committed_leader_epoch=-1 if offset.leader_epoch is None else offset.leader_epoch,
+                committed_metadata=offset.metadata,
             )
         )
     return OffsetCommitRequest(
@@ -156,9 +166,9 @@ def commit_request(
     )
 
 
-def commit_error(answer: OffsetCommitResponse) -> BrokerError | None:
-    """The first partition's error."""
-    for topic in answer.topics:
+def commit_error(response: OffsetCommitResponse) -> BrokerError | None:
+    """Return the first partition's error, or None."""
+    for topic in response.topics:
         for partition in topic.partitions:
             if partition.error_code:
                 tp = TopicPartition(topic.name, partition.partition_index)
@@ -167,7 +177,7 @@ def commit_error(answer: OffsetCommitResponse) -> BrokerError | None:
 
 
 def refused_partition(code: int, tp: TopicPartition) -> str:
-    """Return what an error of one partition is about, in words."""
+    """Return the text for an error of one partition."""
     if code == UnknownTopicOrPartition.code:
         return f"topic {tp.topic!r} does not exist, or has no partition {tp.partition}: create it first"
     return f"partition {tp}"
@@ -176,7 +186,11 @@ def refused_partition(code: int, tp: TopicPartition) -> str:
 def committed_request(
     group_id: str, partitions: Iterable[TopicPartition], *, is_stable: bool
 ) -> OffsetFetchRequest:
-    """What the group has committed. `is_stable`: wait for transactions that may commit."""
+    """Return an OffsetFetch request for the group's committed offsets.
+
+    With `is_stable`, the coordinator answers UNSTABLE_OFFSET_COMMIT while a transaction may still commit
+    others.
+    """
     topics = by_topic(partitions)
     return OffsetFetchRequest(
         group_id=group_id,
@@ -198,19 +212,19 @@ def committed_request(
 
 
 def committed_from(
-    answer: OffsetFetchResponse,
+    response: OffsetFetchResponse,
 ) -> tuple[BrokerError | None, dict[TopicPartition, OffsetAndMetadata]]:
-    """The first error, and the offsets of partitions that have one."""
-    code, topics = answer.error_code, list(answer.topics)
-    for group in answer.groups:
+    """Return the first error, and the offsets of the partitions that have one."""
+    code, topics = response.error_code, list(response.topics)
+    for group in response.groups:
         code = code or group.error_code
         topics += group.topics  # type: ignore[arg-type]  # the same fields under another name
-    found = {}
+    offsets = {}
     for topic in topics:
-        for part in topic.partitions:
-            code = code or part.error_code
-            if part.committed_offset >= 0:
-                epoch = part.committed_leader_epoch if part.committed_leader_epoch >= 0 else None
-                at = TopicPartition(topic.name, part.partition_index)
-                found[at] = OffsetAndMetadata(part.committed_offset, epoch, part.metadata or "")
-    return (error_for_code(code) if code else None), found
+        for partition in topic.partitions:
+            code = code or partition.error_code
+            if partition.committed_offset >= 0:
+                epoch = partition.committed_leader_epoch if partition.committed_leader_epoch >= 0 else None
+                tp = TopicPartition(topic.name, partition.partition_index)
+                offsets[tp] = OffsetAndMetadata(partition.committed_offset, epoch, partition.metadata or "")
+    return (error_for_code(code) if code else None), offsets

@@ -1,7 +1,7 @@
-"""What a member tells the leader of its group, and what the leader tells the member, as bytes.
+"""The bytes that members of a classic group exchange: subscriptions to the leader, assignments from it.
 
-What it owns goes with the subscription where partitions stay during a rebalance; to `sticky`, whose members
-give everything back first, goes in user data what they had last.
+A subscription contains the owned partitions for the cooperative protocol. Members of the `sticky` assignor
+give everything back before a join, so their last assignment goes into the user data.
 Source: Kafka's ConsumerProtocol, StickyAssignor, CooperativeStickyAssignor.
 """
 
@@ -24,37 +24,40 @@ _SUBSCRIPTION_VERSION, _ASSIGNMENT_VERSION = 3, 1
 _USER_DATA_VERSIONS = (1, 0)
 
 
-class Holding(NamedTuple):
-    """What a member reads now, what it was given last, and in which generation (None: never)."""
+class OwnedPartitions(NamedTuple):
+    """The partitions that a member owns now, its last assignment, and the generation of that one.
+
+    `generation_id` is None if the member has never had an assignment.
+    """
 
     owned: Sequence[TopicPartition] = ()
     last: Sequence[TopicPartition] = ()
     generation_id: int | None = None
 
 
-def encode_subscription(assignor: str, topics: Iterable[str], holding: Holding) -> bytes:
-    """The subscription as one assignor wants to be told of it."""
-    generation_id = -1 if holding.generation_id is None else holding.generation_id
+def encode_subscription(assignor: str, topics: Iterable[str], owned: OwnedPartitions) -> bytes:
+    """Return the ConsumerProtocolSubscription with the user data that `assignor` expects."""
+    generation_id = -1 if owned.generation_id is None else owned.generation_id
     return ConsumerProtocolSubscription(
         topics=sorted(topics),
-        user_data=_user_data(assignor, holding, generation_id),
+        user_data=_user_data(assignor, owned, generation_id),
         owned_partitions=[
             ConsumerProtocolSubscription.TopicPartition(topic=topic, partitions=partitions)
-            for topic, partitions in by_topic(holding.owned).items()
+            for topic, partitions in by_topic(owned.owned).items()
         ],
         generation_id=generation_id,
     ).to_bytes(_SUBSCRIPTION_VERSION)
 
 
-def _user_data(assignor: str, holding: Holding, generation_id: int) -> bytes | None:
+def _user_data(assignor: str, owned: OwnedPartitions, generation_id: int) -> bytes | None:
     if assignor == COOPERATIVE:
         return CooperativeStickyAssignorUserData(generation=generation_id).encode(0)
-    if assignor != STICKY or holding.generation_id is None:
+    if assignor != STICKY or owned.generation_id is None:
         return None
     return StickyAssignorUserData(
         previous_assignment=[
             StickyAssignorUserData.TopicAssignment(topic=topic, partitions=partitions)
-            for topic, partitions in by_topic(holding.last).items()
+            for topic, partitions in by_topic(owned.last).items()
         ],
         generation=generation_id,
     ).encode(_USER_DATA_VERSIONS[0])
@@ -63,26 +66,29 @@ def _user_data(assignor: str, holding: Holding, generation_id: int) -> bytes | N
 def decode_subscriber(
     assignor: str, member_id: str, group_instance_id: str | None, subscription: bytes
 ) -> Subscriber:
-    """A member as the assignor sees it; user data of an unknown form counts as none. Raises PeerError."""
-    told = ConsumerProtocolSubscription.from_bytes(subscription)
-    owned = _partitions((each.topic, each.partitions) for each in told.owned_partitions)
-    generation_id = told.generation_id
+    """Return a member as the assignor sees it. User data that cannot be decoded are ignored.
+
+    Raises PeerError if the subscription itself cannot be decoded.
+    """
+    decoded = ConsumerProtocolSubscription.from_bytes(subscription)
+    owned = _partitions((topic.topic, topic.partitions) for topic in decoded.owned_partitions)
+    generation_id = decoded.generation_id
     if assignor == STICKY:
-        owned, generation_id = _previous(told.user_data)
+        owned, generation_id = _previous_assignment(decoded.user_data)
     elif assignor == COOPERATIVE and generation_id < 0:
-        generation_id = _cooperative_generation(told.user_data)
+        generation_id = _cooperative_generation(decoded.user_data)
     generation = generation_id if generation_id >= 0 else None
-    return Subscriber(member_id, group_instance_id, frozenset(told.topics), owned, generation)
+    return Subscriber(member_id, group_instance_id, frozenset(decoded.topics), owned, generation)
 
 
-def _previous(user_data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
+def _previous_assignment(user_data: bytes | None) -> tuple[tuple[TopicPartition, ...], int]:
     for version in _USER_DATA_VERSIONS if user_data else ():
         try:
-            read = StickyAssignorUserData.decode(version, user_data or b"")
+            decoded = StickyAssignorUserData.decode(version, user_data or b"")
         except PeerError:
             continue
-        previous = _partitions((each.topic, each.partitions) for each in read.previous_assignment)
-        return previous, read.generation
+        previous = _partitions((topic.topic, topic.partitions) for topic in decoded.previous_assignment)
+        return previous, decoded.generation
     return (), -1
 
 
@@ -98,26 +104,26 @@ def _partitions(topics: Iterable[tuple[str, Iterable[int]]]) -> tuple[TopicParti
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Topic -> numbers of its partitions."""
+    """Group partitions by topic: topic name -> partition numbers."""
     topics: dict[str, list[int]] = {}
-    for at in partitions:
-        topics.setdefault(at.topic, []).append(at.partition)
+    for tp in partitions:
+        topics.setdefault(tp.topic, []).append(tp.partition)
     return topics
 
 
-def encode_share(share: Iterable[TopicPartition]) -> bytes:
-    """An assignment."""
+def encode_assignment(assignment: Iterable[TopicPartition]) -> bytes:
+    """Return a ConsumerProtocolAssignment."""
     return ConsumerProtocolAssignment(
         assigned_partitions=[
             ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=partitions)
-            for topic, partitions in by_topic(share).items()
+            for topic, partitions in by_topic(assignment).items()
         ]
     ).to_bytes(_ASSIGNMENT_VERSION)
 
 
-def decode_share(assignment: bytes) -> list[TopicPartition]:
-    """The partitions of an assignment; none for an empty one. Raises PeerError."""
+def decode_assignment(assignment: bytes) -> list[TopicPartition]:
+    """Return the partitions of a ConsumerProtocolAssignment; none for empty bytes. Raises PeerError."""
     if not assignment:
         return []
-    told = ConsumerProtocolAssignment.from_bytes(assignment).assigned_partitions
-    return list(_partitions((each.topic, each.partitions) for each in told))
+    topics = ConsumerProtocolAssignment.from_bytes(assignment).assigned_partitions
+    return list(_partitions((topic.topic, topic.partitions) for topic in topics))

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 from oncelog.audit.partition import StoredBatch
 from oncelog.client.consumer.blocking import Consumer
-from oncelog.client.consumer.range_reader import RangePiece
+from oncelog.client.consumer.range_reader import RangeChunk
 from oncelog.errors import CorruptMessage, InvalidRecord, OffsetOutOfRange, TimedOut
 from oncelog.rules.storage.read_committed import Verdict
 from oncelog.spark.audit.batch_records import records_problem
@@ -185,7 +185,7 @@ def _read_rows(
     while position < end and problem is None:
         with Consumer(settings) as consumer:
             try:
-                for piece in consumer.fetch_pieces(tp, position, end, isolation):
+                for piece in consumer.fetch_chunks(tp, position, end, isolation):
                     for batch in _batches_of(piece, isolation, check_records):
                         position = max(position, batch.last_offset + 1)
                         if wanted.start < position <= end:
@@ -210,7 +210,7 @@ def _read_rows(
         yield (*tp, wanted.start, next(places), *no_batch(position, end - 1, problem))
 
 
-def _batches_of(piece: RangePiece, isolation: Isolation, check_records: bool) -> Iterator[StoredBatch]:
+def _batches_of(piece: RangeChunk, isolation: Isolation, check_records: bool) -> Iterator[StoredBatch]:
     for at, header, verdict in piece.batches:
         seen = verdict if isolation is Isolation.READ_COMMITTED else None
         yield stored_batch(piece.records, at, header, seen, check_records=check_records)

@@ -56,7 +56,7 @@ def _driver_without_lock(self: Any, *how: Any) -> None:
 
 def _take_on_the_loop(self: Any, timeout: float = 1.0, *, max_records: int | None = None) -> Any:
     limit = self._async.poll_limit(max_records)
-    if not self._ready(timeout, lambda now_ms: self._core.prepare_rows(limit, now_ms)):
+    if not self._wait_for_records(timeout, lambda now_ms: self._core.prepare_records(limit, now_ms)):
         return []
 
     async def take() -> Any:
@@ -86,7 +86,7 @@ def _join_again(error: Any, request: Any) -> Any:
 
 async def _tell_once(self: Any, deadline_ms: float, prepare: Any) -> Any:
     step = await _ORIGINAL_STEP(self, deadline_ms, prepare)
-    self.note_told()
+    self.finish_rebalance()
     return step
 
 
@@ -125,7 +125,7 @@ async def _flush_at_once(self: Any) -> None:
 
 def _leave_silently(self: Any) -> None:
     self._thread.run(self._async.end_polling(), 30)
-    self._thread.run(self._async.give_up(), 30)
+    self._thread.run(self._async.prepare_to_leave(), 30)
 
 
 def _notify_of_exceptions(self: Any) -> Any:
@@ -292,7 +292,7 @@ CLIENT_MUTANTS = [
         "leaving a group tells the listener nothing",
         "blocking",
         ("consumer",),
-        ((consumer_blocking.Consumer, "_tell_of_leaving", _leave_silently),),
+        ((consumer_blocking.Consumer, "_notify_of_leaving", _leave_silently),),
         findings=("R57",),
     ),
     ClientMutant(

@@ -19,7 +19,7 @@ from oncelog.client.connection import cluster
 from oncelog.client.connection.broker_protocol import LinkProtocol
 from oncelog.client.connection.security import tls_failed
 from oncelog.client.consumer.core import ConsumerCore
-from oncelog.client.group.consumer_member import ConsumerProtocolSession
+from oncelog.client.group.consumer_member import ConsumerMember
 from oncelog.client.producer import aio as producer_aio
 from oncelog.client.producer.batch import Outcome
 from oncelog.client.producer.driver import no_room_error
@@ -120,7 +120,7 @@ async def _wait_for_room(self: Any, driver: Any, size_bytes: int) -> None:
 async def _await_news(self: Any, deadline_ms: float) -> Any:
     timeout_s = max(deadline_ms - self._cluster.now_ms(), 0) / 1000
     self._news.clear()
-    if not self._is_found:
+    if not self._is_prepared:
         with suppress(TimeoutError):
             await _wait_for(self._news.wait(), timeout_s)
             return await _AWAIT_NEWS(self, self._cluster.now_ms())
@@ -217,7 +217,7 @@ _TAKE, _LOST_TEXT = StepQueue.take, LinkProtocol._lost_text
 _DROP_DELETED, _TOPIC_CODE = offset_commit.CommitRows._drop_deleted, offset_commit.CommitRows._topic_code
 _FETCH_GROUP = offset_fetch._group
 _DELETE_TOPICS = Offsets.delete_topics
-_AWAIT_NEWS = ConsumerProtocolSession._await_news
+_AWAIT_NEWS = ConsumerMember._await_news
 _CANCELLED = "client/test_client_cancelled_in_time.py"
 _STEPS = "broker/test_broker_steps.py"
 MUTANTS: list[Mutant | ClientMutant] = [
@@ -256,7 +256,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         ("producer", "consumer"),
         (
             (producer_aio.AsyncProducer, "_wait_for_room", _wait_for_room),
-            (ConsumerProtocolSession, "_await_news", _await_news),
+            (ConsumerMember, "_await_news", _await_news),
         ),
         findings=("R270",),
         guards=(

@@ -1,0 +1,109 @@
+"""Requests to a group's coordinator, which is looked up when needed and again after it has moved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, TypeVar
+
+from oncelog.client.connection.cluster import ClusterConnection
+from oncelog.client.connection.coordinator import GROUP, find_coordinator
+from oncelog.client.group.core import (
+    MAX_FETCH_VERSION,
+    committed_from,
+    committed_request,
+    next_after,
+)
+from oncelog.errors import MisuseError, OncelogError, TimedOut
+from oncelog.rules.groups.error_policy import GroupAction, GroupRequest
+from oncelog.settings import Settings
+from oncelog.types import OffsetAndMetadata, TopicPartition
+
+T = TypeVar("T")
+
+
+def no_answer(group_id: str, request: GroupRequest, limit_ms: float, last: Exception | None) -> TimedOut:
+    """Return the error for a request that was retried until `limit_ms` had passed.
+
+    `last` is the error of the last attempt, if there was one.
+    """
+    reason = f": {last}" if last else f" to {request.value} within {limit_ms:g} ms"
+    return TimedOut(f"group {group_id!r} gave no answer in time{reason}")
+
+
+class GroupCoordinatorClient:
+    """The coordinator of one group, as any consumer with a group.id may use it, member or not.
+
+    Raises MisuseError if group.id is not set.
+    """
+
+    def __init__(self, settings: Settings, cluster: ClusterConnection) -> None:
+        if settings["group.id"] is None:
+            raise MisuseError("group.id is not set: give the consumer's group to subscribe or to commit")
+        self.group_id: str = settings["group.id"]
+        self._settings, self._cluster = settings, cluster
+        self._coordinator_id: int | None = None
+
+    async def committed(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the group's committed offsets; partitions without a commit are missing from the result.
+
+        Raises TimedOut after request.timeout.ms.
+        """
+        if not partitions:
+            return {}
+        # Stable offsets only, whatever isolation.level says: an open transaction may still commit its
+        # offsets, and a consumer that ignores them processes those records twice. Java's consumer does the
+        # same. Guard: test_a_successor_waits_for_offsets_of_an_open_transaction_whatever_it_reads.
+        request = committed_request(self.group_id, partitions, is_stable=True)
+
+        async def attempt() -> dict[TopicPartition, OffsetAndMetadata]:
+            error, offsets = committed_from(await self.send(request, max_version=MAX_FETCH_VERSION))
+            if error is not None:
+                raise error
+            return offsets
+
+        return await self._retry(attempt, GroupRequest.FETCH, self._settings["request.timeout.ms"])
+
+    async def _retry(self, attempt: Callable[[], Awaitable[T]], request: GroupRequest, limit_ms: float) -> T:
+        """Repeat `attempt` after transient errors. Raises TimedOut after `limit_ms`, even if it hangs."""
+        last: OncelogError | None = None
+        retry_count = 0
+        try:
+            async with asyncio.timeout(limit_ms / 1000) as limit:
+                while True:
+                    try:
+                        return await attempt()
+                    except OncelogError as error:
+                        action = next_after(error, request)
+                        if action not in (GroupAction.RETRY, GroupAction.FIND):
+                            raise
+                        if action is GroupAction.FIND:
+                            self.forget()
+                        last = error
+                    await asyncio.sleep(self._cluster.retry_pause_ms(retry_count) / 1000)
+                    retry_count += 1
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise no_answer(self.group_id, request, limit_ms, last) from last
+
+    async def send(
+        self,
+        request: Any,
+        *,
+        timeout_ms: float | None = None,
+        max_version: int | None = None,
+        channel: str = "group",
+    ) -> Any:
+        """Send one request to the coordinator and return its response."""
+        if self._coordinator_id is None:
+            self._coordinator_id = await find_coordinator(self._cluster, GROUP, self.group_id)
+        return await self._cluster.request(
+            self._coordinator_id, request, timeout_ms=timeout_ms, max_version=max_version, channel=channel
+        )
+
+    def forget(self) -> None:
+        """Look the coordinator up again before the next request."""
+        self._coordinator_id = None
