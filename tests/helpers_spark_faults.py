@@ -41,17 +41,17 @@ BROKERS = {"ours": "our broker", "apache": "Apache Kafka"}
 CALM = "nothing"
 FAULTS = {
     CALM: "no fault",
-    "task raises": "the task raises amid its rows",
-    "worker": "the task's Python worker is killed amid its rows",
-    "executor": "the executor is killed amid a task's rows",
+    "task raises": "the task raises in the middle of its rows",
+    "worker": "the task's Python worker is killed in the middle of its rows",
+    "executor": "the executor is killed in the middle of a task's rows",
     "driver before write": "the driver is killed, before the first row",
-    "driver in write": "the driver is killed, one task done and one amid its rows",
+    "driver in write": "the driver is killed, one task done and one in the middle of its rows",
     "driver before commit": "the driver is killed, all tasks done",
     "driver in commit": "the driver is killed, the sink's commit done and Spark's not",
     "driver after commit": "the driver is killed, Spark's commit done",
     "speculation": "a task is overtaken by its speculated copy, and writes on",
-    "query stopped": "`query.stop()` amid a task's rows, and started again",
-    "broker": "the broker is killed amid a task's rows, and started again",
+    "query stopped": "`query.stop()` in the middle of a task's rows, and started again",
+    "broker": "the broker is killed in the middle of a task's rows, and started again",
     "answers lost": "answers to what the sink sends are lost, their connections cut",
 }
 
