@@ -100,18 +100,18 @@ def test_offsets_must_name_every_partition() -> None:
         (
             {**NEEDED, "startingTimestamp": "5", "startingOffsets": "earliest"},
             None,
-            "each says where to begin",
+            "each sets the start",
         ),
         (
             {**NEEDED, "endingTimestamp": "5", "endingOffsetsByTimestamp": "{}"},
             None,
-            "each says where to end",
+            "each sets the end",
         ),
-        ({**NEEDED, "startingTimestamp": "5", "endingTimestamp": "4"}, None, "behind its end at 4"),
+        ({**NEEDED, "startingTimestamp": "5", "endingTimestamp": "4"}, None, "after its end at 4"),
         (
             {**NEEDED, "startingOffsets": '{"a": {"0": 5}}', "endingOffsets": '{"a": {"0": 4}}'},
             None,
-            "startingOffsets begins a-0 at 5, behind its end at 4 by endingOffsets",
+            "startingOffsets starts a-0 at 5, after its end at 4 by endingOffsets",
         ),
         ({**NEEDED, "maxOffsetsPerTrigger": "5"}, "batch", "has no meaning in a batch"),
         (
@@ -270,11 +270,11 @@ def test_a_partition_that_a_target_lacks_keeps_its_place() -> None:
     ("now", "said", "resumed"),
     [
         (available({A0: 30}, a0=20), "10 offsets were removed", [OffsetRange(A0, 20, 30)]),
-        (available({A0: 4}), "the log was cut back", []),
-        (available({A0: 30}, "2"), "was deleted and created again", [OffsetRange(A0, 0, 30)]),
-        (available({A0: 10}, "2"), "was deleted and created again", [OffsetRange(A0, 0, 10)]),
+        (available({A0: 4}), "the log was truncated", []),
+        (available({A0: 30}, "2"), "was deleted and re-created", [OffsetRange(A0, 0, 30)]),
+        (available({A0: 10}, "2"), "was deleted and re-created", [OffsetRange(A0, 0, 10)]),
         (available({}), "the partition is gone", []),
-        (available({A0: 10, A1: 8}, a1=5), "below 5 are gone already", [OffsetRange(A1, 5, 8)]),
+        (available({A0: 10, A1: 8}, a1=5), "below 5 no longer exist", [OffsetRange(A1, 5, 8)]),
     ],
 )
 def test_losses_are_named_and_can_be_skipped(now: Available, said: str, resumed: list[OffsetRange]) -> None:

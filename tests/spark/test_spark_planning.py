@@ -26,9 +26,9 @@ from oncelog.spark.source.offset_ranges import (
     next_position,
     ranges_of_batch,
 )
-from oncelog.spark.source.pushed_filters import narrowing_of, times_beyond_python
-from oncelog.spark.source.source import NarrowingReader
-from oncelog.spark.source.trigger_limit import Admission
+from oncelog.spark.source.pushed_filters import combine_filters, times_beyond_python
+from oncelog.spark.source.source import FilteringReader
+from oncelog.spark.source.trigger_limit import TriggerLimit
 from oncelog.types import TopicPartition
 
 pytestmark = pytest.mark.behaviour("P1")
@@ -131,13 +131,13 @@ def test_a_time_from_spark_leaves_out_no_record_at_or_after_it(micros: int, oper
     with times_beyond_python():
         condition = OPERATORS[operator](("timestamp",), stored.toPython())
     expected = None if micros < 1000 else min(micros, _LAST_OF_PYTHON) // 1000
-    assert narrowing_of([condition]).since_ms == expected
+    assert combine_filters([condition]).since_ms == expected
 
 
 @pytest.mark.parametrize(("conditions", "firsts", "left"), rows_of("spark_filters.txt"))
 def test_conditions_narrow_what_is_read(conditions: str, firsts: str, left: str) -> None:
     filters = [filter_of(text) for text in conditions.split(", ")] if conditions != "none" else []
-    narrowing = narrowing_of(filters)
+    narrowing = combine_filters(filters)
     ranges = [OffsetRange(tp, *map(int, span.split("-"))) for tp, span in pairs_of(WHOLE)]
     found = None if narrowing.since_ms is None else offsets_of(firsts)
     assert as_text(narrowing.apply(ranges, found)) == left
@@ -146,11 +146,11 @@ def test_conditions_narrow_what_is_read(conditions: str, firsts: str, left: str)
 
 def test_spark_checks_every_condition_again() -> None:
     filters = [filter_of("offset >= 5"), filter_of("key = 5")]
-    assert NarrowingReader(None).pushFilters(filters) is filters  # type: ignore[arg-type]
+    assert FilteringReader(None).pushFilters(filters) is filters  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("least", "delay", "triggers"), rows_of("spark_admission.txt"))
 def test_when_a_micro_batch_begins(least: str, delay: str, triggers: str) -> None:
-    admission = Admission(None if least == "-" else int(least), int(delay))
+    trigger_limit = TriggerLimit(None if least == "-" else int(least), int(delay))
     for now_ms, waiting, verdict in re.findall(r"(\d+):(\d+) (\w+)", triggers):
-        assert admission.lets_begin(int(waiting), int(now_ms)) == (verdict == "go"), f"at {now_ms}"
+        assert trigger_limit.may_begin(int(waiting), int(now_ms)) == (verdict == "go"), f"at {now_ms}"

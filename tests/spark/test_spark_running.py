@@ -18,7 +18,7 @@ from oncelog.client.admin.blocking import Admin
 from oncelog.errors import OncelogError
 from oncelog.spark.source import reader as source_reader
 from oncelog.spark.source.offset_ranges import DataLossError, OffsetRange
-from oncelog.spark.source.offset_resolver import Lookup
+from oncelog.spark.source.offset_resolver import OffsetResolver
 from oncelog.spark.source.source import BatchReader, StreamReader
 from oncelog.spark.source.source_options import parse_options
 from oncelog.testing.proxy import Proxy
@@ -27,7 +27,7 @@ from oncelog.wire.batch import build_batch
 from oncelog.wire.records import NewRecord
 
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
-CREATED_AGAIN = "the topic was deleted and created again since they were planned"
+CREATED_AGAIN = "the topic was deleted and re-created since they were planned"
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def test_a_topic_created_again_between_planning_and_reading(
     assert strict.count() == lenient.count() == 10  # planned now, and read again below
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_topics([topic])
-        with pytest.raises(Exception, match="offsets 0 to 9 were wanted, and the topic is gone"):
+        with pytest.raises(Exception, match="offsets 0 to 9 were requested, but the topic is gone"):
             strict.collect()
         assert lenient.count() == 0
     create_topic(bootstrap, topic)
@@ -139,7 +139,7 @@ def test_rows_of_two_topics_are_never_one_range(
         admin.delete_topics([topic])
     create_topic(bootstrap, topic)
     fill(bootstrap, topic, 1000, 200, size_bytes=5000)
-    with pytest.raises(DataLossError, match="while they were read: rows of both may have been read"):
+    with pytest.raises(DataLossError, match="while they were read: rows of both topics may have been read"):
         list(rows)
     assert list(source_reader.read_range(client, wanted, **lenient)) == []
 
@@ -170,7 +170,7 @@ def test_a_broker_that_is_away_is_not_a_topic_that_is_gone(tmp_path: Path) -> No
     with oncelog.Broker(tmp_path / "data") as broker:
         create_topic(broker.bootstrap_servers, "t")
         given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": "t"}
-        lookup = Lookup(parse_options({**given, "kafka.request.timeout.ms": "700"}, "stream"))
+        lookup = OffsetResolver(parse_options({**given, "kafka.request.timeout.ms": "700"}, "stream"))
         with lookup:
             assert lookup.available(may_miss=True).latest == {TopicPartition("t", 0): 0}
             broker.stop()
@@ -185,7 +185,7 @@ def test_partitions_of_the_checkpoint_are_waited_for(
     create_topic(shared_broker.bootstrap_servers, topic)
     given = {"kafka.bootstrap.servers": shared_broker.bootstrap_servers, "subscribe": topic}
     first = TopicPartition(topic, 0)
-    with Lookup(parse_options(given, "stream")) as lookup:
+    with OffsetResolver(parse_options(given, "stream")) as lookup:
         describe = lookup._admin.describe_topics
         asked: list[int] = []
 

@@ -36,7 +36,7 @@ from oncelog.spark import write_atomic
 from oncelog.spark.audit.audit import audit_topic
 from oncelog.spark.sink.sink_options import parse_sink_options
 from oncelog.spark.sink.task import Sink, finish, write_task
-from oncelog.spark.source.offset_resolver import Lookup
+from oncelog.spark.source.offset_resolver import OffsetResolver
 from oncelog.spark.source.reader import read_range
 from oncelog.spark.source.source import plan_batch
 from oncelog.spark.source.source_options import parse_options
@@ -223,7 +223,7 @@ def _read_flights(locked: Locked, number: int) -> None:
     with oncelog.Producer({"bootstrap.servers": locked.plain}) as producer:
         producer.send("flights", b"one")
     source = parse_options({**options(locked.config("reader")), "subscribe": "flights"}, "batch")
-    with Lookup(source) as lookup:
+    with OffsetResolver(source) as lookup:
         (wanted, *_) = plan_batch(source, lookup, None)
     for _ in read_range(
         source.client, wanted.value, topic_id=wanted.topic_id, include_headers=False, fail_on_data_loss=True
@@ -247,7 +247,7 @@ def _look_at_open_transaction(locked: Locked, number: int) -> None:
         consumer.assign([oncelog.TopicPartition("enriched", 0)])
         consumer.poll(timeout=60)
     source = parse_options({**options(config), "subscribe": "enriched"})
-    with Lookup(source) as lookup:
+    with OffsetResolver(source) as lookup:
         lookup.available()
         lookup.is_compacted(["enriched"])
     plain = {"bootstrap.servers": locked.plain, "transactional.id": f"open-{number}"}

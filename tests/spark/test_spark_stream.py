@@ -128,7 +128,7 @@ def test_records_removed_before_they_were_read(
         admin.delete_records({TopicPartition(topic, 0): 25})
     with pytest.raises(Exception, match="DataLossError") as raised:
         Collected().run(read_stream(spark, bootstrap, **options), checkpoint)
-    assert f"{topic}-0: offset 10 was wanted, and it holds offsets 25 up to (not including) 30" in str(
+    assert f"{topic}-0: offset 10 was requested, but the partition holds offsets 25 to 30 (exclusive)" in str(
         raised.value
     )
     lenient = Collected()
@@ -148,7 +148,7 @@ def test_a_topic_created_again_is_another_topic(
         admin.delete_topics([topic])
     create_topic(bootstrap, topic)
     fill(bootstrap, topic, 0, 10)  # as many as before: offsets alone would not tell
-    with pytest.raises(Exception, match="was deleted and created again"):
+    with pytest.raises(Exception, match="was deleted and re-created"):
         Collected().run(read_stream(spark, bootstrap, **options), checkpoint)
     lenient = Collected()
     lenient.run(read_stream(spark, bootstrap, **options, failOnDataLoss="false"), checkpoint)

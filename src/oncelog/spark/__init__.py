@@ -1,4 +1,4 @@
-"""Spark reads, writes and audits Kafka-protocol clusters through this room: source, sink, audit."""
+"""Oncelog for Spark: source, exactly-once sink and audit, for any cluster that speaks the Kafka protocol."""
 
 from __future__ import annotations
 

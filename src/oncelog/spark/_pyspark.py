@@ -1,4 +1,7 @@
-"""PySpark, or an error that says how to install it: import this before a module that imports PySpark."""
+"""Import this before a module that imports PySpark.
+
+Raises MissingDependency, which says how to install it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of reading and of writing with `format("oncelog")` have in common."""
+"""The common part of the options of reading and of writing with `format("oncelog")`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLIENT_PREFIX = "kafka."
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row. `default` None: unset. `mode`: where it has an effect."""
+    """One option. `default` None: unset. `mode`: the kind of query in which it has an effect."""
 
     name: str
     default: str | None
@@ -24,7 +24,7 @@ class Option:
 
 
 def refuse_unknown(options: Mapping[str, str], known: Mapping[str, Option], what: str) -> None:
-    """Raise ConfigError at a name that nobody knows. Names are in lower case, as Spark hands them over."""
+    """Raise ConfigError for an unknown name. Spark passes names in lower case."""
     for name in options:
         if name in known or name.startswith(_CLIENT_PREFIX):
             continue
@@ -39,9 +39,10 @@ def client_settings(
     defaults: Mapping[str, object],
     instead_of: Mapping[str, str],
 ) -> dict[str, object]:
-    """The options `kafka.*` without that prefix. `instead_of`: what cannot be set, and what to do.
+    """Return the options `kafka.*` without that prefix.
 
-    Raises ConfigError on those, on what `table` refuses, and without bootstrap servers.
+    `instead_of`: settings that cannot be set, with the alternative. Raises ConfigError for these, for values
+    that `table` refuses, and without bootstrap servers.
     """
     client: dict[str, object] = {"client.id": "oncelog-spark", **defaults}
     for name, value in options.items():
@@ -52,7 +53,7 @@ def client_settings(
             raise ConfigError(f"{name} cannot be set: {instead_of[key]}")
         client[key] = value
     if not client.get("bootstrap.servers"):
-        raise ConfigError("kafka.bootstrap.servers is not set: give HOST:PORT of a broker")
+        raise ConfigError("kafka.bootstrap.servers is not set: set it to HOST:PORT of a broker")
     try:
         table.parse(client)
     except ConfigError as error:

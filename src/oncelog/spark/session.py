@@ -1,4 +1,4 @@
-"""A local Spark session for commands: quiet, on this interpreter, with a plain word when Java is missing."""
+"""A local Spark session for commands: quiet, on this interpreter, with a clear error if Java is missing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1"
-"""A JVM that ends soon never earns what its second compiler takes (a sixth of the processor's time)."""
+"""For a short-lived JVM: its second compiler takes a sixth of the processor time and never pays off."""
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
 
 def check_spark() -> None:
-    """Raise ConfigError saying what to install when PySpark or Java is missing."""
+    """Raise ConfigError, which says what to install, if PySpark or Java is missing."""
     import_module("oncelog.spark._pyspark")
     home = os.environ.get("JAVA_HOME")
     if not (shutil.which("java") or (home and (Path(home) / "bin" / "java").exists())):
@@ -39,10 +39,10 @@ def check_spark() -> None:
 def local_session(
     app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None, *, is_short: bool = False
 ) -> Iterator[SparkSession]:
-    """A session for the block; one that this process has already is used and left running.
+    """Yield a session. An active session of this process is used and left running.
 
-    `conf`: Spark's own settings, which go before those that commands need. `is_short`: it is for a minute or
-    two. Raises ConfigError as `check_spark`.
+    `conf`: Spark settings, which take precedence over the defaults for commands. `is_short`: the session is
+    for a minute or two. Raises ConfigError as `check_spark` does.
     """
     check_spark()
     from pyspark.sql import SparkSession
@@ -60,16 +60,16 @@ def local_session(
 def _start(app_name: str, master: str, conf: Mapping[str, str], *, is_short: bool) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    # The planner and the tasks run in Python workers, which must have what this interpreter has.
+    # The planner and the tasks run in Python workers, which need the packages of this interpreter.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # A newer pandas than Spark has been tested with; nothing here uses it.
+    # Spark warns of a pandas that is newer than its tests; nothing here uses pandas.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     builder = SparkSession.builder.master(master).appName(app_name)
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # Read by the JVM as it starts, before a log level can be set.
+        # The JVM reads this as it starts, before a log level can be set.
         "spark.driver.extraJavaOptions": _java_options(is_short=is_short),
     }
     if master.startswith("local"):
@@ -85,7 +85,7 @@ def _start(app_name: str, master: str, conf: Mapping[str, str], *, is_short: boo
 
 
 def _java_options(*, is_short: bool) -> str:
-    # A JVM ignores TMPDIR. A killed one leaves its files, so they must be where its caller removes them.
+    # A JVM ignores TMPDIR, and a killed JVM leaves its files, so they go where its caller removes them.
     temporary = shlex.quote(f"-Djava.io.tmpdir={tempfile.gettempdir()}")
     options = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()} {temporary}"
     return f"{options} {SHORT_LIVED}" if is_short else options

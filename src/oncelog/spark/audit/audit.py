@@ -27,7 +27,7 @@ from oncelog.spark.audit.segment_batches import SegmentHeadersSource, find_segme
 from oncelog.spark.audit.segment_records import committed_records
 from oncelog.spark.audit.topic_batches import AVAILABLE, CHECK_RECORDS, BatchHeadersSource, encode_available
 from oncelog.spark.source.offset_ranges import Available, DataLossError, Offsets, describe_change
-from oncelog.spark.source.offset_resolver import Lookup
+from oncelog.spark.source.offset_resolver import OffsetResolver
 from oncelog.spark.source.source_options import parse_options
 from oncelog.types import TopicPartition
 
@@ -211,7 +211,7 @@ def _moved_log_starts(options: Mapping[str, str], before: Available) -> dict[Top
     Of a topic that is deleted and created again meanwhile, batches of both are read. So neither findings nor
     their absence prove anything.
     """
-    with Lookup(parse_options({**options, "kafka.isolation.level": "read_committed"})) as lookup:
+    with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as lookup:
         after = lookup.available(may_miss=True, expected=before.earliest)
     if why := describe_change(before, after):
         raise DataLossError(f"{why} while it was audited: nothing is proven. Audit it again")
@@ -287,7 +287,7 @@ def _look_up(
 
     With a second look-up for the reading, a log start that had moved meanwhile was a violation.
     """
-    with Lookup(parse_options({**options, "kafka.isolation.level": "read_committed"})) as lookup:
+    with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as lookup:
         now = lookup.available()
         compacted = lookup.is_compacted({tp.topic for tp in now.earliest})
     compacted |= dict.fromkeys(compacted_topics, True)

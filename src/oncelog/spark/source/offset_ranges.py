@@ -1,14 +1,14 @@
-"""Which offsets are read, by which task, and whether some are lost: pure planning, no cluster, no Spark.
+"""Plan reads without a cluster and without Spark: the offsets of each task, and offsets that were lost.
 
-A stream's position is JSON in Spark's checkpoint, in the shape of Spark's own Kafka source with notes
-under names that no topic can have:
+A stream's position is JSON in Spark's checkpoint. It has the shape that Spark's own Kafka source uses, with
+additions under names that no topic can have:
 
     {"flights": {"0": 120, "1": 118},
-     "@ids": {"flights": "b3J..."},          topic ids: a topic created again is another topic
-     "@begin": {"flights": {"1": 0}}}        where this micro-batch begins, if not at the start position
+     "@ids": {"flights": "b3J..."},          topic ids: a re-created topic is a different topic
+     "@begin": {"flights": {"1": 0}}}        start of this micro-batch where it is not the start position
 
-`@begin` makes the ranges a function of (start, end) alone: for the first micro-batch (whose start Spark
-does not keep), for partitions added, and where lost offsets are skipped.
+`@begin` makes the ranges a function of (start, end) alone. It is needed in the first micro-batch (Spark does
+not keep its start), for added partitions, and where lost offsets are skipped.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from oncelog.errors import ConfigError, OncelogError
 from oncelog.types import TopicPartition
 
 LATEST, EARLIEST = -1, -2
-"""Special offsets in option JSON, as Spark and Kafka's ListOffsets number them."""
+"""Special offsets in options, with the numbers that Spark and Kafka's ListOffsets use."""
 LARGEST = 2**63 - 1
-"""The largest offset or time that Kafka's requests hold."""
+"""The largest offset or timestamp in Kafka's protocol."""
 
 Offsets = dict[TopicPartition, int]
 
 
 class DataLossError(OncelogError):
-    """Offsets that were wanted are gone; the text names topic, partition and both ranges."""
+    """Requested offsets no longer exist. The text names topic, partition and both ranges."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsSpec:
-    """Where a range begins or ends, as `option` says; exactly one further field is set.
+    """The start or end of a read as the user set it in `option`. Exactly one other field is set.
 
-    `special`: EARLIEST or LATEST for all. `offsets`: per partition, with the special numbers.
-    `timestamp_ms` for all, `timestamps_ms` per partition: the first record at or after.
+    `special`: EARLIEST or LATEST for all partitions. `offsets`: per partition, special offsets allowed.
+    `timestamp_ms` for all, `timestamps_ms` per partition: the first record at or after that time.
     """
 
     option: str
@@ -50,11 +50,11 @@ class OffsetsSpec:
     timestamps_ms: Mapping[TopicPartition, int] | None = None
 
     def uses(self, special: int) -> bool:
-        """Whether EARLIEST or LATEST is meant for any partition."""
+        """Return True if `special` (EARLIEST or LATEST) applies to any partition."""
         return self.special == special or special in (self.offsets or {}).values()
 
     def times(self, partitions: Iterable[TopicPartition]) -> Offsets | None:
-        """The times to look up; None when none are needed. Raises ConfigError for a partition left out."""
+        """Return the times to look up, None if there are none. Raises ConfigError for a missing partition."""
         if self.timestamp_ms is not None:
             return dict.fromkeys(partitions, self.timestamp_ms)
         if self.timestamps_ms is None:
@@ -63,48 +63,50 @@ class OffsetsSpec:
         return dict(self.timestamps_ms)
 
     def resolve(self, earliest: Offsets, latest: Offsets) -> Offsets:
-        """Offsets for the partitions of `earliest`. Raises ConfigError when the user's do not name all."""
+        """Return the offset of each partition in `earliest`. Raises ConfigError if the user left one out."""
         if self.offsets is None:
             return dict(earliest if self.special == EARLIEST else latest)
         _check_same_partitions(self.option, self.offsets, earliest)
         special = {EARLIEST: earliest, LATEST: latest}
-        return {tp: special[at][tp] if at in special else at for tp, at in self.offsets.items()}
+        return {
+            tp: special[offset][tp] if offset in special else offset for tp, offset in self.offsets.items()
+        }
 
 
 def check_order(starting: OffsetsSpec, ending: OffsetsSpec) -> None:
-    """Raise ConfigError when what the user wrote ends before it begins."""
+    """Raise ConfigError if the end that the user set is before the start."""
     wrong: dict[object, tuple[int, int]] = {}
     if starting.timestamp_ms is not None and ending.timestamp_ms is not None:
         wrong["the topic"] = starting.timestamp_ms, ending.timestamp_ms
     pairs = (starting.offsets, ending.offsets), (starting.timestamps_ms, ending.timestamps_ms)
     for starts, ends in pairs:
-        wrong |= {tp: (at, ends[tp]) for tp, at in (starts or {}).items() if ends and tp in ends}
+        wrong |= {tp: (start, ends[tp]) for tp, start in (starts or {}).items() if ends and tp in ends}
     for what, (start, end) in wrong.items():
         if 0 <= end < start:
             raise ConfigError(
-                f"{starting.option} begins {what} at {start}, behind its end at {end} by {ending.option}: "
+                f"{starting.option} starts {what} at {start}, after its end at {end} by {ending.option}: "
                 "swap or correct them"
             )
 
 
 def _check_same_partitions(
-    option: str, given: Iterable[TopicPartition], partitions: Iterable[TopicPartition]
+    option: str, named: Iterable[TopicPartition], partitions: Iterable[TopicPartition]
 ) -> None:
-    given, wanted = set(given), set(partitions)
-    if given != wanted:
-        missing = ", ".join(map(str, sorted(wanted - given))) or "none"
-        foreign = ", ".join(map(str, sorted(given - wanted))) or "none"
+    named, read = set(named), set(partitions)
+    if named != read:
+        missing = ", ".join(map(str, sorted(read - named))) or "none"
+        foreign = ", ".join(map(str, sorted(named - read))) or "none"
         raise ConfigError(
             f"{option} must name exactly the partitions that are read; "
             f"left out: {missing}; not read: {foreign} (-2 means earliest, -1 latest)"
         )
 
 
-# What users write
+# Values of options
 
 
 def parse_offsets(option: str, text: str) -> OffsetsSpec:
-    """`earliest`, `latest` or JSON {topic: {partition: offset}}. Raises ConfigError naming `option`."""
+    """Parse `earliest`, `latest` or JSON {topic: {partition: offset}}. Raises ConfigError."""
     word = text.strip().lower()
     if word in ("earliest", "latest"):
         return OffsetsSpec(option, special=EARLIEST if word == "earliest" else LATEST)
@@ -112,26 +114,28 @@ def parse_offsets(option: str, text: str) -> OffsetsSpec:
 
 
 def parse_timestamps(option: str, text: str) -> Offsets:
-    """JSON {topic: {partition: milliseconds}}. Raises ConfigError naming `option`."""
+    """Parse JSON {topic: {partition: milliseconds}}. Raises ConfigError."""
     return _parse_by_partition(option, text, low=0)
 
 
 def parse_partitions(option: str, text: str) -> tuple[TopicPartition, ...]:
-    """JSON {topic: [partition, ...]}. Raises ConfigError naming `option`."""
+    """Parse JSON {topic: [partition, ...]}. Raises ConfigError."""
     document = _parse_json(option, text)
-    found = [
+    partitions = [
         TopicPartition(topic, number)
         for topic, numbers in document.items()
         for number in (numbers if isinstance(numbers, list) else [None])
         if type(number) is int and number >= 0
     ]
-    if not found or len(found) != sum(len(n) if isinstance(n, list) else 1 for n in document.values()):
+    if not partitions or len(partitions) != sum(
+        len(n) if isinstance(n, list) else 1 for n in document.values()
+    ):
         raise ConfigError(f'{option}={text!r}: expected JSON like {{"flights": [0, 1]}}')
-    return tuple(sorted(set(found)))
+    return tuple(sorted(set(partitions)))
 
 
 def _parse_by_partition(option: str, text: str, low: int) -> Offsets:
-    found: Offsets = {}
+    values: Offsets = {}
     for topic, rows in _parse_json(option, text).items():
         for number, value in rows.items() if isinstance(rows, dict) else [("", None)]:
             if not number.isdecimal() or type(value) is not int or not low <= value <= LARGEST:
@@ -139,8 +143,8 @@ def _parse_by_partition(option: str, text: str, low: int) -> Offsets:
                     f'{option}={text!r}: expected JSON like {{"{topic}": {{"0": 23}}}}, numbers from {low} '
                     f"to {LARGEST}"
                 )
-            found[TopicPartition(topic, int(number))] = value
-    return found
+            values[TopicPartition(topic, int(number))] = value
+    return values
 
 
 def _parse_json(option: str, text: str) -> dict[str, Any]:
@@ -157,7 +161,7 @@ def _parse_json(option: str, text: str) -> dict[str, Any]:
 
 
 class OffsetRange(NamedTuple):
-    """Offsets [start, end) of one partition, read by one task."""
+    """Offsets [start, end) of one partition, which one task reads."""
 
     tp: TopicPartition
     start: int
@@ -165,25 +169,25 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets; not all need hold a record."""
+        """Return the number of offsets. Not each of them needs to hold a record."""
         return self.end - self.start
 
 
 def ranges_between(start: Offsets, end: Offsets) -> list[OffsetRange]:
-    """What is not empty between two positions, in the order of partitions."""
+    """Return the ranges between two positions that are not empty, sorted by partition."""
     return [OffsetRange(tp, start[tp], end[tp]) for tp in sorted(end) if tp in start and start[tp] < end[tp]]
 
 
 def split_ranges(
     ranges: Sequence[OffsetRange], *, min_partitions: int | None = None, max_records: int | None = None
 ) -> list[OffsetRange]:
-    """At least `min_partitions` ranges (while there are offsets enough), none above `max_records` offsets.
+    """Split ranges into at least `min_partitions` pieces of at most `max_records` offsets.
 
-    Every range keeps at least one piece; further pieces go to the ranges with the largest pieces.
-    The same offsets in the same order as before, so a pure function of its arguments.
+    Every range has at least one piece; additional pieces go to the ranges with the largest pieces. Offsets
+    and their order stay the same. There are fewer pieces if there are too few offsets.
     """
     pieces = [1 if max_records is None else -(-r.size // max_records) for r in ranges]
-    # A heap: looking at all ranges for each piece took 8 s for 3,000 ranges and minPartitions=10000.
+    # A heap, because a scan of all ranges for each piece took 8 s (3,000 ranges, minPartitions=10000).
     by_size = [(-r.size / count, index) for index, (r, count) in enumerate(zip(ranges, pieces, strict=True))]
     heapq.heapify(by_size)
     for _ in range((min_partitions or 0) - sum(pieces)):
@@ -201,10 +205,11 @@ def _cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
 
 
 def limit_end(start: Offsets, end: Offsets, limit: int | None) -> Offsets:
-    """`end` moved back so that at most `limit` offsets are taken (None: all).
+    """Return `end` moved back so that at most `limit` offsets are read (None: all).
 
-    Each partition gets its share by what waits in it, the remainders go to the largest fractions (ties by
-    partition order): no partition starves, since what is left waiting grows its next share.
+    Each partition gets a share in proportion to its waiting offsets. The remainder goes to the largest
+    fractions, ties in the order of partitions. No partition starves, because waiting offsets raise its next
+    share.
     """
     waiting = {tp: end[tp] - start[tp] for tp in sorted(end) if end[tp] > start.get(tp, end[tp])}
     total = sum(waiting.values())
@@ -214,7 +219,7 @@ def limit_end(start: Offsets, end: Offsets, limit: int | None) -> Offsets:
     by_fraction = sorted(waiting, key=lambda tp: (-(limit * waiting[tp] % total), tp))
     for tp in by_fraction[: limit - sum(shares.values())]:
         shares[tp] += 1
-    return {tp: start[tp] + shares[tp] if tp in shares else at for tp, at in end.items()}
+    return {tp: start[tp] + shares[tp] if tp in shares else offset for tp, offset in end.items()}
 
 
 # Positions of a stream
@@ -222,9 +227,9 @@ def limit_end(start: Offsets, end: Offsets, limit: int | None) -> Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a stream stands: the next offset per partition.
+    """The position of a stream: the next offset per partition.
 
-    `topic_ids` of brokers without topic ids are left out. `begin`: see the module's text.
+    `topic_ids` lacks topics of brokers without topic ids. `begin`: see the module's docstring.
     """
 
     offsets: Offsets
@@ -233,7 +238,7 @@ class Position:
     is_initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """A document of plain values with a fixed order of keys."""
+        """Return a document of plain values with keys in a fixed order."""
         document: dict[str, Any] = _nest(self.offsets)
         if self.topic_ids:
             document["@ids"] = dict(sorted(self.topic_ids.items()))
@@ -245,7 +250,7 @@ class Position:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Position:
-        """Raises ConfigError for a checkpoint that another source has written."""
+        """Parse a document. Raises ConfigError if another source wrote the checkpoint."""
         try:
             return cls(
                 _flatten({name: rows for name, rows in document.items() if not name.startswith("@")}),
@@ -276,13 +281,16 @@ def _flatten(nested: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def ranges_of_batch(start: Position, end: Position) -> list[OffsetRange]:
-    """The ranges of the micro-batch from `start` to `end`: pure, the same on every replay."""
+    """Return the ranges of the micro-batch from `start` to `end`, the same on every replay."""
     return ranges_between({**start.offsets, **end.begin}, end.offsets)
 
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """What a cluster holds now: `latest` is the end a reader may see, `written` the high watermark."""
+    """The offsets that a cluster holds now.
+
+    `latest`: the end for this isolation level; `written`: the high watermark.
+    """
 
     earliest: Offsets
     latest: Offsets
@@ -290,8 +298,8 @@ class Available:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
 
-class Loss(NamedTuple):
-    """Offsets wanted that are not there. `resume` is where to go on without them; None: nowhere."""
+class DataLoss(NamedTuple):
+    """Requested offsets that do not exist. `resume`: the offset to continue at, None if there is none."""
 
     tp: TopicPartition
     resume: int | None
@@ -300,33 +308,35 @@ class Loss(NamedTuple):
 
 def next_position(
     start: Position, now: Available, *, limit: int | None, target: Offsets | None = None
-) -> tuple[Position, list[Loss]]:
-    """The end of the micro-batch that begins at `start`, and what was lost before it.
+) -> tuple[Position, list[DataLoss]]:
+    """Return the end of the micro-batch that begins at `start`, and the losses before it.
 
-    `target`: offsets not to pass, and partitions not to go beyond (Trigger.AvailableNow); None: no bound.
-    The position is `start` itself when there is nothing to read.
+    `target` (Trigger.AvailableNow): the offsets to stop at, and the only partitions to read; None: no bound.
+    The end is `start` itself if there is nothing to read.
     """
     losses = find_losses(start, now)
     begin, bound = _window(start, now, losses, target)
     end = limit_end(begin, bound, limit)
     if end == start.offsets and not losses:
         return start, losses
-    noted = begin if start.is_initial else {tp: at for tp, at in begin.items() if start.offsets.get(tp) != at}
-    return Position(end, now.topic_ids, noted), losses
+    if not start.is_initial:
+        begin = {tp: offset for tp, offset in begin.items() if start.offsets.get(tp) != offset}
+    return Position(end, now.topic_ids, begin), losses
 
 
 def count_waiting(start: Position, now: Available) -> int:
-    """How many offsets a micro-batch without a limit would take."""
+    """Return the number of offsets that a micro-batch without a limit would read."""
     begin, bound = _window(start, now, find_losses(start, now), None)
     return sum(bound[tp] - begin[tp] for tp in begin)
 
 
 def _window(
-    start: Position, now: Available, losses: Sequence[Loss], target: Offsets | None
+    start: Position, now: Available, losses: Sequence[DataLoss], target: Offsets | None
 ) -> tuple[Offsets, Offsets]:
-    """From where to where a micro-batch could go; never backwards.
+    """Return the start and the furthest end of a micro-batch; no end is before its start.
 
-    A partition that is not in `target` stays where it is: without its offset it would begin at 0 later.
+    A partition that `target` lacks keeps its offset in the position. Without it, the partition would later
+    begin at 0.
     """
     begin = {
         tp: start.offsets.get(tp, 0)
@@ -338,52 +348,55 @@ def _window(
     return begin, {tp: max(bound[tp], begin[tp]) for tp in begin}
 
 
-def find_losses(start: Position, now: Available) -> list[Loss]:
-    """Every partition whose wanted offsets are gone, with the reason."""
-    found = [_loss_of(tp, at, start, now) for tp, at in sorted(start.offsets.items())]
-    found += [
-        Loss(
-            tp, now.earliest[tp], f"{tp} was added, and its offsets below {now.earliest[tp]} are gone already"
+def find_losses(start: Position, now: Available) -> list[DataLoss]:
+    """Return a loss, with its reason, for each partition whose requested offsets no longer exist."""
+    losses = [_loss_of(tp, offset, start, now) for tp, offset in sorted(start.offsets.items())]
+    losses += [
+        DataLoss(
+            tp, now.earliest[tp], f"{tp} was added, and its offsets below {now.earliest[tp]} no longer exist"
         )
         for tp in sorted(now.earliest)
         if tp not in start.offsets and now.earliest[tp] > 0
     ]
-    return [loss for loss in found if loss is not None]
+    return [loss for loss in losses if loss is not None]
 
 
-def _loss_of(tp: TopicPartition, at: int, start: Position, now: Available) -> Loss | None:
+def _loss_of(tp: TopicPartition, offset: int, start: Position, now: Available) -> DataLoss | None:
     if tp not in now.earliest:
-        return Loss(tp, None, f"{tp}: offset {at} was wanted, and the partition is gone (topic deleted?)")
+        return DataLoss(
+            tp, None, f"{tp}: offset {offset} was requested, but the partition is gone (topic deleted?)"
+        )
     low, high = now.earliest[tp], now.written[tp]
-    held = f"{tp}: offset {at} was wanted, and it holds offsets {low} up to (not including) {high}"
+    held = f"{tp}: offset {offset} was requested, but the partition holds offsets {low} to {high} (exclusive)"
     before, after = start.topic_ids.get(tp.topic), now.topic_ids.get(tp.topic)
     if before and after and before != after:
-        return Loss(tp, low, f"{held}; topic {tp.topic!r} was deleted and created again since")
-    if at < low:
-        return Loss(tp, low, f"{held}: {low - at} offsets were removed (retention or delete-records)")
-    if at > high:
-        return Loss(tp, high, f"{held}: the log was cut back or the topic created again")
+        return DataLoss(tp, low, f"{held}; topic {tp.topic!r} was deleted and re-created since")
+    if offset < low:
+        return DataLoss(tp, low, f"{held}: {low - offset} offsets were removed (retention or DeleteRecords)")
+    if offset > high:
+        return DataLoss(tp, high, f"{held}: the log was truncated or the topic re-created")
     return None
 
 
 def describe_change(before: Available, after: Available) -> str | None:
-    """Return how a topic of `before` is another in `after`; None where only log starts and ends moved on."""
+    """Return in which way a topic was replaced since `before`, None if offsets only moved forward."""
     for tp, written in sorted(before.written.items()):
         old, new = before.topic_ids.get(tp.topic), after.topic_ids.get(tp.topic)
         if old and new and old != new:
-            return f"topic {tp.topic!r} was deleted and created again"
+            return f"topic {tp.topic!r} was deleted and re-created"
         if tp not in after.written:
             return f"{tp} was deleted"
         if after.written[tp] < written:
-            text = f"the end of {tp} went back from {written} to {after.written[tp]}"
-            return f"{text} (created again, or cut back)"
+            text = f"the end of {tp} moved back from {written} to {after.written[tp]}"
+            return f"{text} (re-created or truncated)"
     return None
 
 
-def loss_text(losses: Sequence[Loss]) -> str:
-    """What was lost and what to do, for the user."""
+def loss_text(losses: Sequence[DataLoss]) -> str:
+    """Return a text for the user: what was lost and what to do."""
     return (
         "; ".join(loss.explanation for loss in losses)
-        + ". Records may be lost to this query. To go on with what is there, set failOnDataLoss to false: "
-        "the lost offsets are then skipped with a warning. To read all that is left, take a new checkpoint"
+        + ". This query may have lost records. To continue with the existing ones, set failOnDataLoss to "
+        "false: the lost offsets are then skipped with a warning. To read everything that is left, use a new "
+        "checkpoint"
     )

@@ -1,4 +1,4 @@
-"""What the driver asks the cluster: which partitions are read, and which offsets they hold."""
+"""The driver's questions to the cluster: the partitions to read and the offsets that they hold."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from oncelog.types import Isolation, TopicPartition
 _PAUSE_S = 0.1
 
 
-def describe_patiently(
+def describe_with_retry(
     admin: Admin, names: Collection[str], expected: Collection[TopicPartition]
 ) -> dict[str, TopicDescription]:
-    """The topics; one that does not exist has its error, any other error is raised.
+    """Return the topics; a topic that does not exist carries its error, any other error is raised.
 
-    So a broker that cannot be reached does not look like a topic that is gone. It asks a little longer while
-    an `expected` partition is missing: brokers of a cluster hear of new ones one after another.
+    So an unreachable broker does not look like a deleted topic. Retries for a few seconds while an `expected`
+    partition is missing, because metadata of a new one reaches a cluster's brokers one after another.
     """
     deadline = time.monotonic() + UNKNOWN_TOPIC_PATIENCE_MS / 1000
     while True:
@@ -42,8 +42,8 @@ def _partitions_of(described: Mapping[str, TopicDescription]) -> set[TopicPartit
     return {TopicPartition(name, p.partition) for name, topic in described.items() for p in topic.partitions}
 
 
-class Lookup:
-    """One connection of the driver, for the subscription of one source; close it."""
+class OffsetResolver:
+    """The driver's admin connection for one source: its partitions and their offsets. Close it after use."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -65,10 +65,10 @@ class Lookup:
         self.close()
 
     def available(self, *, may_miss: bool = False, expected: Collection[TopicPartition] = ()) -> Available:
-        """What the subscription holds now, by asking for offsets only: no record is read.
+        """Return the offsets that the subscription holds now, without reading a record.
 
-        Raises UnknownTopicOrPartition for a topic named by the user that does not exist, unless
-        `may_miss`: a running stream tells its loss itself. `expected`: partitions that were there before.
+        Raises UnknownTopicOrPartition if a topic that the user named does not exist. With `may_miss` it does
+        not, because a running stream reports the loss itself. `expected`: partitions of the last position.
         """
         partitions, topic_ids = self._partitions(may_miss, expected)
         latest = self._offsets(partitions, "latest", self._isolation)
@@ -82,21 +82,21 @@ class Lookup:
     ) -> tuple[list[TopicPartition], dict[str, str]]:
         subscription = self._options.subscription
         if subscription.pattern is not None:
-            names = [t.name for t in self._admin.list_topics() if subscription.takes(t.name)]
+            names = [topic.name for topic in self._admin.list_topics() if subscription.matches(topic.name)]
         else:
             names = list(subscription.topics or dict.fromkeys(tp.topic for tp in subscription.partitions))
-        must_be = set(subscription.partitions) or {TopicPartition(name, 0) for name in names}
+        required = set(subscription.partitions) or {TopicPartition(name, 0) for name in names}
         before = self._seen.union(tp for tp in expected if tp.topic in names)
-        described = describe_patiently(self._admin, names, before if may_miss else must_be)
-        there = _partitions_of(described)
+        described = describe_with_retry(self._admin, names, before if may_miss else required)
+        existing = _partitions_of(described)
         if subscription.partitions:
-            there &= set(subscription.partitions)
-        if not may_miss and subscription.pattern is None and (missing := must_be - there):
+            existing &= set(subscription.partitions)
+        if not may_miss and subscription.pattern is None and (missing := required - existing):
             raise described[min(missing).topic].error or ConfigError(
                 f"assign: {', '.join(map(str, sorted(missing)))} does not exist"
             )
-        self._seen = there
-        return sorted(there), {name: t.topic_id for name, t in described.items() if t.topic_id}
+        self._seen = existing
+        return sorted(existing), {name: topic.topic_id for name, topic in described.items() if topic.topic_id}
 
     def _offsets(
         self,
@@ -105,36 +105,38 @@ class Lookup:
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> Offsets:
         specs: dict[TopicPartition, OffsetSpec] = dict.fromkeys(partitions, which)
-        found = self._admin.list_offsets(specs, isolation)
-        return {tp: at.offset for tp, at in found.items() if at.offset is not None}
+        results = self._admin.list_offsets(specs, isolation)
+        return {tp: result.offset for tp, result in results.items() if result.offset is not None}
 
     def resolve(self, spec: OffsetsSpec, now: Available) -> Offsets:
-        """The offsets `spec` means. Raises ConfigError."""
+        """Return the offsets that `spec` stands for. Raises ConfigError."""
         times = spec.times(now.earliest)
         if times is None:
             return spec.resolve(now.earliest, now.latest)
-        found = self.first_at(times)
+        first = self.first_at(times)
         is_start = spec.option.startswith("starting")
-        if is_start and not self._options.latest_without_record and (missing := times.keys() - found.keys()):
+        if is_start and not self._options.latest_without_record and (missing := times.keys() - first.keys()):
             tp = min(missing)
             raise ConfigError(
                 f"{spec.option}: {tp} has no record at or after {times[tp]}; set "
                 "startingOffsetsByTimestampStrategy to latest to begin at its end"
             )
-        # A start may be behind the last stable offset: what is there below it is too old, also once it can be
-        # read. Guard: test_a_starting_time_behind_an_open_transaction.
+        # A start may lie above the last stable offset: records below the start are too old even once they
+        # become visible. See test_a_starting_time_behind_an_open_transaction.
         bound = now.written if is_start else now.latest
-        return {tp: min(found.get(tp, now.latest[tp]), bound[tp]) for tp in times}
+        return {tp: min(first.get(tp, now.latest[tp]), bound[tp]) for tp in times}
 
     def first_at(self, times: Mapping[TopicPartition, int]) -> Offsets:
-        """The first offset at or after a time (ms since the epoch); partitions without one are left out."""
+        """Return the first offset at or after each time (ms since the epoch); omit partitions without one."""
         specs: dict[TopicPartition, OffsetSpec] = dict(times)
-        found = self._admin.list_offsets(specs)
-        return {tp: at.offset for tp, at in found.items() if at.offset is not None}
+        results = self._admin.list_offsets(specs)
+        return {tp: result.offset for tp, result in results.items() if result.offset is not None}
 
     def is_compacted(self, topics: Collection[str]) -> dict[str, bool]:
-        """Whether the cleaner may remove batches from the middle of the log, per topic."""
+        """Return per topic whether compaction may remove batches from the middle of its log."""
         resources = [ConfigResource("topic", name) for name in topics]
-        found = self._admin.describe_configs(resources)
-        policies = {r.name: d.entries.get("cleanup.policy") for r, d in found.items()}
+        configs = self._admin.describe_configs(resources)
+        policies = {
+            resource.name: config.entries.get("cleanup.policy") for resource, config in configs.items()
+        }
         return {name: "compact" in ((entry and entry.value) or "") for name, entry in policies.items()}

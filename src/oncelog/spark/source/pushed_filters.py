@@ -1,8 +1,8 @@
-"""Conditions of a query that narrow what a batch reads: push-down of Spark's filters, purely.
+"""Filters that Spark pushes down to a batch read, and the offsets that they exclude.
 
-Every condition still goes back to Spark, which checks each row; here only offsets are left out that cannot
-hold a row of the answer. A bound from above on `timestamp` leaves out nothing: the times of a log need not
-rise with its offsets, so only the first record at or after a time is known, not the last before one.
+Every filter still goes back to Spark, which checks each row. Only offsets that cannot hold a matching row are
+left out. An upper bound on `timestamp` excludes nothing. Timestamps need not rise with offsets, so Kafka
+knows the first record at or after a time but not the last record before it.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Whole numbers from `low` to `high`, both included."""
+    """Whole numbers from `low` to `high`, both inclusive."""
 
     low: int = 0
     high: int = _MAX
 
     def intersect(self, other: Span) -> Span:
-        """What is in both; `high` below `low` when nothing is."""
+        """Return the numbers in both; `high` is below `low` if there are none."""
         return Span(max(self.low, other.low), min(self.high, other.high))
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
-    """Where rows of the answer can be. `topics` None: anywhere. `since_ms`: no earlier record counts."""
+class PushedFilters:
+    """The places where matching rows can be. `topics` None: all. `since_ms`: no earlier record matches."""
 
     offsets: Span = Span()
     partitions: Span = Span()
@@ -54,7 +54,7 @@ class Narrowing:
     since_ms: int | None = None
 
     def apply(self, ranges: Sequence[OffsetRange], firsts: Offsets | None = None) -> list[OffsetRange]:
-        """The parts of `ranges` to read; `firsts` are the first offsets at or after `since_ms`."""
+        """Return the parts of `ranges` to read. `firsts`: the first offsets at or after `since_ms`."""
         kept = []
         for tp, start, end in ranges:
             if not self.partitions.low <= tp.partition <= self.partitions.high:
@@ -68,9 +68,9 @@ class Narrowing:
         return kept
 
 
-def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
-    """What all of `filters` together leave."""
-    found = Narrowing()
+def combine_filters(filters: Iterable[Filter]) -> PushedFilters:
+    """Return the places that satisfy all of `filters`."""
+    found = PushedFilters()
     for condition in filters:
         match getattr(condition, "attribute", None):
             case ("offset",):
@@ -85,7 +85,7 @@ def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
 
 
 def _span(condition: Filter) -> Span:
-    """The numbers a condition lets through, or more."""
+    """Return the numbers that can satisfy a filter; the span may be too wide, never too narrow."""
     match condition:
         case EqualTo(_, int(value)) | EqualNullSafe(_, int(value)):
             return Span(value, value)
@@ -114,10 +114,10 @@ def _names(condition: Filter) -> frozenset[str] | None:
 
 
 def _low_ms(condition: Filter) -> int | None:
-    """Return the earliest time a condition lets through; None for any, and for what is no point in time.
+    """Return the earliest time that satisfies a filter, None if there is no bound or no time zone.
 
-    Records without a timestamp have -1, and a broker cannot be asked for the first record at or after a
-    negative time: only a bound above 0 leaves anything out.
+    Records without a timestamp have -1, and ListOffsets takes no negative time, so only a bound above 0
+    excludes anything.
     """
     match condition:
         case (
@@ -134,23 +134,23 @@ def _low_ms(condition: Filter) -> int | None:
 
 @contextmanager
 def times_beyond_python() -> Iterator[None]:
-    """Let PySpark read conditions with times before the year 1 or after 9999 in UTC, which no datetime is.
+    """Let PySpark read filters with times outside the years 1 to 9999 in UTC, which datetime cannot hold.
 
-    PySpark ends the planning of such a query with OverflowError, before the source is asked. A midnight that
-    a user writes can be one: '0001-01-01' east of Greenwich. The nearest datetime stands for it. As a bound
-    from below it leaves out no more than the time itself.
-    Guard: test_extreme_times_in_conditions_change_nothing_of_the_answer.
+    PySpark ends the planning of such a query with OverflowError before it calls the source. A user can write
+    such a time: midnight of '0001-01-01' east of Greenwich. The nearest datetime is used instead; as a lower
+    bound it excludes no more than the time itself. See
+    test_extreme_times_in_conditions_change_nothing_of_the_answer.
     """
     original = VariantUtils._get_timestamp
 
     def read(cls: type[VariantUtils], value: bytes, position: int, zone_id: str) -> datetime.datetime:
         try:
-            found: datetime.datetime = original(value, position, zone_id)
+            time: datetime.datetime = original(value, position, zone_id)
         except OverflowError:
             is_early = cls._read_long(value, position + 1, 8, signed=True) < 0
             nearest = datetime.datetime.min if is_early else datetime.datetime.max
             return nearest.replace(tzinfo=datetime.UTC)
-        return found
+        return time
 
     VariantUtils._get_timestamp = classmethod(read)
     try:
@@ -160,6 +160,6 @@ def times_beyond_python() -> Iterator[None]:
 
 
 def _without_nulls(values: Iterable[Any], kind: type) -> list[Any]:
-    """The values that can be equal to something; empty when one of them is of another kind."""
+    """Return the values without nulls, nothing if one of them is of another type than `kind`."""
     present = [value for value in values if value is not None]
     return present if all(type(value) is kind for value in present) else []

@@ -1,4 +1,4 @@
-"""What a task does: read one range of offsets and hand it to Spark in Arrow batches of 1 to 4 MB."""
+"""A task of the source: it reads one range of offsets and gives Spark Arrow batches of 1 to 4 MB."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from oncelog.client.admin.blocking import Admin
 from oncelog.client.consumer.blocking import Consumer
 from oncelog.config import ADMIN
 from oncelog.errors import OffsetOutOfRange, TimedOut, UnknownTopicOrPartition
-from oncelog.spark.source.offset_ranges import DataLossError, Loss, OffsetRange, loss_text
-from oncelog.spark.source.offset_resolver import describe_patiently
+from oncelog.spark.source.offset_ranges import DataLoss, DataLossError, OffsetRange, loss_text
+from oncelog.spark.source.offset_resolver import describe_with_retry
 
 SMALL_BATCH_BYTES = 1 << 20
-"""Smaller ones are joined: each batch costs Spark a fixed time."""
+"""Smaller batches are joined, because each batch costs Spark a fixed time."""
 LARGE_BATCH_BYTES = 4 << 20
 
 _log = logging.getLogger("oncelog.spark")
@@ -30,10 +30,10 @@ def read_range(
     include_headers: bool,
     fail_on_data_loss: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The visible records of a range, in order. Raises DataLossError when some of it is gone.
+    """Yield the visible records of a range, in order. Raises DataLossError if a part no longer exists.
 
-    Offsets without a visible record (markers, aborted transactions, compaction) are no loss. `topic_id` is
-    that of the planned topic: one of the same name created since is a loss; None: not checked.
+    Offsets without a visible record (markers, aborted transactions, compaction) are no loss. `topic_id`: id
+    of the planned topic, for which a re-created topic of the same name is a loss; None: not checked.
     """
     has_rows = False
     with _TopicCheck(client, wanted, topic_id) as check, Consumer(client) as consumer:
@@ -46,21 +46,21 @@ def read_range(
                 if (loss := check.loss()) is None:
                     raise
             else:
-                # Ids are never used twice, so what was there before and after was there all the time.
+                # Topic ids are never reused, so the same id before and after the read means the same topic.
                 loss = check.loss()
                 if loss is not None and has_rows:
-                    # Rows of the new topic among these would come again in the next micro-batch, which
-                    # reads it from its beginning. Guard: test_rows_of_two_topics_are_never_one_range.
+                    # Rows of the new topic among these would be read again by the next micro-batch, which
+                    # starts at its beginning. See test_rows_of_two_topics_are_never_one_range.
                     raise DataLossError(
-                        f"{loss.explanation}, while they were read: rows of both may have been read. A "
-                        "repetition of the task, or of the query, finds it gone before it reads"
+                        f"{loss.explanation}, while they were read: rows of both topics may have been read. "
+                        "A repetition of the task or of the query notices this before it reads"
                     )
         if loss is not None:
-            _lose(loss, wanted.end, fail_on_data_loss)
+            _report_loss(loss, wanted.end, fail_on_data_loss)
 
 
 class _TopicCheck:
-    """Whether the topic is still the one that was planned, over one connection; a context manager."""
+    """A check that the topic is still the planned one, over one connection. A context manager."""
 
     def __init__(self, client: Mapping[str, object], wanted: OffsetRange, topic_id: str | None) -> None:
         self._wanted, self._topic_id = wanted, topic_id
@@ -72,24 +72,24 @@ class _TopicCheck:
     def __exit__(self, *_: object) -> None:
         self._admin.close()
 
-    def loss(self) -> Loss | None:
-        """What happened to the topic, None if nothing."""
+    def loss(self) -> DataLoss | None:
+        """Return the loss if the topic was deleted or re-created, otherwise None."""
         tp, start, end = self._wanted
-        wanted = f"{tp}: offsets {start} to {end - 1} were wanted"
-        found = describe_patiently(self._admin, [tp.topic], [tp])[tp.topic]
-        if found.error is not None:
-            return Loss(tp, None, f"{wanted}, and the topic is gone")
-        if self._topic_id in (None, found.topic_id):
+        requested = f"{tp}: offsets {start} to {end - 1} were requested"
+        topic = describe_with_retry(self._admin, [tp.topic], [tp])[tp.topic]
+        if topic.error is not None:
+            return DataLoss(tp, None, f"{requested}, but the topic is gone")
+        if self._topic_id in (None, topic.topic_id):
             return None
-        return Loss(
-            tp, None, f"{wanted}, and the topic was deleted and created again since they were planned"
+        return DataLoss(
+            tp, None, f"{requested}, but the topic was deleted and re-created since they were planned"
         )
 
 
-def _lose(loss: Loss, resume: int, fail_on_data_loss: bool) -> None:
+def _report_loss(loss: DataLoss, resume: int, fail_on_data_loss: bool) -> None:
     if fail_on_data_loss:
         raise DataLossError(loss_text([loss]))
-    _log.warning("%s; going on at offset %d, since failOnDataLoss is false", loss.explanation, resume)
+    _log.warning("%s; continuing at offset %d, because failOnDataLoss is false", loss.explanation, resume)
 
 
 def _read(
@@ -109,22 +109,22 @@ def _read(
 def _after_loss(
     consumer: Consumer, wanted: OffsetRange, position: int, fail_on_data_loss: bool, error: Exception
 ) -> int:
-    """Where to go on when nothing could be read at `position`; raises when that is not allowed."""
+    """Return the offset to continue at if nothing can be read at `position`; raise if that is not allowed."""
     tp, _, end = wanted
     low, high = consumer.beginning_offsets([tp])[tp], consumer.end_offsets([tp])[tp]
     if low <= position < high:
         raise error
     text = (
-        f"{tp}: offsets {position} to {end - 1} were wanted, and it holds offsets {low} up to (not "
-        f"including) {high}: retention, delete-records or a re-created topic removed the others"
+        f"{tp}: offsets {position} to {end - 1} were requested, but the partition holds offsets {low} to "
+        f"{high} (exclusive): retention, DeleteRecords or a re-created topic removed the others"
     )
     resume = min(low, end) if position < low else end
-    _lose(Loss(tp, None, text), resume, fail_on_data_loss)
+    _report_loss(DataLoss(tp, None, text), resume, fail_on_data_loss)
     return resume
 
 
 def regroup(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in the same order, small batches joined and large ones cut."""
+    """Yield the same rows in the same order, with small batches joined and large ones split."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
@@ -132,7 +132,7 @@ def regroup(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield _joined(waiting)
             waiting, waiting_bytes = [], 0
         if batch.nbytes > LARGE_BATCH_BYTES:
-            yield from _cut(batch)
+            yield from _split(batch)
             continue
         waiting.append(batch)
         waiting_bytes += batch.nbytes
@@ -149,7 +149,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     pieces = -(-batch.nbytes // LARGE_BATCH_BYTES)
     rows = max(1, -(-batch.num_rows // pieces))
     for start in range(0, batch.num_rows, rows):

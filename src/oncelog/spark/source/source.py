@@ -1,7 +1,7 @@
-"""`spark.read` and `spark.readStream.format("oncelog")`: Spark's Python Data Source API over our clients.
+"""`spark.read` and `spark.readStream.format("oncelog")`, on Spark's Python Data Source API.
 
-Spark makes the objects here in several processes and pickles them, so they hold only options; what they
-need of the cluster they ask when a method is called. Planning is in offsets.py, reading in reading.py.
+Spark creates these objects in several processes and pickles them, so they hold only options and query the
+cluster when a method is called. offset_ranges.py plans, reader.py reads.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from pyspark.sql.types import (
 from oncelog.errors import ConfigError
 from oncelog.spark.source.offset_ranges import (
     Available,
+    DataLoss,
     DataLossError,
-    Loss,
     OffsetRange,
     Offsets,
     Position,
@@ -53,11 +53,11 @@ from oncelog.spark.source.offset_ranges import (
     ranges_of_batch,
     split_ranges,
 )
-from oncelog.spark.source.offset_resolver import Lookup
-from oncelog.spark.source.pushed_filters import Narrowing, narrowing_of, times_beyond_python
+from oncelog.spark.source.offset_resolver import OffsetResolver
+from oncelog.spark.source.pushed_filters import PushedFilters, combine_filters, times_beyond_python
 from oncelog.spark.source.reader import read_range
 from oncelog.spark.source.source_options import SourceOptions, parse_options
-from oncelog.spark.source.trigger_limit import Admission
+from oncelog.spark.source.trigger_limit import TriggerLimit
 from oncelog.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ COLUMNS = (
     ("timestamp", TimestampType()),
     ("timestampType", IntegerType()),
 )
-"""Names, types and order of Spark's own Kafka source."""
+"""Names, types and order of the columns of Spark's own Kafka source."""
 HEADERS_COLUMN = (
     "headers",
     ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
@@ -84,7 +84,7 @@ _log = logging.getLogger("oncelog.spark")
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
-    """The range one task reads, of the topic with this id (None: the broker knows no ids)."""
+    """The range that one task reads, of the topic with this id (None: the broker has no topic ids)."""
 
     def __init__(self, wanted: OffsetRange, topic_id: str | None) -> None:
         super().__init__(wanted)
@@ -105,7 +105,7 @@ class OncelogSource(DataSource):  # type: ignore[misc]
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)
         options = parse_options(self.options, "batch")
-        return NarrowingReader(options) if _is_push_down_on() else BatchReader(options)
+        return FilteringReader(options) if _is_push_down_on() else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check_schema(schema)
@@ -115,23 +115,28 @@ class OncelogSource(DataSource):  # type: ignore[misc]
         own = self.schema()
         if schema.simpleString() != own.simpleString():
             raise ConfigError(
-                f"format('oncelog') has fixed columns: {own.simpleString()}; leave .schema(...) out and use "
+                f"format('oncelog') has fixed columns: {own.simpleString()}; omit .schema(...) and use "
                 "cast() or from_json() on value"
             )
 
 
-def plan_batch(options: SourceOptions, lookup: Lookup, narrowing: Narrowing | None) -> list[RangePartition]:
-    """The ranges of a batch read, by what the cluster holds now. Raises DataLossError, ConfigError."""
-    now = lookup.available()
-    start, end = lookup.resolve(options.starting, now), lookup.resolve(options.ending, now)
-    # Resolved ones are inside by construction; numbers that the user gave may not be.
+def plan_batch(
+    options: SourceOptions, resolver: OffsetResolver, filters: PushedFilters | None
+) -> list[RangePartition]:
+    """Return the partitions of a batch read, from the offsets that the cluster holds now.
+
+    Raises DataLossError and ConfigError.
+    """
+    now = resolver.available()
+    start, end = resolver.resolve(options.starting, now), resolver.resolve(options.ending, now)
+    # Only offsets that the user gave as numbers can lie outside.
     losses = [loss for tp in sorted(now.earliest) for loss in _outside(tp, start[tp], end[tp], now, options)]
     report_losses(losses, options)
-    inside = {tp: min(max(at, now.earliest[tp]), now.written[tp]) for tp, at in start.items()}
-    ranges = ranges_between(inside, {tp: min(at, now.latest[tp]) for tp, at in end.items()})
-    if narrowing is not None:
-        times = {} if narrowing.since_ms is None else {r.tp: narrowing.since_ms for r in ranges}
-        ranges = narrowing.apply(ranges, lookup.first_at(times) if times else None)
+    inside = {tp: min(max(offset, now.earliest[tp]), now.written[tp]) for tp, offset in start.items()}
+    ranges = ranges_between(inside, {tp: min(offset, now.latest[tp]) for tp, offset in end.items()})
+    if filters is not None:
+        times = {} if filters.since_ms is None else {r.tp: filters.since_ms for r in ranges}
+        ranges = filters.apply(ranges, resolver.first_at(times) if times else None)
     return _tasks(ranges, now.topic_ids, options)
 
 
@@ -146,66 +151,66 @@ def _tasks(
 
 def _outside(
     tp: TopicPartition, start: int, end: int, now: Available, options: SourceOptions
-) -> Iterator[Loss]:
+) -> Iterator[DataLoss]:
     low, high = now.earliest[tp], now.written[tp]
-    held = f"{tp} holds offsets {low} up to (not including) {high}"
+    held = f"{tp} holds offsets {low} to {high} (exclusive)"
     if not low <= start <= high:
-        yield Loss(tp, None, f"{held}, and {options.starting.option} asks for {start}")
+        yield DataLoss(tp, None, f"{held}, but {options.starting.option} starts at {start}")
     if end > high:
-        yield Loss(tp, None, f"{held}, and {options.ending.option} asks for offsets up to {end - 1}")
+        yield DataLoss(tp, None, f"{held}, but {options.ending.option} ends at {end} (exclusive)")
 
 
-def report_losses(losses: Sequence[Loss], options: SourceOptions) -> None:
-    """Fail, or warn, as failOnDataLoss says."""
+def report_losses(losses: Sequence[DataLoss], options: SourceOptions) -> None:
+    """Raise DataLossError if failOnDataLoss is set, otherwise log a warning for each loss."""
     if losses and options.fail_on_data_loss:
         raise DataLossError(loss_text(losses))
     for loss in losses:
-        _log.warning("%s; going on without, since failOnDataLoss is false", loss.explanation)
+        _log.warning("%s; continuing without them, because failOnDataLoss is false", loss.explanation)
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
-    """Reads what is there when the query is planned."""
+    """A batch read of the records that exist when the query is planned."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._narrowing: Narrowing | None = None
+        self._filters: PushedFilters | None = None
 
     def partitions(self) -> list[InputPartition]:
-        with Lookup(self._options) as lookup:
-            return [*plan_batch(self._options, lookup, self._narrowing)]
+        with OffsetResolver(self._options) as resolver:
+            return [*plan_batch(self._options, resolver, self._filters)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
 
 
-class NarrowingReader(BatchReader):
-    """Leaves out offsets by the conditions of the query. Spark refuses it while push-down is off."""
+class FilteringReader(BatchReader):
+    """A batch read that skips offsets by the query's filters. Spark refuses it while push-down is off."""
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        # Spark's planning process makes the reader, reads the conditions, and gives them to `pushFilters`.
-        self._reading_conditions = ExitStack()
-        self._reading_conditions.enter_context(times_beyond_python())
+        # Spark's planning process creates the reader, decodes the filters, and calls `pushFilters`.
+        self._filter_decoding = ExitStack()
+        self._filter_decoding.enter_context(times_beyond_python())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_narrowing": None}
+        return {"_options": self._options, "_filters": None}
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._reading_conditions.close()
-        self._narrowing = narrowing_of(filters)
+        self._filter_decoding.close()
+        self._filters = combine_filters(filters)
         return filters
 
 
 def _is_push_down_on() -> bool:
-    # Spark tells a reader nothing of spark.sql.python.filterPushdown.enabled, but then plans in a process
-    # of this module, and in one of another if it is off.
+    # A reader cannot see spark.sql.python.filterPushdown.enabled. If it is on, Spark plans in a process that
+    # runs this module of PySpark, otherwise in a process that runs another one.
     return _PUSH_DOWN_PROCESS in sys.modules or (
         getattr(sys.modules["__main__"].__spec__, "name", None) == _PUSH_DOWN_PROCESS
     )
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    # A batch without ranges: Spark still runs one task, with an empty partition of its own.
+    # Spark runs one task with a partition of its own even if a batch has no ranges.
     if not isinstance(partition, RangePartition):
         return iter(())
     return read_range(
@@ -222,40 +227,43 @@ def _now_ms() -> int:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Plans micro-batches on the driver, one object per query; its copies on executors only read."""
+    """The plan of micro-batches on the driver, one object per query. Its copies on executors only read."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._lookup: Lookup | None = None
+        self._resolver: OffsetResolver | None = None
         self._initial: Position | None = None
         self._target: Offsets | None = None
         self._seen: Available | None = None
-        self._admission = Admission(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
+        self._trigger_limit = TriggerLimit(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lookup": None}
+        return {**self.__dict__, "_resolver": None}
 
     def _available(self, *, may_miss: bool, expected: Collection[TopicPartition] = ()) -> Available:
-        if self._lookup is None:
-            self._lookup = Lookup(self._options)
-        self._seen = self._lookup.available(may_miss=may_miss, expected=expected)
+        if self._resolver is None:
+            self._resolver = OffsetResolver(self._options)
+        self._seen = self._resolver.available(may_miss=may_miss, expected=expected)
         return self._seen
 
     def initialOffset(self) -> dict[str, Any]:
-        # Spark asks twice before the first micro-batch; "latest" must mean the same both times.
+        # Spark calls this twice before the first micro-batch, and "latest" must be the same both times.
         if self._initial is None:
             now = self._available(may_miss=False)
-            assert self._lookup is not None
-            start = self._lookup.resolve(self._options.starting, now)
+            assert self._resolver is not None
+            start = self._resolver.resolve(self._options.starting, now)
             self._initial = Position(start, now.topic_ids, is_initial=True)
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark's Python API has no limit with two ends and a delay: latestOffset() has them of the options.
-        limit, least = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
-        if limit is None:
-            return ReadAllAvailable() if least is None else ReadMinRows(least)
-        return ReadMaxRows(limit)
+        # Spark's Python API has no limit with a minimum, a maximum and a delay: latestOffset() applies them.
+        max_offsets, min_offsets = (
+            self._options.max_offsets_per_trigger,
+            self._options.min_offsets_per_trigger,
+        )
+        if max_offsets is None:
+            return ReadAllAvailable() if min_offsets is None else ReadMinRows(min_offsets)
+        return ReadMaxRows(max_offsets)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = dict(self._available(may_miss=True).latest)
@@ -268,7 +276,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         end, losses = next_position(before, now, limit=count, target=self._target)
         report_losses(losses, self._options)
         may_wait = not (takes_all or losses or self._target is not None)
-        if may_wait and not self._admission.lets_begin(count_waiting(before, now), _now_ms()):
+        if may_wait and not self._trigger_limit.may_begin(count_waiting(before, now), _now_ms()):
             return start
         return start if end is before else end.to_json()
 
@@ -283,6 +291,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return _read(self._options, partition)
 
     def stop(self) -> None:
-        if self._lookup is not None:
-            self._lookup.close()
-            self._lookup = None
+        if self._resolver is not None:
+            self._resolver.close()
+            self._resolver = None

@@ -1,8 +1,8 @@
 # ruff: noqa: E501 (the table keeps one option per line)
-"""The options of `format("oncelog")`: one table, and what they say as values.
+"""The options of reading with `format("oncelog")`: their table, and their parsed values.
 
-Names, defaults and meanings are those of Spark's own Kafka source (KafkaSourceProvider); what differs
-says so in its text. Spark hands option names over in lower case; they are compared without case.
+Names, defaults and meanings are those of Spark's own Kafka source (KafkaSourceProvider); the description names
+each difference. Spark passes option names in lower case, so case does not count.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ def _rows(*rows: tuple[str, str | None, Literal["both", "batch", "stream"], str]
 # fmt: off
 OPTIONS = _rows(
     ("kafka.bootstrap.servers", None, "both", "HOST:PORT of one or more brokers. Required."),
-    ("subscribe", None, "both", "Topics, separated by commas. Exactly one of subscribe, subscribePattern, assign."),
+    ("subscribe", None, "both", "Topics, separated by commas. Set exactly one of subscribe, subscribePattern and assign."),
     ("subscribePattern", None, "both", "A regular expression that must match a whole topic name."),
     ("assign", None, "both", 'Partitions as JSON: {"flights": [0, 1]}.'),
-    ("startingOffsets", None, "both", 'earliest, latest, or JSON {"flights": {"0": 23, "1": -2}} for every partition (-2 earliest, -1 latest). Default: earliest in a batch, latest in a stream. A stream begins there only without a checkpoint.'),
-    ("endingOffsets", "latest", "batch", "latest, or JSON as startingOffsets (-1 latest). The end is exclusive."),
-    ("startingTimestamp", None, "both", "Milliseconds since the epoch: begin at the first record at or after. Instead of startingOffsets."),
-    ("endingTimestamp", None, "batch", "Milliseconds since the epoch: end before the first record at or after."),
+    ("startingOffsets", None, "both", 'earliest, latest, or JSON {"flights": {"0": 23, "1": -2}} for every partition (-2 earliest, -1 latest). Default: earliest in a batch, latest in a stream. A stream uses it only without a checkpoint.'),
+    ("endingOffsets", "latest", "batch", "latest, or JSON as in startingOffsets (-1 latest). The end is exclusive."),
+    ("startingTimestamp", None, "both", "Milliseconds since the epoch: start at the first record at or after that time. Replaces startingOffsets."),
+    ("endingTimestamp", None, "batch", "Milliseconds since the epoch: end before the first record at or after that time."),
     ("startingOffsetsByTimestamp", None, "both", 'Per partition, as JSON: {"flights": {"0": 1700000000000}}.'),
     ("endingOffsetsByTimestamp", None, "batch", "As startingOffsetsByTimestamp, for the end."),
-    ("startingOffsetsByTimestampStrategy", "error", "both", "When no record is at or after the time: error, or latest (begin at the end)."),
-    ("maxOffsetsPerTrigger", None, "stream", "At most this many offsets per micro-batch, shared among partitions by what waits in each."),
-    ("minOffsetsPerTrigger", None, "stream", "A micro-batch waits until this many offsets are there. Not the first one of a run, and none of Trigger.AvailableNow."),
-    ("maxTriggerDelay", "15m", "stream", "How long offsets wait for minOffsetsPerTrigger at most: a number with ms, s, m, h or d, without a unit ms."),
-    ("minPartitions", None, "both", "At least this many Spark partitions: large ranges of offsets are split."),
-    ("maxRecordsPerPartition", None, "both", "No Spark partition covers more offsets than this."),
+    ("startingOffsetsByTimestampStrategy", "error", "both", "The reaction if no record is at or after the time: error, or latest (start at the end)."),
+    ("maxOffsetsPerTrigger", None, "stream", "Maximum number of offsets per micro-batch, divided among partitions in proportion to their waiting offsets."),
+    ("minOffsetsPerTrigger", None, "stream", "A micro-batch waits for this many offsets, except the first one of a run and those of Trigger.AvailableNow."),
+    ("maxTriggerDelay", "15m", "stream", "Longest wait for minOffsetsPerTrigger: a number with ms, s, m, h or d; without a unit, milliseconds."),
+    ("minPartitions", None, "both", "Minimum number of Spark partitions: large ranges of offsets are split."),
+    ("maxRecordsPerPartition", None, "both", "Maximum number of offsets per Spark partition."),
     ("includeHeaders", "false", "both", "Add the column headers."),
-    ("failOnDataLoss", "true", "both", "Fail when wanted offsets are gone (retention, delete-records, deleted or re-created topics). false: skip them with a warning."),
-    ("kafka.*", None, "both", "Any consumer setting by its Kafka name, for example kafka.isolation.level (default read_committed, which differs from Spark's source)."),
+    ("failOnDataLoss", "true", "both", "Fail if requested offsets no longer exist (retention, DeleteRecords, deleted or re-created topics). false: skip them with a warning."),
+    ("kafka.*", None, "both", "Any consumer setting by its Kafka name. kafka.isolation.level is read_committed by default, unlike in Spark's own source."),
     ("groupIdPrefix", None, "both", "Accepted without effect: no consumer group is used."),
     ("kafkaConsumer.pollTimeoutMs", None, "both", "Accepted without effect: kafka.request.timeout.ms bounds every wait."),
-    ("fetchOffset.numRetries", None, "both", "Accepted without effect: look-ups are repeated for kafka.request.timeout.ms."),
+    ("fetchOffset.numRetries", None, "both", "Accepted without effect: requests for offsets are retried for kafka.request.timeout.ms."),
     ("fetchOffset.retryIntervalMs", None, "both", "Accepted without effect: see kafka.retry.backoff.ms."),
 )
 # fmt: on
@@ -75,20 +75,20 @@ _INSTEAD_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What is read: exactly one of the three is not empty."""
+    """The topics or partitions to read. Exactly one of the three fields is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     partitions: tuple[TopicPartition, ...] = ()
 
-    def takes(self, topic: str) -> bool:
-        """Whether a topic of the cluster belongs to the pattern."""
+    def matches(self, topic: str) -> bool:
+        """Return True if the pattern matches the whole name of a topic."""
         return self.pattern is not None and re.fullmatch(self.pattern, topic) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options, checked. Limits are None when unset. `client` are settings for our own clients."""
+    """The parsed options. Unset limits are None. `client`: settings of our own clients."""
 
     subscription: Subscription
     starting: OffsetsSpec
@@ -105,7 +105,7 @@ class SourceOptions:
 
 
 def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOptions:
-    """Check what the user gave; `mode` None while it is not known yet. Raises ConfigError."""
+    """Return the parsed options. `mode` is None while it is not known yet. Raises ConfigError."""
     options = {name.lower(): value for name, value in given.items()}
     refuse_unknown(options, _NAMES, "format('oncelog')")
     if mode is not None:
@@ -118,18 +118,21 @@ def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceO
     if ending.uses(EARLIEST):
         raise ConfigError("endingOffsets: earliest (-2) cannot end a batch, which would always be empty")
     check_order(starting, ending)
-    most, least = _parse_count(options, "maxOffsetsPerTrigger"), _parse_count(options, "minOffsetsPerTrigger")
-    if most is not None and least is not None and least > most:
+    max_offsets, min_offsets = (
+        _parse_count(options, f"{bound}OffsetsPerTrigger") for bound in ("max", "min")
+    )
+    if max_offsets is not None and min_offsets is not None and min_offsets > max_offsets:
         raise ConfigError(
-            f"minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}: lower the one or raise the other"
+            f"minOffsetsPerTrigger={min_offsets} is above maxOffsetsPerTrigger={max_offsets}: lower the former or "
+            "raise the latter"
         )
     return SourceOptions(
         subscription=_parse_subscription(options),
         starting=starting,
         ending=ending,
         latest_without_record=_parse_strategy(options),
-        max_offsets_per_trigger=most,
-        min_offsets_per_trigger=least,
+        max_offsets_per_trigger=max_offsets,
+        min_offsets_per_trigger=min_offsets,
         max_trigger_delay_ms=_parse_duration(options, "maxTriggerDelay"),
         min_partitions=_parse_count(options, "minPartitions"),
         max_records_per_partition=_parse_count(options, "maxRecordsPerPartition"),
@@ -141,7 +144,7 @@ def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceO
 
 def _check_mode(options: Mapping[str, str], mode: Mode) -> None:
     why = {
-        "batch": "has no meaning in a batch, which reads what is there at once",
+        "batch": "has no meaning in a batch, which reads everything at once",
         "stream": "has no meaning in a stream, which has no end",
     }
     for name in options:
@@ -151,10 +154,10 @@ def _check_mode(options: Mapping[str, str], mode: Mode) -> None:
 
 
 def _check_companions(options: Mapping[str, str]) -> None:
-    """Refuse options of which one would be ignored."""
-    for edge, what in (("starting", "begin"), ("ending", "end")):
-        if len(given := [name for name in _edge_names(edge) if name.lower() in options]) > 1:
-            raise ConfigError(f"{' and '.join(given)}: each says where to {what}; keep one of them")
+    """Raise ConfigError if one of the options would be ignored."""
+    for edge, what in (("starting", "start"), ("ending", "end")):
+        if len(names := [name for name in _edge_names(edge) if name.lower() in options]) > 1:
+            raise ConfigError(f"{' and '.join(names)}: each sets the {what}; keep one of them")
     times = ("startingTimestamp", "startingOffsetsByTimestamp")
     for name, needed in (
         ("startingOffsetsByTimestampStrategy", times),
@@ -181,8 +184,8 @@ def _parse_edge(options: Mapping[str, str], edge: Literal["starting", "ending"],
 def _parse_subscription(options: Mapping[str, str]) -> Subscription:
     names = [name for name in ("subscribe", "subscribePattern", "assign") if options.get(name.lower())]
     if len(names) != 1:
-        found = " and ".join(names) if names else "none of them"
-        raise ConfigError(f"give exactly one of subscribe, subscribePattern and assign; found {found}")
+        present = " and ".join(names) if names else "none of them"
+        raise ConfigError(f"set exactly one of subscribe, subscribePattern and assign; found {present}")
     text = options[names[0].lower()]
     if names[0] == "assign":
         return Subscription(partitions=parse_partitions("assign", text))
@@ -212,10 +215,10 @@ def _parse_count(options: Mapping[str, str], name: str) -> int | None:
 
 def _parse_duration(options: Mapping[str, str], name: str) -> int:
     text = options.get(name.lower(), _NAMES[name.lower()].default or "0")
-    found = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
-    if found is None or found[2] not in _UNITS_MS:
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in _UNITS_MS:
         raise ConfigError(f"{name}={text!r}: expected a duration like 500ms, 30s, 15m or 2h")
-    return int(found[1]) * _UNITS_MS[found[2]]
+    return int(match[1]) * _UNITS_MS[match[2]]
 
 
 def _whole(name: str, text: str, low: int) -> int:
