@@ -200,15 +200,15 @@ def apache_properties(certificates: Certificates, keys: Path | None = None) -> d
     return properties
 
 
-def log_in_again(producer: Producer) -> None:
+def reauthenticate(producer: Producer) -> None:
     """Have the producer's connections authenticate again now, as their timers would later."""
 
     async def begin() -> None:
         assert producer._driver is not None
-        for link in producer._driver.cluster._links.values():
-            if link._protocol is not None:
-                assert link._login_timer is not None
-                link._log_in_again(link._protocol)
+        for connection in producer._driver.cluster._connections.values():
+            if connection._protocol is not None:
+                assert connection._reauthentication_timer is not None
+                connection._reauthenticate(connection._protocol)
 
     producer._thread.run(begin(), LIMIT_S)
 

@@ -33,7 +33,7 @@ MAY_IMPORT = {
 PURE_ROOMS = {"rules", "wire", "log", "broker", "audit"}
 CLIENT_IO = {
     "admin": {"aio", "blocking", "request_router"},
-    "connection": {"broker_connection", "broker_protocol", "cluster", "coordinator", "security"},
+    "connection": {"broker_connection", "broker_protocol", "cluster", "connector", "coordinator", "security"},
     "consumer": {"aio", "blocking", "fetcher", "offset_lookup", "partition_ends", "range_reader"},
     "group": {
         "aio", "classic_member", "commits", "consumer_member", "coordinator_client", "membership",
@@ -112,12 +112,6 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
 
 SOURCE_ROOTS = [ROOT / "src", *sorted((ROOT / "packages").glob("*/src"))]
 KNOWN_CIRCLES: dict[str, tuple[frozenset[str], str]] = {
-    "connection": (
-        frozenset({
-            "oncelog.client.connection.broker_connection", "oncelog.client.connection.broker_protocol",
-        }),
-        "the asyncio protocol and its connection hold each other",
-    ),
     "simulator": (
         frozenset(f"oncelog_simulator.{name}" for name in (
             "expiry", "hostile", "loading", "offset_deletion", "pipelining", "record_deletion", "simulation",

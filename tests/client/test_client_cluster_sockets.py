@@ -140,7 +140,7 @@ def test_start_waits_for_a_broker_that_comes_late() -> None:
         port = await free_port()
         cluster = cluster_at(f"127.0.0.1:{port}")
         starting = asyncio.create_task(cluster.start())
-        await until(lambda: any(link._failure_count for link in cluster._links.values()))
+        await until(lambda: any(c._backoff.failure_count for c in cluster._connections.values()))
         async with scripted_broker(port):
             await starting
             assert cluster.metadata.brokers[1].port == port
@@ -512,8 +512,8 @@ def test_a_topic_that_is_no_str_is_refused_and_not_asked_for_again(topic: Any) -
     play(story, **{"metadata.max.age.ms": 20})
 
 
-def test_refreshes_at_the_same_time_close_each_link_once() -> None:
-    class Link:
+def test_refreshes_at_the_same_time_close_each_connection_once() -> None:
+    class Unused:
         in_flight_count = closed_count = 0
 
         async def close(self) -> None:
@@ -521,11 +521,11 @@ def test_refreshes_at_the_same_time_close_each_link_once() -> None:
             await asyncio.sleep(0)
 
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
-        links = [Link() for _ in range(3)]
-        cluster._links.update({("gone", port, ""): link for port, link in enumerate(links)})  # type: ignore[misc]
+        connections = [Unused() for _ in range(3)]
+        cluster._connections.update({("gone", i, ""): c for i, c in enumerate(connections)})  # type: ignore[misc]
         await asyncio.gather(*(cluster.fetch_metadata(()) for _ in range(3)))
-        assert [link.closed_count for link in links] == [1, 1, 1]
-        assert all(key[0] != "gone" for key in cluster._links)
+        assert [connection.closed_count for connection in connections] == [1, 1, 1]
+        assert all(key[0] != "gone" for key in cluster._connections)
 
     play(story)
 
@@ -596,11 +596,11 @@ def test_a_request_without_an_answer_is_done_when_the_socket_has_taken_it() -> N
         await sent[0]
         await asyncio.sleep(0)
         assert not sent[-1].done()
-        link = next(iter(cluster._links.values()))
-        assert link.in_flight_count
+        connection = next(iter(cluster._connections.values()))
+        assert connection.in_flight_count
         released.set()
         await asyncio.wait_for(asyncio.gather(*sent), 60)
-        assert not link.in_flight_count
+        assert not connection.in_flight_count
 
     play(story)
 

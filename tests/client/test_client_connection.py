@@ -21,7 +21,7 @@ TOKEN = object()
 
 def negotiated(limits: dict[int, tuple[int, int]] | None = None) -> ConnectionCore:
     core = ConnectionCore("test", "127.0.0.1:9092")
-    header, _ = decode_request(core.hello(0, 1000)[4:])
+    header, _ = decode_request(core.negotiate(0, 1000)[4:])
     core.receive(encode_response(api_versions(limits), header.api_version, header.correlation_id), 1)
     assert core.is_ready
     return core
@@ -29,7 +29,7 @@ def negotiated(limits: dict[int, tuple[int, int]] | None = None) -> ConnectionCo
 
 def test_the_first_request_is_api_versions_and_names_the_client() -> None:
     core = ConnectionCore("me", "127.0.0.1:9092")
-    header, message = decode_request(core.hello(0, 1000)[4:])
+    header, message = decode_request(core.negotiate(0, 1000)[4:])
     assert (header.api_key, header.api_version, header.client_id) == (18, 3, "me")
     assert message.client_software_name == "oncelog"
     assert not core.is_ready
@@ -37,7 +37,7 @@ def test_the_first_request_is_api_versions_and_names_the_client() -> None:
 
 def test_a_broker_that_refuses_the_version_is_asked_in_its_own() -> None:
     core = ConnectionCore("me", "127.0.0.1:9092")
-    header, _ = decode_request(core.hello(0, 1000)[4:])
+    header, _ = decode_request(core.negotiate(0, 1000)[4:])
     refusal = ApiVersionsResponse(
         error_code=35,
         api_keys=[ApiVersionsResponse.ApiVersion(api_key=18, min_version=0, max_version=2)],
@@ -52,7 +52,7 @@ def test_a_broker_that_refuses_the_version_is_asked_in_its_own() -> None:
 
 def test_an_old_refusal_without_ranges_is_answered_with_version_0() -> None:
     core = ConnectionCore("me", "127.0.0.1:9092")
-    header, _ = decode_request(core.hello(0, 1000)[4:])
+    header, _ = decode_request(core.negotiate(0, 1000)[4:])
     _, to_write = core.receive(
         encode_response(ApiVersionsResponse(error_code=35), 0, header.correlation_id), 1
     )
@@ -89,7 +89,7 @@ def test_no_common_version_names_both_sides(served: tuple[int, int], limits: dic
 
 def test_an_api_that_the_broker_does_not_list() -> None:
     core = ConnectionCore("me", "127.0.0.1:9092")
-    header, _ = decode_request(core.hello(0, 1000)[4:])
+    header, _ = decode_request(core.negotiate(0, 1000)[4:])
     few = ApiVersionsResponse(
         api_keys=[ApiVersionsResponse.ApiVersion(api_key=3, min_version=0, max_version=1)]
     )
@@ -133,7 +133,7 @@ def test_a_wrong_correlation_id_is_a_peer_error_that_names_both() -> None:
 
 def test_an_answer_to_nothing_is_a_peer_error() -> None:
     core = negotiated()
-    with pytest.raises(PeerError, match="what nobody asked"):
+    with pytest.raises(PeerError, match="to no request"):
         core.receive(encode_response(MetadataResponse(), 13, 1), 1)
 
 
@@ -166,7 +166,7 @@ def test_a_cut_body_is_a_peer_error_that_names_the_request() -> None:
 )
 def test_another_protocol_is_told_from_kafka(text: bytes) -> None:
     core = ConnectionCore("me", "127.0.0.1:9092")
-    core.hello(0, 1000)
+    core.negotiate(0, 1000)
     with pytest.raises(
         PeerError, match=r"127\.0\.0\.1:9092 sent what is not the Kafka protocol.*Kafka broker"
     ):
@@ -182,7 +182,7 @@ def test_an_empty_frame_is_a_peer_error() -> None:
 
 def test_unanswered_requests_leave_nothing_in_flight() -> None:
     core = negotiated()
-    core.send(ProduceRequest(acks=0, timeout_ms=1), 0, token=TOKEN, timeout_ms=10, answered=False)
+    core.send(ProduceRequest(acks=0, timeout_ms=1), 0, token=TOKEN, timeout_ms=10, expects_response=False)
     assert core.in_flight_count == 0
     assert core.next_deadline_ms() is None
 

@@ -12,7 +12,8 @@ from helpers_wait import attempts, rest
 
 from oncelog import Admin, Broker, TopicPartition
 from oncelog.aio import Consumer
-from oncelog.client.connection.broker_connection import BrokerLink, _address_of
+from oncelog.client.connection.broker_connection import BrokerConnection
+from oncelog.client.connection.connector import address_text
 from oncelog.config import CONSUMER
 from oncelog.errors import DisconnectedError, LeaderNotAvailable, NotConnectedError
 from oncelog.wire.batch import stamp
@@ -158,9 +159,9 @@ def test_addresses_that_drop_packets_share_the_time_of_one_attempt(count: int) -
     async def run() -> None:
         loop.getaddrinfo, loop.create_connection = addresses, unanswered  # type: ignore[method-assign]
         config = {"bootstrap.servers": "a:1", "socket.connection.setup.timeout.ms": 1_000}
-        link = BrokerLink("kafka.example", 9092, CONSUMER.parse(config))
+        connection = BrokerConnection("kafka.example", 9092, CONSUMER.parse(config))
         with pytest.raises(DisconnectedError, match=r"within socket\.connection\.setup\.timeout\.ms=1000"):
-            await link._open()
+            await connection._connector.connect(connection)
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         runner.run(run())
@@ -169,9 +170,9 @@ def test_addresses_that_drop_packets_share_the_time_of_one_attempt(count: int) -
 
 def test_an_address_of_a_link_keeps_its_interface() -> None:
     """Without its scope id an address such as fe80::1 cannot be connected to."""
-    assert _address_of(("fe80::1", 9092, 0, 2)) == "fe80::1%2"
-    assert _address_of(("::1", 9092, 0, 0)) == "::1"
-    assert _address_of(("127.0.0.1", 9092)) == "127.0.0.1"
+    assert address_text(("fe80::1", 9092, 0, 2)) == "fe80::1%2"
+    assert address_text(("::1", 9092, 0, 0)) == "::1"
+    assert address_text(("127.0.0.1", 9092)) == "127.0.0.1"
 
 
 def test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time() -> None:

@@ -145,6 +145,6 @@ def test_a_closed_client_is_freed_without_the_garbage_collector(
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-    assert {"ProducerDriver", "Transactions", "ClusterConnection", "BrokerLink", "Loop"} & set(
+    assert {"ProducerDriver", "Transactions", "ClusterConnection", "BrokerConnection", "Loop"} & set(
         garbage
     ) == set()

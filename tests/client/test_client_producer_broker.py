@@ -363,7 +363,7 @@ def test_records_that_wait_for_a_connection_are_told_as_not_stored(
         producer.flush()
     assert [future.result(60).offset for future in stored] == [0, 0, 0]
     driver = producer._driver
-    wait_until(lambda: not any(link.is_connected for link in driver.cluster._links.values()))
+    wait_until(lambda: not any(c.is_connected for c in driver.cluster._connections.values()))
 
     def in_request() -> list[ProducerBatch]:
         return [batch for call in list(driver._in_flight.values()) for batch in call.batches]

@@ -16,9 +16,9 @@ from helpers_security import (
     PASSWORD,
     Certificates,
     client_config,
-    log_in_again,
     logins_again,
     make_certificates,
+    reauthenticate,
     secured_broker,
     without,
 )
@@ -224,7 +224,7 @@ def test_clients_stay_in_order_while_they_log_in_again(tmp_path: Path) -> None:
             sent[0].result(timeout=60)
             opened = broker.metrics()["connections_opened"]
             pass_time(broker, 400_000)
-            log_in_again(producer)
+            reauthenticate(producer)
             for _ in attempts():
                 sent.append(producer.send("t", b"%d" % len(sent)))
                 if len(sent) > 100 and logins_again(broker):

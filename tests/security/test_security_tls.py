@@ -19,7 +19,7 @@ from helpers_wait import pass_time, wait_until
 
 import oncelog
 from oncelog.client.admin.blocking import Admin
-from oncelog.client.connection.broker_protocol import LinkProtocol
+from oncelog.client.connection.broker_protocol import BrokerProtocol
 from oncelog.client.connection.core import ConnectionCore
 from oncelog.config import ADMIN, BROKER
 from oncelog.errors import (
@@ -349,16 +349,16 @@ def test_a_damaged_tls_record_leaves_the_outcome_unknown(is_ready: bool) -> None
     """Requests in flight may have been carried out: only a failed handshake means that none was sent."""
     errors: list[OncelogError] = []
 
-    class Link:
+    class Events:
         loop: Any = None
 
-        def on_lost(self, _: LinkProtocol, error: OncelogError) -> None:
+        def on_lost(self, _: BrokerProtocol, error: OncelogError) -> None:
             errors.append(error)
 
     async def lose() -> None:
-        link: Any = Link()
-        link.loop = asyncio.get_running_loop()
-        protocol = LinkProtocol(link, ConnectionCore("client", "127.0.0.1:9"))
+        events: Any = Events()
+        events.loop = asyncio.get_running_loop()
+        protocol = BrokerProtocol(events, ConnectionCore("client", "127.0.0.1:9"))
         if is_ready:
             protocol.ready.set_result(None)
         damaged = ssl.SSLError(1, "damaged")

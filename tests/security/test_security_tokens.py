@@ -12,9 +12,9 @@ from helpers_security import (
     AUTHORIZER,
     Certificates,
     client_config,
-    log_in_again,
     logins_again,
     make_certificates,
+    reauthenticate,
     secured_broker,
     signed_token,
     write_keys,
@@ -124,7 +124,7 @@ def test_a_client_logs_in_again_with_a_new_token_and_stays(tmp_path: Path, keys:
             producer.send("tokens", b"v").result(timeout=60)
             opened = broker.metrics()["connections_opened"]
             path.write_text(signed(exp=int(time.time()) + 6_000))
-            log_in_again(producer)
+            reauthenticate(producer)
             wait_until(lambda: logins_again(broker) > 0)
             pass_time(broker, 400_000)
             producer.send("tokens", b"v").result(timeout=60)

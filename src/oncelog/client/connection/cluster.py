@@ -1,4 +1,4 @@
-"""A client's view of a cluster over asyncio: bootstrap, metadata, and requests to any broker by node id."""
+"""A client's connections to the brokers of one cluster: bootstrap, metadata, and requests by node id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from oncelog.client.arguments import names_of, topic_of
-from oncelog.client.connection.broker_connection import BrokerLink
+from oncelog.client.connection.broker_connection import BrokerConnection
 from oncelog.client.connection.metadata import ClusterMetadata
 from oncelog.client.connection.security import client_security
 from oncelog.errors import (
@@ -33,11 +33,11 @@ T = TypeVar("T")
 _LOG = logging.getLogger("oncelog.client")
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
-"""How long a topic may stay unknown before that is an error: one just created spreads in this time."""
+"""Time for which a topic may be unknown: brokers learn of a new topic one after another."""
 
 
 def parse_bootstrap(servers: Collection[str] | None) -> list[tuple[str, int]]:
-    """`HOST:PORT` strings to pairs ([HOST]:PORT for IPv6). Raises ConfigError."""
+    """Return the (host, port) pairs of HOST:PORT or [HOST]:PORT strings. Raises ConfigError."""
     if not servers:
         raise ConfigError(
             "bootstrap.servers is not set: give HOST:PORT of a broker, for example 127.0.0.1:9092"
@@ -53,25 +53,27 @@ def _parse_server(server: str) -> tuple[str, int]:
 
 
 class _LookUp:
-    """Those who look for leaders of one topic; one of them asks for all, `count` times so far.
+    """The calls that wait for leaders of one topic. One of them sends the Metadata request for all.
 
-    Topics do not wait for each other: one may be missing for long.
+    There is one object per topic, so that no topic waits for another one, which may be missing for long.
     """
 
     def __init__(self) -> None:
-        self.asking = asyncio.Lock()
-        self.count = 0
+        self.lock = asyncio.Lock()
+        self.request_count = 0
 
 
 class ClusterConnection:
-    """Links to the brokers of one cluster and what is known of it. Not thread safe: use it on its loop.
+    """The connections to the brokers of one cluster, and its metadata.
 
-    Every failure is typed: DisconnectedError (no connection, or it ended: the outcome of the request
-    is unknown), TimedOut, PeerError (bytes that are not Kafka's), UnsupportedVersion.
+    Not thread safe: use it on its event loop.
 
-    `topics_in_use`: of which topics metadata are refreshed by age, and kept; all others are forgotten then.
-    None: all that were asked for, until `forget_topics`. A refresh by age never creates a topic: a deleted
-    one would come back as long as a client runs that used it once. Java's producer does create it, until
+    Every failure has a type: DisconnectedError (no connection, or it was lost, and the outcome of the request
+    is unknown), TimedOut, PeerError (bytes that are not Kafka's protocol), UnsupportedVersion.
+
+    `topics_in_use` returns the topics whose metadata are kept when metadata.max.age.ms has passed. None keeps
+    all topics that were requested, until `forget_topics`. A refresh by age never creates a topic: a deleted
+    topic would come back while any client runs that used it once. Java's producer does create it, until
     metadata.max.idle.ms after the last send.
     """
 
@@ -83,7 +85,8 @@ class ClusterConnection:
         self._security = client_security(settings)
         self._runtime = system.current()
         self._bootstrap = parse_bootstrap(settings["bootstrap.servers"])
-        self._links: dict[tuple[str, int, str], BrokerLink] = {}
+        self._connections: dict[tuple[str, int, str], BrokerConnection] = {}
+        """By host, port and channel."""
         self._topics_in_use = topics_in_use
         self._topics: dict[str, None] = {}
         self._look_ups: weakref.WeakValueDictionary[str, _LookUp] = weakref.WeakValueDictionary()
@@ -95,20 +98,19 @@ class ClusterConnection:
         return self._settings
 
     def now_ms(self) -> float:
-        """Milliseconds of the monotonic clock."""
+        """Return the monotonic time in milliseconds."""
         return self._runtime.monotonic_ns() / 1e6
 
     async def start(self) -> None:
-        """Find the cluster through the bootstrap servers; further calls do nothing.
+        """Find the cluster through the bootstrap servers. Further calls do nothing.
 
-        Raises AuthenticationError when TLS or SASL fails, DisconnectedError when none answers within
-        oncelog.bootstrap.timeout.ms, and PeerError at once when all of them speak something else than
-        Kafka's protocol.
+        Raises AuthenticationError if TLS or SASL fails, DisconnectedError if no server responds within
+        oncelog.bootstrap.timeout.ms, and PeerError at once if none of them uses Kafka's protocol.
         """
         if self._refresher is None:
             await self._find_cluster()
-            self._check_open()  # `close` has passed: nobody would end what begins here
-            if self._refresher is None:  # else another call has begun it meanwhile, and `close` ends only one
+            self._check_open()  # after `close`, nothing would cancel the task
+            if self._refresher is None:  # a concurrent call may have created it; `close` cancels only one
                 self._refresher = asyncio.create_task(self._refresh_by_age())
 
     def _check_open(self) -> None:
@@ -133,7 +135,7 @@ class ClusterConnection:
                 await self._refresh_once_by_age()
             except OncelogError as error:
                 _LOG.debug("refreshing metadata by age failed: %s", error)
-            except Exception:  # the task must go on: nobody would start it again
+            except Exception:  # the task must not end: nothing would restart it
                 _LOG.exception("refreshing metadata by age failed")
 
     async def _refresh_once_by_age(self) -> None:
@@ -143,21 +145,24 @@ class ClusterConnection:
         await self.fetch_metadata(list(self._topics))
 
     async def close(self) -> None:
-        """Close every connection; requests in flight fail with DisconnectedError."""
+        """Close every connection. Requests in flight fail with DisconnectedError."""
         self._closed = True
         if self._refresher:
             self._refresher.cancel()
             await asyncio.gather(self._refresher, return_exceptions=True)
-            self._refresher = None  # its error's traceback holds this object: a cycle
+            self._refresher = None  # its traceback refers to this object: a reference cycle
         self._topics_in_use = None
-        await self._close_links(list(self._links))
+        await self._close_connections(list(self._connections))
 
-    async def _close_links(self, keys: Collection[tuple[str, int, str]]) -> None:
-        """Close these links at once; nobody finds one of them meanwhile."""
-        links = [self._links.pop(key) for key in keys]
-        await asyncio.gather(*(link.close() for link in links))
+    async def _close_connections(self, keys: Collection[tuple[str, int, str]]) -> None:
+        """Close these connections at the same time.
 
-    # Requests
+        They are removed first, so no request uses them meanwhile.
+        """
+        connections = [self._connections.pop(key) for key in keys]
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+    # --- requests
 
     def submit(
         self,
@@ -170,32 +175,32 @@ class ClusterConnection:
         channel: str = "",
         on_written: Callable[[], object] | None = None,
     ) -> asyncio.Future[Any]:
-        """Write a request now (or as soon as the connection stands), in call order; the future is its answer.
+        """Write a request, or queue it until the connection is ready. The future completes with the response.
 
-        `node_id` None takes any broker. Requests of another `channel` use another connection, so that
-        they do not wait behind a long poll. Produce with acks=0 gives None. `timeout_ms` None is
-        request.timeout.ms. `on_written` is called before the first byte leaves.
+        Requests to one broker keep their order. `node_id` None: any broker. Requests of another `channel` use
+        another connection, so that they do not wait behind a long poll. The result of Produce with acks=0 is
+        None. `timeout_ms` None: request.timeout.ms. `on_written` is called before the first byte is written.
         """
         self._check_open()
-        host, port = self._any_address() if node_id is None else self._address(node_id)
-        link = self._link(host, port, channel)
-        return self._submit(link, message, timeout_ms, min_version, max_version, on_written)
+        host, port = self._candidates()[0] if node_id is None else self._address(node_id)
+        connection = self._connection(host, port, channel)
+        return self._submit(connection, message, timeout_ms, min_version, max_version, on_written)
 
     def _submit(
         self,
-        link: BrokerLink,
+        connection: BrokerConnection,
         message: Any,
         timeout_ms: float | None = None,
         min_version: int | None = None,
         max_version: int | None = None,
         on_written: Callable[[], object] | None = None,
     ) -> asyncio.Future[Any]:
-        return link.submit(
+        return connection.submit(
             message,
             timeout_ms=self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms,
             min_version=min_version,
             max_version=max_version,
-            answered=getattr(message, "acks", None) != 0,
+            expects_response=getattr(message, "acks", None) != 0,
             on_written=on_written,
         )
 
@@ -209,7 +214,7 @@ class ClusterConnection:
         max_version: int | None = None,
         channel: str = "",
     ) -> Any:
-        """`submit` and wait. With `node_id` None every known address is tried before giving up."""
+        """Submit a request and wait for its response. With `node_id` None, try every known address."""
         if node_id is None:
             return await self._request_any(message, timeout_ms, min_version, max_version)
         return await self.submit(
@@ -232,54 +237,59 @@ class ClusterConnection:
         for host, port in self._candidates():
             self._check_open()
             try:
-                link = self._link(host, port, "")
-                return await self._submit(link, message, timeout_ms, min_version, max_version)
+                connection = self._connection(host, port, "")
+                return await self._submit(connection, message, timeout_ms, min_version, max_version)
             except (DisconnectedError, TimedOut, PeerError) as error:
                 errors.append(error)
-        # Trying again helps unless all of them speak another protocol.
+        # PeerError is final, so it is raised only if no address may succeed in another attempt.
         raise next((error for error in errors if not isinstance(error, PeerError)), errors[-1])
 
     def _address(self, node_id: int) -> tuple[str, int]:
         broker = self.metadata.brokers.get(node_id)
         if broker is None:
-            known = ", ".join(map(str, sorted(self.metadata.brokers))) or "none"
-            raise DisconnectedError(f"broker {node_id} is not in the cluster's metadata (known: {known})")
+            node_ids = ", ".join(map(str, sorted(self.metadata.brokers))) or "none"
+            raise DisconnectedError(f"broker {node_id} is not in the cluster's metadata (known: {node_ids})")
         return broker.host, broker.port
 
-    def _link(self, host: str, port: int, channel: str) -> BrokerLink:
+    def _connection(self, host: str, port: int, channel: str) -> BrokerConnection:
         key = (host, port, channel)
-        if key not in self._links:
-            self._links[key] = BrokerLink(host, port, self._settings, self._security)
-        return self._links[key]
+        if key not in self._connections:
+            self._connections[key] = BrokerConnection(host, port, self._settings, self._security)
+        return self._connections[key]
 
     def _candidates(self) -> list[tuple[str, int]]:
-        """Addresses to ask, best first: connected ones, known brokers, bootstrap servers, failing ones."""
-        known = [(broker.host, broker.port) for broker in self.metadata.brokers.values()]
-        addresses = list(dict.fromkeys([*known, *self._bootstrap]))
+        """Return the addresses to try, best first.
+
+        Connected brokers come first, then the brokers of the metadata, the bootstrap servers, and those that
+        are backing off.
+        """
+        brokers = [(broker.host, broker.port) for broker in self.metadata.brokers.values()]
+        addresses = list(dict.fromkeys([*brokers, *self._bootstrap]))
 
         def rank(address: tuple[str, int]) -> tuple[int, int]:
-            link = self._links.get((*address, ""))
-            if link is None:
+            connection = self._connections.get((*address, ""))
+            if connection is None:
                 return (1, 0)
-            return (0 if link.is_connected else 2 if link.is_backing_off else 1, link.in_flight_count)
+            preference = 0 if connection.is_connected else 2 if connection.is_backing_off else 1
+            return (preference, connection.in_flight_count)
 
         return sorted(addresses, key=rank)
 
-    def _any_address(self) -> tuple[str, int]:
-        return self._candidates()[0]
-
     def feature(self, node_id: int, name: str) -> int:
-        """The level of a feature as a broker told it last; 0 where it is off or nothing is known."""
+        """Return the level of a feature as the broker last reported it; 0 if it is off or unknown."""
         broker = self.metadata.brokers.get(node_id)
-        link = self._links.get((broker.host, broker.port, "")) if broker else None
-        return link.features.get(name, 0) if link else 0
+        connection = self._connections.get((broker.host, broker.port, "")) if broker else None
+        return connection.features.get(name, 0) if connection else 0
 
-    # Metadata
+    # --- metadata
 
     async def refresh_metadata(
         self, topics: Collection[str], *, allow_auto_topic_creation: bool = True
     ) -> None:
-        """Ask any broker about `topics` (empty: only the brokers), and again by their age."""
+        """Request the metadata of `topics` from any broker, and refresh them by age from then on.
+
+        An empty collection requests the brokers only.
+        """
         names = names_of(topics)
         self._topics |= dict.fromkeys(names)
         await self.fetch_metadata(names, allow_auto_topic_creation=allow_auto_topic_creation)
@@ -287,23 +297,30 @@ class ClusterConnection:
     async def fetch_metadata(
         self, topics: Collection[str] | None, *, allow_auto_topic_creation: bool = False
     ) -> Any:
-        """One Metadata request (None: every topic of the cluster), noted in `metadata` and returned."""
+        """Send one Metadata request, update `metadata`, and return the response. None: every topic."""
         request = MetadataRequest(
             topics=None if topics is None else [MetadataRequest.MetadataRequestTopic(name=t) for t in topics],
             allow_auto_topic_creation=allow_auto_topic_creation,
         )
         response = await self._request_any(request)
         self.metadata.update(response, self.now_ms())
-        await self._drop_links_of_gone_brokers()
+        await self._close_removed_brokers()
         return response
 
-    async def _drop_links_of_gone_brokers(self) -> None:
-        keep = {(broker.host, broker.port) for broker in self.metadata.brokers.values()}
-        gone = [key for key, link in self._links.items() if key[:2] not in keep and not link.in_flight_count]
-        await self._close_links(gone)
+    async def _close_removed_brokers(self) -> None:
+        """Close unused connections to addresses that are not in the metadata any more."""
+        addresses = {(broker.host, broker.port) for broker in self.metadata.brokers.values()}
+        await self._close_connections(
+            [
+                key
+                for key, connection in self._connections.items()
+                if key[:2] not in addresses and not connection.in_flight_count
+            ]
+        )
 
     def forget_topics(self, topics: Iterable[str]) -> None:
-        """Ask about these topics no more unless they are named again."""
+        """Drop the metadata of these topics, and do not refresh them by age unless they are requested
+        again."""
         names = list(topics)
         self.metadata.forget(names)
         for topic in names:
@@ -316,12 +333,12 @@ class ClusterConnection:
         allow_auto_topic_creation: bool = True,
         unknown_topic_patience_ms: float | None = None,
     ) -> int:
-        """Node id of the partition's leader, asking the cluster as long as it is not known.
+        """Return the node id of the partition's leader. Request metadata until it is known.
 
-        Raises UnknownTopicOrPartition after its patience (None: a short one), the broker's own error when it
-        is final, and the last error when request.timeout.ms is over.
+        Raises UnknownTopicOrPartition after `unknown_topic_patience_ms` (None: UNKNOWN_TOPIC_PATIENCE_MS),
+        the broker's error if it is final, and the latest error once request.timeout.ms has passed.
         """
-        await self._find(
+        await self._wait_for_metadata(
             tp,
             lambda: self.metadata.leader_of(tp) is not None,
             allow_auto_topic_creation=allow_auto_topic_creation,
@@ -332,18 +349,18 @@ class ClusterConnection:
         return node_id
 
     async def topic(self, name: str, *, unknown_topic_patience_ms: float) -> int:
-        """Return a topic's number of partitions, created if the broker does so; raises as `leader`.
+        """Return the number of partitions of a topic, which the broker may create. Raises as `leader` does.
 
-        None of them needs a leader: one that has none must not keep the others from being written.
+        It does not wait for leaders: a partition without one must not prevent writes to the others.
         """
-        await self._find(
+        await self._wait_for_metadata(
             TopicPartition(name, 0),
             lambda: bool(self.metadata.partition_count(name)),
             unknown_topic_patience_ms=unknown_topic_patience_ms,
         )
         return self.metadata.partition_count(name) or 0
 
-    async def _find(
+    async def _wait_for_metadata(
         self,
         tp: TopicPartition,
         is_found: Callable[[], bool],
@@ -351,18 +368,18 @@ class ClusterConnection:
         allow_auto_topic_creation: bool = True,
         unknown_topic_patience_ms: float | None = None,
     ) -> None:
-        """Ask the cluster about a topic until what is sought is found, or the time for it is over."""
+        """Request a topic's metadata until `is_found`, or until the time is over. Raises as `leader` does."""
         topic_of(tp.topic)
         started_ms = self.now_ms()
         attempt = 0
         look_up = self._look_ups.setdefault(tp.topic, _LookUp())
         while not is_found():
-            count = look_up.count
-            async with look_up.asking:
+            request_count = look_up.request_count
+            async with look_up.lock:
                 error = None
-                if not (is_asked_by_another := look_up.count != count):
+                if not (is_asked_by_another := look_up.request_count != request_count):
                     error = await self._refresh_for(tp, allow_auto_topic_creation)
-                    look_up.count += 1
+                    look_up.request_count += 1
                 if is_found():
                     return
                 if (error := error or self.why_no_leader(tp)) is not None:
@@ -373,7 +390,7 @@ class ClusterConnection:
                         attempt += 1
 
     async def _refresh_for(self, tp: TopicPartition, create: bool) -> OncelogError | None:
-        """Refresh once; return why the cluster could not be asked, or None."""
+        """Refresh the metadata once. Return the error if no broker could be reached."""
         try:
             await self.refresh_metadata([tp.topic], allow_auto_topic_creation=create)
         except (DisconnectedError, TimedOut) as unreachable:
@@ -385,12 +402,12 @@ class ClusterConnection:
         is_unknown = isinstance(error, UnknownTopicOrPartition)
         if unknown_topic_patience_ms is None:
             return min(UNKNOWN_TOPIC_PATIENCE_MS, limit_ms) if is_unknown else limit_ms
-        # A producer's max.block.ms also bounds its wait for a broker that cannot be reached. See
+        # A producer's max.block.ms also limits its wait for a broker that cannot be reached. See
         # test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms.
         return unknown_topic_patience_ms if is_unknown else max(limit_ms, unknown_topic_patience_ms)
 
     def _pause_ms_or_raise(self, error: OncelogError, attempt: int, deadline_ms: float) -> float:
-        """Return how long to wait for the next try; raise the error when it is final or the time is over."""
+        """Return the pause before the next attempt. Raise the error if it is final or the time is over."""
         is_final = isinstance(error, BrokerError) and not error.retriable
         pause_ms = self.retry_pause_ms(attempt)
         if is_final or self.now_ms() + pause_ms > deadline_ms:
@@ -398,7 +415,7 @@ class ClusterConnection:
         return pause_ms
 
     def why_no_leader(self, tp: TopicPartition) -> OncelogError | None:
-        """Return why the leader is unknown, or None if it is not."""
+        """Return the reason for which the leader is unknown; None if it is known."""
         if self.metadata.leader_of(tp) is not None:
             return None
         servers = ", ".join(self._settings["bootstrap.servers"])
@@ -419,12 +436,16 @@ class ClusterConnection:
         return LeaderNotAvailable(f"partition {tp} has no leader that {servers} knows of")
 
     def retry_pause_ms(self, attempt: int) -> float:
-        """retry.backoff.ms, doubled per attempt (from 0) up to retry.backoff.max.ms, give or take 20 %."""
+        """Return retry.backoff.ms, doubled per attempt (from 0) up to retry.backoff.max.ms, plus or minus 20
+        %."""
         base, top = self._settings["retry.backoff.ms"], self._settings["retry.backoff.max.ms"]
         return float(min(base * 2 ** min(attempt, 20), max(top, base))) * self._runtime.rng.uniform(0.8, 1.2)
 
     async def retrying(self, attempt_once: Callable[[], Awaitable[T]], timeout_ms: float | None = None) -> T:
-        """Repeat until it succeeds, while the error is retriable and time (request.timeout.ms) is left."""
+        """Repeat `attempt_once` until it succeeds. Raise its error if that is final or the time is over.
+
+        `timeout_ms` None: request.timeout.ms.
+        """
         limit_ms = self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms
         deadline_ms = self.now_ms() + limit_ms
         attempt = 0

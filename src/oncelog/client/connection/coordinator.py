@@ -1,4 +1,4 @@
-"""Which broker coordinates a group or a transactional id."""
+"""Finds the broker that coordinates a group or a transactional id (FindCoordinator, KIP-699)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ GROUP, TRANSACTION = 0, 1
 async def find_coordinator(
     cluster: ClusterConnection, kind: int, name: str, timeout_ms: float | None = None
 ) -> int:
-    """Node id of the coordinator. Raises CoordinatorNotAvailable and the like, which pass by themselves.
+    """Return the node id of the coordinator. `kind` is GROUP or TRANSACTION.
 
-    `timeout_ms`: for each broker that is asked; None: request.timeout.ms.
+    `timeout_ms` limits the request to each broker; None: request.timeout.ms. Raises CoordinatorNotAvailable
+    and other retriable errors, and GroupAuthorizationFailed or TransactionalIdAuthorizationFailed.
     """
     request = FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
-    answer = await cluster.request(None, request, timeout_ms=timeout_ms)
-    found = answer.coordinators[0] if answer.coordinators else answer
-    raise_for_code(found.error_code, found.error_message or "")
-    # The answer is newer than the metadata, which are refreshed by age only: a broker may have come back at
-    # another address. See test_a_coordinator_that_came_back_elsewhere_is_asked_there.
-    cluster.metadata.set_address(found.node_id, found.host, found.port)
-    return int(found.node_id)
+    response = await cluster.request(None, request, timeout_ms=timeout_ms)
+    # Versions below 4 have fields instead of a list.
+    # Versions below 4 have fields instead of a list.
+    coordinator = response.coordinators[0] if response.coordinators else response
+    raise_for_code(coordinator.error_code, coordinator.error_message or "")
+    # This address is newer than the metadata's, which are refreshed by age only: the broker may have
+    # restarted at another address. See test_a_coordinator_that_came_back_elsewhere_is_asked_there.
+    cluster.metadata.set_address(coordinator.node_id, coordinator.host, coordinator.port)
+    return int(coordinator.node_id)

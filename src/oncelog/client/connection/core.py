@@ -1,11 +1,12 @@
-"""One connection to a broker without its socket: versions, correlation ids, the order of answers.
+"""One connection to a broker, without its socket: version negotiation, SASL, and matching responses to
+requests.
 
-Law: a broker answers in request order, so the answer that arrives belongs to the oldest
-request in flight; any other correlation id is a PeerError and the connection cannot go on.
-Whoever owns the socket writes what `hello` and `send` return and feeds what arrives to
-`receive`, or puts it into `room`; after a failure it asks `abandon` for the requests whose
-outcome is unknown. With credentials the connection is ready only when the broker knows who this is;
-`log_in_again` says so once more in time.
+A broker responds in the order of the requests, so a response belongs to the oldest request in flight. If its
+correlation id is another one, the connection cannot be used any more (PeerError).
+
+The owner of the socket writes what `negotiate` and `send` return, and gives received bytes to `receive`, or
+puts them into `room` and calls `filled`. After a failure it calls `abandon` for the requests whose outcome is
+unknown. With credentials, the connection is ready once the broker has authenticated the client.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from oncelog.wire.messages import (
 from oncelog.wire.primitives import Buffer
 
 MAX_FRAME_BYTES = 2**30
-"""Largest response taken. Text of another protocol (HTTP, SSH, ...) read as a size is above it."""
+"""Largest response accepted. Text of another protocol (HTTP, SSH), read as a size, is above it."""
 
 _FIRST_API_VERSIONS_VERSION = 3
-"""Every broker since Kafka 2.4 knows it; older ones answer UNSUPPORTED_VERSION with their range."""
+"""Version of the first ApiVersions request. Brokers before Kafka 2.4 answer it with UNSUPPORTED_VERSION."""
 
 _UNSUPPORTED_VERSION = 35
 _SESSION_SHARE = 0.85
-"""Of a session's lifetime, after which the client says again who it is."""
+"""Part of a session's lifetime after which the client authenticates again. Java's client: 0.85 to 0.95."""
 _API_VERSIONS_KEY = 18
 CLIENT_SOFTWARE_NAME, CLIENT_SOFTWARE_VERSION = "oncelog", "0.6.0"
 
 
 class Completed(NamedTuple):
-    """An answer, the token its request was sent with, and how long it took."""
+    """A response, the token of its request, and the time between them."""
 
     token: Any
     response: Any
@@ -50,6 +51,7 @@ class Completed(NamedTuple):
 class _InFlight(NamedTuple):
     correlation_id: int
     token: Any
+    """Given to `send`; None for a request of negotiation or authentication."""
     api_name: str
     response_class: Any
     version: int
@@ -58,9 +60,10 @@ class _InFlight(NamedTuple):
 
 
 class ConnectionCore:
-    """Version negotiation and the queue of unanswered requests of one connection.
+    """Version negotiation, authentication and the requests in flight of one connection.
 
-    `peer` ("host:port") only appears in error texts. Times are milliseconds of any one clock.
+    `peer` ("host:port") is used in error texts only. All times are milliseconds of one clock of the caller's
+    choice.
     """
 
     def __init__(
@@ -72,72 +75,80 @@ class ConnectionCore:
         credentials: Credentials | None = None,
     ) -> None:
         self.peer = peer
+        self.features: dict[str, int] = {}
+        """The cluster's feature levels, as the broker reported them when the connection was opened."""
+        self.reauthentication_due_ms: float | None = None
+        """Time by which to call `reauthenticate`; None if the session does not expire."""
         self._client_id = client_id
         self._reader = FrameReader(max_frame_bytes)
         self._next_correlation_id = 0
         self._in_flight: deque[_InFlight] = deque()
+        """Oldest first."""
         self._undelivered: list[Any] = []
-        """Tokens of answers that were read together with one that ended the connection."""
-        self._served: dict[int, tuple[int, int]] | None = None
-        self.features: dict[str, int] = {}
-        """The levels of the cluster's features, as the broker told them when the connection was made."""
-        self._hello_version: int | None = None
+        """Tokens of responses that were read together with one that ended the connection."""
+        self._broker_versions: dict[int, tuple[int, int]] | None = None
+        """API key to the broker's lowest and highest version; None before negotiation."""
+        self._api_versions_version: int | None = None
+        """Version of the latest ApiVersions request."""
         self._credentials = credentials
         self._exchange: Exchange | None = None
-        self.login_due_ms: float | None = None
-        """When to `log_in_again` at the latest; None: never."""
+        """The SASL exchange in progress."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests may be sent: the broker's versions are known, and it knows who this is."""
-        return self._served is not None and self._exchange is None
+        """True if requests may be sent: negotiation and authentication are done."""
+        return self._broker_versions is not None and self._exchange is None
 
     @property
     def in_flight_count(self) -> int:
         return len(self._in_flight)
 
     def next_deadline_ms(self) -> float | None:
-        """When the first unanswered request times out; None with nothing in flight."""
+        """Return the earliest deadline of a request in flight; None without one."""
         return min((request.deadline_ms for request in self._in_flight), default=None)
 
     def expired(self, now_ms: float) -> list[Any]:
-        """Tokens of requests past their time. Their connection must be closed: order is lost otherwise."""
+        """Return the tokens of requests past their deadline. The caller must then close the connection."""
         return [request.token for request in self._in_flight if request.deadline_ms <= now_ms]
 
     def describe(self, token: Any) -> str:
-        """The API name of an unanswered request, for error texts."""
-        return next((r.api_name for r in self._in_flight if r.token is token), "request")
+        """Return the API name of a request in flight, for error texts."""
+        return next((request.api_name for request in self._in_flight if request.token is token), "request")
 
     def abandon(self) -> list[Any]:
-        """Forget all requests in flight and give their tokens; their outcome is unknown."""
+        """Drop all requests in flight and return their tokens. Their outcome is unknown."""
         in_flight = [request.token for request in self._in_flight if request.token is not None]
         tokens, self._undelivered = self._undelivered + in_flight, []
         self._in_flight.clear()
         return tokens
 
-    def hello(self, now_ms: float, timeout_ms: float) -> bytes:
-        """The first bytes on a connection: ApiVersions, in a version we expect to be known."""
-        self._hello_version = _FIRST_API_VERSIONS_VERSION
-        return self._encode_hello(now_ms, timeout_ms)
+    def negotiate(self, now_ms: float, timeout_ms: float) -> bytes:
+        """Return the first bytes to write on a connection: an ApiVersions request (KIP-35, KIP-511)."""
+        self._api_versions_version = _FIRST_API_VERSIONS_VERSION
+        return self._encode_api_versions(now_ms, timeout_ms)
 
-    def _encode_hello(self, now_ms: float, timeout_ms: float) -> bytes:
-        assert self._hello_version is not None
+    def _encode_api_versions(self, now_ms: float, timeout_ms: float) -> bytes:
+        assert self._api_versions_version is not None
         message = ApiVersionsRequest(
             client_software_name=CLIENT_SOFTWARE_NAME, client_software_version=CLIENT_SOFTWARE_VERSION
         )
-        pieces = self._encode(message, self._hello_version, now_ms, timeout_ms, token=None, answered=True)
+        version = self._api_versions_version
+        pieces = self._encode(message, version, now_ms, timeout_ms, token=None, expects_response=True)
         return b"".join(pieces)
 
     def version_for(self, api: Any, min_version: int | None = None, max_version: int | None = None) -> int:
-        """The highest version of `api` both sides know, in the limits. Raises UnsupportedVersion."""
-        low, high = (self._served or {}).get(api.key, (0, -1))
-        first = max(api.first_version, min_version or 0)
-        last = api.last_version if max_version is None else min(api.last_version, max_version)
-        version = min(high, last)
-        if version < max(low, first):
-            served = f"in versions {low}-{high}" if high >= 0 else "not at all"
+        """Return the highest version of `api` that both sides know, within the limits.
+
+        Raises UnsupportedVersion.
+        """
+        broker_min, broker_max = (self._broker_versions or {}).get(api.key, (0, -1))
+        lowest = max(api.first_version, min_version or 0)
+        highest = api.last_version if max_version is None else min(api.last_version, max_version)
+        version = min(broker_max, highest)
+        if version < max(broker_min, lowest):
+            served = f"in versions {broker_min}-{broker_max}" if broker_max >= 0 else "not at all"
             raise UnsupportedVersion(
-                f"{self.peer} serves {api.name} {served}; this needs one of {first}-{last}"
+                f"{self.peer} serves {api.name} {served}; this needs one of {lowest}-{highest}"
             )
         return int(version)
 
@@ -150,59 +161,75 @@ class ConnectionCore:
         timeout_ms: float,
         min_version: int | None = None,
         max_version: int | None = None,
-        answered: bool = True,
+        expects_response: bool = True,
     ) -> list[Buffer]:
-        """Pieces to write now; `answered=False` (Produce with acks=0) leaves nothing in flight.
+        """Return the pieces to write. A request that expects no response (acks=0) is not in flight.
 
-        Large records are pieces of their own, uncopied: they must stay as they are until written.
+        Large records are pieces of their own and not copied: keep them unchanged until they are written.
+        Raises UnsupportedVersion, and ValueError, TypeError or OverflowError for a message that cannot be
+        encoded.
         """
         version = self.version_for(message.api, min_version, max_version)
-        return self._encode(message, version, now_ms, timeout_ms, token=token, answered=answered)
+        return self._encode(
+            message, version, now_ms, timeout_ms, token=token, expects_response=expects_response
+        )
 
     def _encode(
-        self, message: Any, version: int, now_ms: float, timeout_ms: float, *, token: Any, answered: bool
+        self,
+        message: Any,
+        version: int,
+        now_ms: float,
+        timeout_ms: float,
+        *,
+        token: Any,
+        expects_response: bool,
     ) -> list[Buffer]:
         correlation_id = self._next_correlation_id
-        data = encode_large_request(message, version, correlation_id, self._client_id)
+        pieces = encode_large_request(message, version, correlation_id, self._client_id)
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
-        if answered:
+        if expects_response:
             api = message.api
             self._in_flight.append(
                 _InFlight(correlation_id, token, api.name, api.response, version, now_ms, now_ms + timeout_ms)
             )
-        return data
+        return pieces
 
     def receive(self, data: bytes | bytearray | memoryview, now_ms: float) -> tuple[list[Completed], bytes]:
-        """Take bytes from the socket: the answers they complete, and bytes to write (negotiation only).
+        """Process received bytes. Return the responses that they complete, and bytes to write.
 
-        Raises PeerError when they break the protocol, BrokerError when negotiation is refused, and
-        AuthenticationError when the broker does not believe who this is, or this not the broker.
+        There are bytes to write during negotiation and authentication only. Raises PeerError if the broker
+        breaks the protocol, BrokerError if it refuses negotiation, and AuthenticationError if one side does
+        not accept the other's credentials.
         """
-        return self._take(self._frames(data), now_ms)
+        return self._process(self._frames(data), now_ms)
 
     def room(self, least_bytes: int) -> memoryview | None:
-        """Where the rest of a large answer belongs: `FrameReader.room`. Whoever fills it calls `filled`."""
+        """Return the buffer for the rest of a large response:
+
+        `FrameReader.room`. Call `filled` after a read.
+        """
         return self._reader.room(least_bytes)
 
     def filled(self, size_bytes: int, now_ms: float) -> tuple[list[Completed], bytes]:
-        """`receive` of bytes that were put into the room."""
+        """Process bytes that were read into `room`, as `receive` does."""
         frame = self._reader.filled(size_bytes)
-        return self._take([] if frame is None else [frame], now_ms)
+        return self._process([] if frame is None else [frame], now_ms)
 
-    def _take(self, frames: list[memoryview], now_ms: float) -> tuple[list[Completed], bytes]:
+    def _process(self, frames: list[memoryview], now_ms: float) -> tuple[list[Completed], bytes]:
         completed: list[Completed] = []
         to_write = b""
         try:
             for frame in frames:
-                if self._served is None:
-                    to_write += self._take_versions(frame, now_ms)
+                if self._broker_versions is None:
+                    to_write += self._process_versions(frame, now_ms)
                 elif self._exchange is not None and self._in_flight and self._in_flight[0].token is None:
-                    to_write += self._take_login(self._exchange, frame, now_ms)
+                    to_write += self._process_sasl(self._exchange, frame, now_ms)
                 else:
-                    completed.append(self._take_answer(frame, now_ms))
+                    completed.append(self._process_response(frame, now_ms))
         except Exception:
-            # Else nobody would complete them. See test_answers_before_one_that_cannot_be_read_are_abandoned.
-            self._undelivered += [answer.token for answer in completed]
+            # `abandon` returns them. The caller gets no result of this call, so it would never complete them.
+            # See test_answers_before_one_that_cannot_be_read_are_abandoned.
+            self._undelivered += [response.token for response in completed]
             raise
         return completed, to_write
 
@@ -210,13 +237,14 @@ class ConnectionCore:
         try:
             return self._reader.feed(data)
         except PeerError as error:
-            doubt = "" if self.is_ready else "; is it a Kafka broker, and security.protocol what it speaks?"
-            raise PeerError(f"{self.peer} sent what is not the Kafka protocol: {error}{doubt}") from error
+            hint = "" if self.is_ready else "; is it a Kafka broker, and security.protocol what it speaks?"
+            raise PeerError(f"{self.peer} sent what is not the Kafka protocol: {error}{hint}") from error
 
     def _oldest(self, frame: memoryview) -> _InFlight:
+        """Return the oldest request in flight. Raises PeerError if the frame is not a response to it."""
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
         if not self._in_flight:
-            raise PeerError(f"{self.peer} answered (correlation id {correlation_id}) what nobody asked")
+            raise PeerError(f"{self.peer} sent a response (correlation id {correlation_id}) to no request")
         request = self._in_flight[0]
         if len(frame) < 4 or correlation_id != request.correlation_id:
             raise PeerError(
@@ -225,7 +253,7 @@ class ConnectionCore:
             )
         return request
 
-    def _take_answer(self, frame: memoryview, now_ms: float) -> Completed:
+    def _process_response(self, frame: memoryview, now_ms: float) -> Completed:
         request = self._oldest(frame)
         try:
             _, response = decode_response(request.response_class, request.version, frame)
@@ -234,43 +262,53 @@ class ConnectionCore:
         self._in_flight.popleft()
         return Completed(request.token, response, now_ms - request.sent_ms)
 
-    def _take_versions(self, frame: memoryview, now_ms: float) -> bytes:
-        """Note what the broker serves; a broker that refuses our version is asked again in its own."""
+    def _process_versions(self, frame: memoryview, now_ms: float) -> bytes:
+        """Store the broker's versions.
+
+        If it refuses our version of ApiVersions, repeat the request in its own.
+        """
         request = self._oldest(frame)
-        refused = int.from_bytes(frame[4:6], "big", signed=True) == _UNSUPPORTED_VERSION
-        version = 0 if refused else request.version
+        is_refused = int.from_bytes(frame[4:6], "big", signed=True) == _UNSUPPORTED_VERSION
+        version = 0 if is_refused else request.version
         _, response = decode_response(ApiVersionsResponse, version, frame)
         self._in_flight.popleft()
-        served = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
-        if refused and self._hello_version:
-            offered = served.get(_API_VERSIONS_KEY, (0, 0))[1]
-            self._hello_version = min(offered, self._hello_version - 1)
-            return self._encode_hello(now_ms, request.deadline_ms - request.sent_ms)
+        broker_versions = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
+        if is_refused and self._api_versions_version:
+            broker_max = broker_versions.get(_API_VERSIONS_KEY, (0, 0))[1]
+            self._api_versions_version = min(broker_max, self._api_versions_version - 1)
+            return self._encode_api_versions(now_ms, request.deadline_ms - request.sent_ms)
         raise_for_code(response.error_code, f"{self.peer} refused ApiVersions")
-        self._served = served
+        self._broker_versions = broker_versions
         self.features = {row.name: row.max_version_level for row in response.finalized_features}
-        return self._log_in(now_ms, request.deadline_ms - now_ms) if self._credentials else b""
+        return self._authenticate(now_ms, request.deadline_ms - now_ms) if self._credentials else b""
 
-    def log_in_again(self, now_ms: float, timeout_ms: float) -> bytes:
-        """Bytes to write on a connection whose session is about to end (KIP-368); then it is not ready for
-        a moment. Raises AuthenticationError when there is nothing to log in with.
+    def reauthenticate(self, now_ms: float, timeout_ms: float) -> bytes:
+        """Return the bytes that begin re-authentication (KIP-368).
+
+        The connection is not ready until it is done.
+
+        Raises AuthenticationError if there is no token.
         """
-        return self._log_in(now_ms, timeout_ms)
+        return self._authenticate(now_ms, timeout_ms)
 
-    def _log_in(self, now_ms: float, timeout_ms: float) -> bytes:
+    def _authenticate(self, now_ms: float, timeout_ms: float) -> bytes:
         assert self._credentials is not None
         self._exchange = begin(self._credentials)
-        self.login_due_ms = None
-        return self._ask(SaslHandshakeRequest(mechanism=self._credentials.mechanism), now_ms, timeout_ms)
+        self.reauthentication_due_ms = None
+        request = SaslHandshakeRequest(mechanism=self._credentials.mechanism)
+        return self._send_sasl(request, now_ms, timeout_ms)
 
-    def _ask(self, message: Any, now_ms: float, timeout_ms: float) -> bytes:
-        low = 1 if isinstance(message, SaslHandshakeRequest) else None
-        return b"".join(self.send(message, now_ms, token=None, timeout_ms=timeout_ms, min_version=low))
+    def _send_sasl(self, message: Any, now_ms: float, timeout_ms: float) -> bytes:
+        # Version 1 of SaslHandshake announces SaslAuthenticate requests instead of raw SASL bytes (KIP-152).
+        min_version = 1 if isinstance(message, SaslHandshakeRequest) else None
+        return b"".join(
+            self.send(message, now_ms, token=None, timeout_ms=timeout_ms, min_version=min_version)
+        )
 
-    def _take_login(self, exchange: Exchange, frame: memoryview, now_ms: float) -> bytes:
-        """One answer of the login: what to say next."""
+    def _process_sasl(self, exchange: Exchange, frame: memoryview, now_ms: float) -> bytes:
+        """Process one response of the authentication. Return the next bytes to write."""
         left_ms = self._in_flight[0].deadline_ms - now_ms if self._in_flight else 0.0
-        response = self._take_answer(frame, now_ms).response
+        response = self._process_response(frame, now_ms).response
         mechanism = self._credentials.mechanism if self._credentials else ""
         if isinstance(response, SaslHandshakeResponse):
             if response.error_code:
@@ -278,15 +316,15 @@ class ConnectionCore:
                 raise AuthenticationError(
                     f"{self.peer} does not take sasl.mechanism={mechanism}; it takes {offered}"
                 )
-            return self._ask(SaslAuthenticateRequest(auth_bytes=exchange.first()), now_ms, left_ms)
+            return self._send_sasl(SaslAuthenticateRequest(auth_bytes=exchange.first()), now_ms, left_ms)
         assert isinstance(response, SaslAuthenticateResponse)
         if response.error_code:
-            why = error_for_code(response.error_code, response.error_message or "")
-            raise AuthenticationError(f"{self.peer} refused sasl.mechanism={mechanism}: {why}")
+            error = error_for_code(response.error_code, response.error_message or "")
+            raise AuthenticationError(f"{self.peer} refused sasl.mechanism={mechanism}: {error}")
         reply = exchange.reply(response.auth_bytes)
         if reply is not None:
-            return self._ask(SaslAuthenticateRequest(auth_bytes=reply), now_ms, left_ms)
+            return self._send_sasl(SaslAuthenticateRequest(auth_bytes=reply), now_ms, left_ms)
         self._exchange = None
         if response.session_lifetime_ms > 0:
-            self.login_due_ms = now_ms + response.session_lifetime_ms * _SESSION_SHARE
+            self.reauthentication_due_ms = now_ms + response.session_lifetime_ms * _SESSION_SHARE
         return b""

@@ -1,7 +1,7 @@
-"""What the cluster looks like, as told by Metadata answers: brokers, topics, leaders.
+"""The client's copy of the cluster's metadata: brokers, topics, partition leaders.
 
-A partition's leader epoch only grows while its topic keeps its id, so an answer from a broker
-that is behind cannot bring an old leader back. Source: Kafka's Metadata.updateLatestMetadata.
+While a topic keeps its id, the leader epoch of a partition only grows. Therefore a response from a broker
+that is behind does not bring an old leader back. Source: Kafka's Metadata.updateLatestMetadata.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Topic:
 
 
 class ClusterMetadata:
-    """The newest known state of the cluster. `updated_ms` is None before the first answer."""
+    """The latest known state of the cluster. `updated_ms` is None before the first response."""
 
     def __init__(self) -> None:
         self.brokers: dict[int, BrokerAddress] = {}
@@ -34,12 +34,13 @@ class ClusterMetadata:
         self.version = 0
         self._topics: dict[str, _Topic] = {}
         self._errors: dict[str, BrokerError] = {}
-        # Since when each answer about a topic has said that it does not exist.
         self._unknown_since_ms: dict[str, float] = {}
+        """Time of the first of the consecutive responses by which a topic does not exist."""
         self._stale: set[TopicPartition] = set()
+        """Partitions whose leader was refused or unreachable."""
 
     def update(self, response: Any, now_ms: float = 0.0) -> None:
-        """Take a MetadataResponse; topics it does not name stay as they were."""
+        """Apply a MetadataResponse. Topics that it does not contain keep their state."""
         if response.brokers:
             self.brokers = {
                 row.node_id: BrokerAddress(row.node_id, row.host, row.port, row.rack)
@@ -53,9 +54,9 @@ class ClusterMetadata:
         self.version += 1
 
     def set_address(self, node_id: int, host: str, port: int) -> None:
-        """Take a broker's address from another answer than Metadata."""
-        known = self.brokers.get(node_id)
-        self.brokers[node_id] = BrokerAddress(node_id, host, port, known.rack if known else None)
+        """Set a broker's address from a response other than Metadata."""
+        existing = self.brokers.get(node_id)
+        self.brokers[node_id] = BrokerAddress(node_id, host, port, existing.rack if existing else None)
 
     def _update_topic(self, row: Any, now_ms: float) -> None:
         if row.error_code:
@@ -69,76 +70,83 @@ class ClusterMetadata:
         self._errors.pop(row.name, None)
         self._unknown_since_ms.pop(row.name, None)
         topic_id = None if row.topic_id in (None, _NO_TOPIC_ID) else bytes(row.topic_id)
-        known = self._topics.get(row.name)
-        same = known is not None and known.topic_id == topic_id
+        existing = self._topics.get(row.name)
+        is_same = existing is not None and existing.topic_id == topic_id
         partitions = {}
-        for part in row.partitions:
-            before = known.partitions.get(part.partition_index) if known and same else None
-            partitions[part.partition_index] = self._newer(before, row.name, part)
+        for partition in row.partitions:
+            index = partition.partition_index
+            before = existing.partitions.get(index) if existing and is_same else None
+            partitions[index] = self._newer(before, row.name, partition)
         self._topics[row.name] = _Topic(topic_id, bool(row.is_internal), partitions)
 
-    def _newer(self, before: PartitionInfo | None, topic: str, part: Any) -> PartitionInfo:
-        # Also for an older epoch, as in Java: a cluster that was restored from a copy goes back for good, and
-        # the leader would stay unknown. See test_a_stale_leader_is_asked_again_after_an_older_epoch.
-        self._stale.discard(TopicPartition(topic, part.partition_index))
-        leader_epoch = part.leader_epoch if part.leader_epoch >= 0 else None
+    def _newer(self, before: PartitionInfo | None, topic: str, row: Any) -> PartitionInfo:
+        """Return the state of a partition with the higher leader epoch: the existing one or the
+        response's."""
+        # Even if the epoch is older, as in Java's client: the epochs of a cluster that was restored from a
+        # backup stay lower, and the leader would stay unknown. See
+        # test_a_stale_leader_is_asked_again_after_an_older_epoch.
+        self._stale.discard(TopicPartition(topic, row.partition_index))
+        leader_epoch = row.leader_epoch if row.leader_epoch >= 0 else None
         if before and leader_epoch is not None and (before.leader_epoch or -1) > leader_epoch:
             return before
         return PartitionInfo(
             topic=topic,
-            partition=part.partition_index,
-            leader=part.leader_id if part.leader_id >= 0 else None,
+            partition=row.partition_index,
+            leader=row.leader_id if row.leader_id >= 0 else None,
             leader_epoch=leader_epoch,
-            replicas=tuple(part.replica_nodes),
-            in_sync_replicas=tuple(part.isr_nodes),
+            replicas=tuple(row.replica_nodes),
+            in_sync_replicas=tuple(row.isr_nodes),
         )
 
     def topics(self) -> list[str]:
-        """Names of the topics known, sorted."""
+        """Return the names of the known topics, sorted."""
         return sorted(self._topics)
 
     def partitions(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """The topic's partitions in order; empty when the topic is not known."""
-        known = self._topics.get(topic)
-        return tuple(known.partitions[index] for index in sorted(known.partitions)) if known else ()
+        """Return the topic's partitions in order; nothing if the topic is unknown."""
+        existing = self._topics.get(topic)
+        return tuple(existing.partitions[index] for index in sorted(existing.partitions)) if existing else ()
 
     def partition_count(self, topic: str) -> int | None:
-        """None when the topic is not known."""
-        known = self._topics.get(topic)
-        return len(known.partitions) if known else None
+        """Return the number of partitions; None if the topic is unknown."""
+        existing = self._topics.get(topic)
+        return len(existing.partitions) if existing else None
 
     def leader_of(self, tp: TopicPartition) -> int | None:
-        """Node id of the leader; None when not known, not elected, or said to be wrong (`mark_stale`)."""
-        known = self._topics.get(tp.topic)
-        part = known.partitions.get(tp.partition) if known else None
-        return None if part is None or tp in self._stale or part.leader not in self.brokers else part.leader
+        """Return the leader's node id; None if it is unknown, not elected, or stale (`mark_stale`)."""
+        existing = self._topics.get(tp.topic)
+        info = existing.partitions.get(tp.partition) if existing else None
+        return None if info is None or tp in self._stale or info.leader not in self.brokers else info.leader
 
     def topic_id(self, topic: str) -> bytes | None:
-        """16 bytes; None for an unknown topic or a broker without topic ids."""
-        known = self._topics.get(topic)
-        return known.topic_id if known else None
+        """Return the topic's id (16 bytes); None if the topic is unknown or the broker has no topic ids."""
+        existing = self._topics.get(topic)
+        return existing.topic_id if existing else None
 
     def topic_error(self, topic: str) -> BrokerError | None:
-        """Why the newest answer about the topic was an error; None when it was not."""
+        """Return the error of the latest response about the topic; None if it had none."""
         return self._errors.get(topic)
 
     def mark_stale(self, partitions: Iterable[TopicPartition]) -> None:
-        """The leader known for these was refused or unreachable: `leader_of` is None until an update."""
+        """Make `leader_of` None until the next update: the leader was refused or unreachable."""
         self._stale.update(tp for tp in partitions if tp.topic in self._topics)
 
     def unknown_since_ms(self, topic: str) -> float | None:
-        """Return when an answer first said that the topic does not exist; None if the newest one did not."""
+        """Return the time of the first of the consecutive responses by which the topic does not exist.
+
+        None if the latest response contained the topic.
+        """
         return self._unknown_since_ms.get(topic)
 
     def forget(self, topics: Collection[str]) -> None:
-        """Drop what is known of topics (deleted, or created again under the same name)."""
+        """Drop the state of topics, such as deleted ones."""
         for topic in topics:
             self._drop(topic)
             self._errors.pop(topic, None)
             self._unknown_since_ms.pop(topic, None)
 
     def retain(self, topics: Collection[str]) -> None:
-        """Drop what is known of all topics but these."""
+        """Drop the state of all topics except these."""
         kept = frozenset(topics)
         self.forget([topic for topic in (*self._topics, *self._errors) if topic not in kept])
 

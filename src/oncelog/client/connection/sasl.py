@@ -1,4 +1,4 @@
-"""The client's side of SASL: the first message, and the reply to each of the broker's.
+"""The client side of SASL: the first message, and the reply to each message of the broker.
 
 Source: RFC 4616 (PLAIN), RFC 5802 (SCRAM), RFC 7628 (OAUTHBEARER).
 """
@@ -21,7 +21,7 @@ _KEYS = "sasl.username and sasl.password (or sasl.jaas.config)"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What to say who one is with; `token` gives a fresh token each time."""
+    """A user name and password, or a token. `token()` returns the present token, which may change."""
 
     mechanism: str
     username: str
@@ -30,20 +30,23 @@ class Credentials:
 
 
 class Exchange(Protocol):
-    """One authentication."""
+    """One authentication exchange."""
 
     def first(self) -> bytes: ...
 
     def reply(self, challenge: bytes) -> bytes | None:
-        """The next message; None: the broker has proven itself, nothing is to be said any more.
+        """Return the next message; None if the exchange is complete and the broker is authenticated.
 
-        Raises AuthenticationError when it has not.
+        Raises AuthenticationError if the broker is not.
         """
         ...
 
 
 def credentials(settings: Mapping[str, Any], token: Callable[[], str]) -> Credentials:
-    """Raises ConfigError when settings `sasl.*` lack something or contradict each other."""
+    """Return the credentials of the `sasl.*` settings.
+
+    Raises ConfigError if they are incomplete or contradictory.
+    """
     mechanism = settings["sasl.mechanism"]
     if mechanism is None:
         raise ConfigError(
@@ -61,7 +64,7 @@ def credentials(settings: Mapping[str, Any], token: Callable[[], str]) -> Creden
     if jaas is not None:
         if username is not None or password is not None:
             raise ConfigError(
-                "sasl.jaas.config and sasl.username/sasl.password say the same; keep one of them"
+                "sasl.jaas.config and sasl.username/sasl.password set the same; keep one of them"
             )
         username, secret = parse_jaas(jaas.value)
     else:
@@ -72,15 +75,18 @@ def credentials(settings: Mapping[str, Any], token: Callable[[], str]) -> Creden
 
 
 def parse_jaas(text: str) -> tuple[str | None, str | None]:
-    """User and password of a login module of Java's clients. Raises ConfigError, without the text."""
-    found = _JAAS.fullmatch(text)
-    if found is None or not found["module"].endswith(("PlainLoginModule", "ScramLoginModule")):
+    """Return user name and password of a JAAS login module, as Java's clients have it.
+
+    Raises ConfigError. Its text never contains the password.
+    """
+    match = _JAAS.fullmatch(text)
+    if match is None or not match["module"].endswith(("PlainLoginModule", "ScramLoginModule")):
         raise ConfigError(
             "sasl.jaas.config: expected ...PlainLoginModule or ...ScramLoginModule required "
             'username="..." password="..."; (with the semicolon)'
         )
     options: dict[str, str] = {}
-    position, rest = 0, found["rest"]
+    position, rest = 0, match["rest"]
     while position < len(rest.rstrip()):
         option = _JAAS_OPTION.match(rest, position)
         if option is None:
@@ -91,17 +97,17 @@ def parse_jaas(text: str) -> tuple[str | None, str | None]:
     return options.get("username"), options.get("password")
 
 
-def begin(who: Credentials) -> Exchange:
-    """A new exchange. Raises AuthenticationError when there is no token."""
-    if who.mechanism == "PLAIN":
-        return _Once(f"\0{who.username}\0{who.password}".encode())
-    if who.mechanism == "OAUTHBEARER":
-        return _Once(f"n,,\x01auth=Bearer {who.token()}\x01\x01".encode())
-    return _Scram(who)
+def begin(login: Credentials) -> Exchange:
+    """Return a new exchange. Raises AuthenticationError if there is no token."""
+    if login.mechanism == "PLAIN":
+        return _SingleMessage(f"\0{login.username}\0{login.password}".encode())
+    if login.mechanism == "OAUTHBEARER":
+        return _SingleMessage(f"n,,\x01auth=Bearer {login.token()}\x01\x01".encode())
+    return _Scram(login)
 
 
-class _Once:
-    """One message says it all."""
+class _SingleMessage:
+    """An exchange in which the client sends one message."""
 
     def __init__(self, message: bytes) -> None:
         self._message = message
@@ -110,19 +116,21 @@ class _Once:
         return self._message
 
     def reply(self, challenge: bytes) -> bytes | None:
-        # A broker that refuses a token may say why first (RFC 7628) and waits for this before it gives up.
+        # A broker that refuses a token may send the reason first, and waits for this reply (RFC 7628, 3.2.3).
         return b"\x01" if challenge else None
 
 
 class _Scram:
-    def __init__(self, who: Credentials) -> None:
+    """A SCRAM exchange, computed by the package scramp."""
+
+    def __init__(self, login: Credentials) -> None:
         from scramp import ScramClient, ScramException
 
         try:
-            self._client = ScramClient([who.mechanism], who.username, who.password)
+            self._client = ScramClient([login.mechanism], login.username, login.password)
         except ScramException as error:
-            raise AuthenticationError(f"no user or password for {who.mechanism}: {error}") from None
-        self._is_proven = False
+            raise AuthenticationError(f"no user or password for {login.mechanism}: {error}") from None
+        self._has_replied = False
 
     def first(self) -> bytes:
         return str(self._client.get_client_first()).encode()
@@ -131,11 +139,13 @@ class _Scram:
         from scramp import ScramException
 
         try:
-            if not self._is_proven:
-                self._is_proven = True
+            if not self._has_replied:
+                self._has_replied = True
                 self._client.set_server_first(bytes(challenge).decode())
                 return str(self._client.get_client_final()).encode()
             self._client.set_server_final(bytes(challenge).decode())
         except (ScramException, UnicodeDecodeError) as error:
-            raise AuthenticationError(f"the broker does not know the password either: {error}") from error
+            raise AuthenticationError(
+                f"the broker does not prove that it has the password: {error}"
+            ) from error
         return None

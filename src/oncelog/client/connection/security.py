@@ -1,4 +1,4 @@
-"""What a client connects with: its TLS context and how it says who it is."""
+"""The security settings of a client: its TLS context and its SASL credentials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOKEN_URL = "sasl.oauthbearer.token.endpoint.url"
 
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
-    """None: without."""
+    """The TLS context and the SASL credentials of a client; None if it uses none."""
 
     context: ssl.SSLContext | None = None
     credentials: Credentials | None = None
@@ -26,7 +26,10 @@ PLAINTEXT = ClientSecurity()
 
 
 def client_security(settings: Settings) -> ClientSecurity:
-    """Raises ConfigError for settings that lack something or cannot be used."""
+    """Return what the `ssl.*` and `sasl.*` settings ask for.
+
+    Raises ConfigError if they are incomplete or invalid.
+    """
     if settings["security.protocol"] == "PLAINTEXT":
         useless = [key for key in settings.user_set() if key.startswith(("ssl.", "sasl."))]
         if useless:
@@ -35,19 +38,19 @@ def client_security(settings: Settings) -> ClientSecurity:
                 "SASL_PLAINTEXT"
             )
         return PLAINTEXT
-    who = credentials(settings, lambda: _token(settings[_TOKEN_URL])) if uses_sasl(settings) else None
-    if who is not None and who.mechanism != "OAUTHBEARER":  # a client only hands its token on
-        check_mechanisms([who.mechanism])
-    return ClientSecurity(client_context(settings), who)
+    login = credentials(settings, lambda: _token(settings[_TOKEN_URL])) if uses_sasl(settings) else None
+    if login is not None and login.mechanism != "OAUTHBEARER":  # a client only sends its token, unread
+        check_mechanisms([login.mechanism])
+    return ClientSecurity(client_context(settings), login)
 
 
 def tls_failed(peer: str, error: ssl.SSLError) -> AuthenticationError:
-    """The error, with what is to be looked at."""
-    why = getattr(error, "verify_message", "") or error.reason or str(error)
+    """Return the error for a failed TLS handshake, with the settings to check."""
+    reason = getattr(error, "verify_message", "") or error.reason or str(error)
     return AuthenticationError(
-        f"TLS with {peer} failed: {why}; check that it speaks TLS (security.protocol), whom you trust "
-        "(ssl.truststore.location or ssl.ca.location), that its certificate names the host in "
-        "bootstrap.servers, and whether it asks for a certificate of yours (ssl.keystore.location)"
+        f"TLS with {peer} failed: {reason}; check that it uses TLS (security.protocol), that you trust its "
+        "certificate authority (ssl.truststore.location or ssl.ca.location), that its certificate names the "
+        "host in bootstrap.servers, and whether it requires a client certificate (ssl.keystore.location)"
     )
 
 

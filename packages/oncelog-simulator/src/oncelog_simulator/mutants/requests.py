@@ -16,7 +16,7 @@ from oncelog.broker.handlers import list_groups, list_transactions, offset_commi
 from oncelog.broker.stepwise import StepQueue
 from oncelog.client import arguments
 from oncelog.client.connection import cluster
-from oncelog.client.connection.broker_protocol import LinkProtocol
+from oncelog.client.connection.broker_protocol import BrokerProtocol
 from oncelog.client.connection.security import tls_failed
 from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.group.consumer_member import ConsumerMember
@@ -213,7 +213,7 @@ def _text_of_any_tls_error(self: Any, exc: Any) -> Any:
     return tls_failed(self.core.peer, exc) if isinstance(exc, ssl.SSLError) else _LOST_TEXT(self, exc)
 
 
-_TAKE, _LOST_TEXT = StepQueue.take, LinkProtocol._lost_text
+_TAKE, _LOST_TEXT = StepQueue.take, BrokerProtocol._lost_error
 _DROP_DELETED, _TOPIC_CODE = offset_commit.CommitRows._drop_deleted, offset_commit.CommitRows._topic_code
 _FETCH_GROUP = offset_fetch._group
 _DELETE_TOPICS = Offsets.delete_topics
@@ -381,7 +381,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         "a TLS connection that breaks carried nothing out",
         "asyncio",
         (),
-        ((LinkProtocol, "_lost_text", _text_of_any_tls_error),),
+        ((BrokerProtocol, "_lost_error", _text_of_any_tls_error),),
         findings=("R445",),
         guards=("security/test_security_tls.py::test_a_damaged_tls_record_leaves_the_outcome_unknown",),
     ),

@@ -1,0 +1,169 @@
+"""Opens the TCP connection of a BrokerConnection: name resolution, TLS, version negotiation and SASL.
+
+A host name may have several addresses. They are tried in turn, as in Java's client, within
+socket.connection.setup.timeout.ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from ipaddress import ip_address
+from typing import Any
+
+from oncelog.client.connection.broker_protocol import BrokerProtocol, ProtocolEvents
+from oncelog.client.connection.core import ConnectionCore
+from oncelog.client.connection.security import ClientSecurity, tls_failed
+from oncelog.errors import AuthenticationError, DisconnectedError, NotConnectedError, OncelogError
+from oncelog.runtime.system import Runtime
+from oncelog.settings import Settings
+
+_CLOSED_BY_PEER = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+"""Errors of asyncio and uvloop for a connection that was established and then closed by the peer."""
+
+
+def address_text(sockaddr: Any) -> str:
+    """Return the IP address of a socket address.
+
+    A link-local IPv6 address includes its interface (scope id).
+    """
+    scope_id = sockaddr[3] if len(sockaddr) > 3 else 0
+    return f"{sockaddr[0]}%{scope_id}" if scope_id else str(sockaddr[0])
+
+
+class ReconnectBackoff:
+    """The pause before the next attempt to connect: reconnect.backoff.ms, doubled with each failure.
+
+    It ends at reconnect.backoff.max.ms and varies by 20 %.
+    """
+
+    def __init__(self, settings: Settings, runtime: Runtime) -> None:
+        self._settings, self._runtime = settings, runtime
+        self.failure_count = 0
+        self.retry_at_ms = 0.0
+        """Monotonic time of the next attempt."""
+        self.last_error = "not tried yet"
+
+    def note_failure(self, error: BaseException, now_ms: float) -> None:
+        """Record that an attempt failed, or that the connection was lost."""
+        base, top = self._settings["reconnect.backoff.ms"], self._settings["reconnect.backoff.max.ms"]
+        pause_ms = min(base * 2 ** min(self.failure_count, 20), max(top, base))
+        self.failure_count += 1
+        self.retry_at_ms = now_ms + pause_ms * self._runtime.rng.uniform(0.8, 1.2)
+        self.last_error = str(error)
+
+    def note_success(self) -> None:
+        self.failure_count = 0
+
+
+class Connector:
+    """Opens connections to one HOST:PORT."""
+
+    def __init__(self, host: str, port: int, settings: Settings, security: ClientSecurity) -> None:
+        self._host, self._port, self._peer = host, port, f"{host}:{port}"
+        self._settings, self._security = settings, security
+        self._loop = asyncio.get_running_loop()
+
+    async def connect(self, events: ProtocolEvents) -> BrokerProtocol:
+        """Return a connection whose broker told its versions and, with SASL, authenticated this client.
+
+        It reports to `events`. Both must happen within socket.connection.setup.timeout.ms. An address that
+        accepts the connection and does not answer extends this limit by the time it took, as in Java's
+        client. Raises DisconnectedError, AuthenticationError, OSError, and ValueError for a host or port that
+        is invalid.
+        """
+        setup_ms = self._settings["socket.connection.setup.timeout.ms"]
+        until_s = self._loop.time() + setup_ms / 1000
+        try:
+            async with asyncio.timeout_at(until_s):
+                *others, last = await self._addresses()
+            share_s = setup_ms / 1000 / (len(others) + 1)
+            for address in others:
+                # An address that drops packets, closes connections or is silent must not use up the time of
+                # the next one. See
+                # test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried.
+                connected_s = None
+                try:
+                    protocol = await self._open(events, address, min(self._loop.time() + share_s, until_s))
+                    connected_s = self._loop.time()
+                    return await self._negotiate(events, protocol, connected_s + setup_ms / 1000)
+                except OSError as error:
+                    # Another address of the same broker would refuse the same certificate or password.
+                    if isinstance(error, (ssl.SSLError, AuthenticationError)):
+                        raise
+                if connected_s is not None:
+                    until_s += self._loop.time() - connected_s
+            return await self._negotiate(events, await self._open(events, last, until_s), until_s)
+        except TimeoutError:
+            raise DisconnectedError(
+                f"{self._peer} did not finish connecting within socket.connection.setup.timeout.ms="
+                f"{setup_ms}; check the address, that a Kafka broker listens there, and that "
+                f"security.protocol={self._settings['security.protocol']} is what it speaks"
+            ) from None
+
+    async def _addresses(self) -> list[str]:
+        """Return the IP addresses of the host, in the order in which to try them."""
+        try:
+            ip_address(self._host)
+        except ValueError:
+            infos = await self._loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            return list(dict.fromkeys(address_text(sockaddr) for *_, sockaddr in infos)) or [self._host]
+        return [self._host]
+
+    async def _open(self, events: ProtocolEvents, address: str, until_s: float) -> BrokerProtocol:
+        """Open a TCP connection to one address, with TLS if it is configured."""
+        core = ConnectionCore(self._settings["client.id"], self._peer, credentials=self._security.credentials)
+        protocol = BrokerProtocol(events, core)
+        context = self._security.context
+        server_name = self._host if context is not None else None
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._loop.create_connection(
+                    lambda: protocol, address, self._port, ssl=context, server_hostname=server_name
+                )
+        except BaseException:
+            protocol.fail(DisconnectedError("abandoned"))
+            raise
+        return protocol
+
+    async def _negotiate(
+        self, events: ProtocolEvents, protocol: BrokerProtocol, until_s: float
+    ) -> BrokerProtocol:
+        """Request the broker's versions, and authenticate if SASL is configured."""
+        try:
+            assert protocol.transport is not None
+            setup_ms = self._settings["socket.connection.setup.timeout.ms"]
+            protocol.transport.write(protocol.core.negotiate(events.now_ms(), setup_ms))
+            async with asyncio.timeout_at(until_s):
+                await asyncio.shield(protocol.ready)
+            if protocol.failure:
+                raise protocol.failure
+        except BaseException:
+            protocol.fail(DisconnectedError("abandoned"))
+            raise
+        return protocol
+
+    def explain(self, error: Exception) -> OncelogError:
+        """Return the error for requests that were never sent because `connect` raised `error`."""
+        if isinstance(error, NotConnectedError):
+            return error
+        if isinstance(error, ssl.SSLError):
+            return tls_failed(self._peer, error)
+        if isinstance(error, DisconnectedError):
+            return NotConnectedError(str(error))
+        if isinstance(error, OncelogError):
+            return error
+        if self._security.context is not None and isinstance(error, _CLOSED_BY_PEER):
+            return NotConnectedError(
+                f"{self._peer} closed the connection during the TLS handshake; check that it uses TLS: "
+                f"security.protocol={self._settings['security.protocol']} needs a listener of that protocol, "
+                "and a PLAINTEXT listener closes the connection in this way"
+            )
+        number = error.errno if isinstance(error, OSError) else None
+        reason = os.strerror(number) if number and number > 0 else str(error)
+        reason = reason or type(error).__name__
+        return NotConnectedError(
+            f"cannot connect to {self._peer}: {reason}; check that the broker runs and bootstrap.servers"
+        )
