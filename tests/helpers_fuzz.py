@@ -15,7 +15,7 @@ from helpers_log import NOW_MS, batch, marker, open_partition, put, put_marker, 
 
 from oncelog.broker.dispatch import end_round, handle, tick
 from oncelog.broker.handlers.produce_direct import answer as answer_produce
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import OFFERED, BrokerState
 from oncelog.client.consumer.fetch_messages import fetched_partitions, place_batches
@@ -89,8 +89,8 @@ def ask(node: BrokerState, frame: memoryview, now_ms: int) -> None:
             if _asks_for_much(message):
                 return
             answer = handle(node, Request(1, header, message, "/127.0.0.1"), now_ms)
-            if isinstance(answer, Deferred):
-                answer.listen(lambda late: _encoded(late, header.api_version))
+            if isinstance(answer, PendingResponse):
+                answer.add_done_callback(lambda late: _encoded(late, header.api_version))
             else:
                 _encoded(answer, header.api_version)
     except OncelogError:

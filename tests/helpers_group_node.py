@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from oncelog.broker.dispatch import handle, next_wakeup_ms, tick
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
@@ -58,8 +58,8 @@ class GroupNode:
         header = RequestHeader(message.api.key, version, 1, client_id, 0)
         answer = handle(self.node, Request(1, header, message, "/127.0.0.1"), self.now_ms)
         answers: list[Any] = []
-        if isinstance(answer, Deferred):
-            answer.listen(answers.append)
+        if isinstance(answer, PendingResponse):
+            answer.add_done_callback(answers.append)
         else:
             answers.append(answer)
         return answers

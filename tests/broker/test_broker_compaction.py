@@ -76,9 +76,9 @@ def test_one_round_compacts_what_was_just_closed() -> None:
         partition.append(memoryview(build_batch([record])), origin=Origin.CLIENT, now_ms=now_ms)
     assert partition.cleaned_to == partition.recovery_point == 0
     tick(node, now_ms + BROKER.parse({})["log.cleaner.backoff.ms"])
-    for flushed in node.flushes.take():
+    for flushed in node.flush_queue.take_due():
         flushed.flush()
-        node.flushes.finished(flushed, None)
+        node.flush_queue.complete(flushed, None)
     assert partition.cleaned_to > 0
 
 

@@ -227,7 +227,7 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
         frame_bytes = len(encode_request(request, 3, 1, "raw"))
         background = node.log_manager.background
         wait_until(lambda: len(background) == MAX_LARGE)
-        wait_until(lambda: node.requests_held.total_bytes >= waiting_count * frame_bytes)
+        wait_until(lambda: node.request_memory.total_bytes >= waiting_count * frame_bytes)
         assert is_served(broker)
         assert len(background) == MAX_LARGE
         assert {c.reader.incomplete_since_ms for c in broker._running.server.connections} == {None}
@@ -237,7 +237,7 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
             _, response = client.receive(OffsetForLeaderEpochResponse, 3)
             assert len(response.topics[0].partitions) == len(rows)
             assert client.read_frame() is not None
-        wait_until(lambda: not node.requests_held.total_bytes)
+        wait_until(lambda: not node.request_memory.total_bytes)
 
 
 def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(

@@ -10,7 +10,7 @@ import pytest
 from helpers_fuzz import NOW_MS, open_node
 
 from oncelog.broker.dispatch import handle
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.log.partition import Partition
@@ -113,7 +113,7 @@ def join_and_sync(node: BrokerState, who: Identity) -> None:
         protocols=[protocol],
     )
     answers: list[Any] = []
-    ask(node, request, 3).listen(answers.append)
+    ask(node, request, 3).add_done_callback(answers.append)
     node.groups.tick(NOW_MS + 3_000)
     (joined,) = answers
     share = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"share")
@@ -121,7 +121,7 @@ def join_and_sync(node: BrokerState, who: Identity) -> None:
         group_id="j", generation_id=joined.generation_id, member_id=joined.member_id, assignments=[share]
     )
     synced: list[Any] = []
-    ask(node, sync, 3).listen(synced.append)
+    ask(node, sync, 3).add_done_callback(synced.append)
     assert synced[0].error_code == 0
 
 
@@ -193,10 +193,10 @@ def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
 
 
 def flush(node: BrokerState) -> None:
-    while node.flushes.is_any_waiting:
-        for partition in node.flushes.take():
+    while node.flush_queue.has_waiters:
+        for partition in node.flush_queue.take_due():
             partition.flush()
-            node.flushes.finished(partition, None)
+            node.flush_queue.complete(partition, None)
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["power loss", "full disk"])
@@ -214,7 +214,7 @@ def test_a_static_member_gets_its_new_id_once_that_is_stored(is_full: bool) -> N
         protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")],
     )
     first: list[Any] = []
-    ask(node, joining, 5).listen(first.append)
+    ask(node, joining, 5).add_done_callback(first.append)
     node.groups.tick(NOW_MS + 3_000)
     (joined,) = first
     share = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"share")
@@ -226,13 +226,13 @@ def test_a_static_member_gets_its_new_id_once_that_is_stored(is_full: bool) -> N
         assignments=[share],
     )
     synced: list[Any] = []
-    ask(node, sync, 3).listen(synced.append)
+    ask(node, sync, 3).add_done_callback(synced.append)
     flush(node)
     assert [answer.error_code for answer in synced] == [0]
     if is_full:
         disk.capacity_bytes = disk.used_bytes()
     again: list[Any] = []
-    ask(node, joining, 5).listen(again.append)
+    ask(node, joining, 5).add_done_callback(again.append)
     if is_full:
         assert [answer.error_code for answer in again] == [16]
         return
@@ -266,7 +266,7 @@ def test_a_group_that_is_deleted_while_an_earlier_state_waits_for_its_sync_stays
             protocols=[protocol],
         )
         answers: list[Any] = []
-        ask(node, request, 3).listen(answers.append)
+        ask(node, request, 3).add_done_callback(answers.append)
         node.groups.tick(NOW_MS + 3_000)
         assert ask(node, LeaveGroupRequest(group_id="j", member_id=answers[0].member_id), 1).error_code == 0
 
@@ -274,7 +274,7 @@ def test_a_group_that_is_deleted_while_an_earlier_state_waits_for_its_sync_stays
     disk.capacity_bytes = disk.used_bytes()
     join_and_leave()  # not stored: to be tried again
     disk.capacity_bytes = None
-    assert isinstance(ask(node, DeleteGroupsRequest(groups_names=["j"]), 2), Deferred)
+    assert isinstance(ask(node, DeleteGroupsRequest(groups_names=["j"]), 2), PendingResponse)
     flush(node)
     node.log_manager.release()
     assert not open_node(disk).groups.has("j")

@@ -208,9 +208,9 @@ class CoordinatorState(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        for partition in self.node.flushes.take():
+        for partition in self.node.flush_queue.take_due():
             partition.flush()
-            self.node.flushes.finished(partition, None)
+            self.node.flush_queue.complete(partition, None)
 
     @invariant()
     def a_restart_changes_nothing(self) -> None:
@@ -268,9 +268,9 @@ def offsets_of(node: BrokerState) -> dict[str, list[int]]:
 
 
 def flush(node: BrokerState) -> None:
-    for partition in node.flushes.take():
+    for partition in node.flush_queue.take_due():
         partition.flush()
-        node.flushes.finished(partition, None)
+        node.flush_queue.complete(partition, None)
 
 
 def delete_and_flush(node: BrokerState) -> None:
@@ -379,11 +379,11 @@ def test_two_deletions_of_a_name_are_forgotten_once_the_tombstones_of_both_are_o
     node.groups.offsets.commit("another", {AT: offset(1)}, 0)
     assert delete_topic(node) == 0
     newest = node.groups.topic.partition_of("another")
-    waiting = node.flushes.take()
+    waiting = node.flush_queue.take_due()
     for partition in sorted(waiting, key=lambda each: each.topic_partition.partition != newest):
         assert "offsets_to_delete" in (directory / FILE_NAME).read_text()
         partition.flush()
-        node.flushes.finished(partition, None)
+        node.flush_queue.complete(partition, None)
     assert len(waiting) > 1
     assert "offsets_to_delete" not in (directory / FILE_NAME).read_text()
 

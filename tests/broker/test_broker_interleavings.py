@@ -15,7 +15,7 @@ import pytest
 from oncelog_simulator.coordinator_state import after_resume, differences, live_state, replayed_state
 
 from oncelog.broker.dispatch import handle
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
@@ -109,25 +109,25 @@ class Client:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.node.log_manager.background) or self.node.flushes.is_any_waiting
+        return bool(self.node.log_manager.background) or self.node.flush_queue.has_waiters
 
     def step(self) -> bool:
         """Do a step, or all syncs that are waited for; return False if there is nothing to do."""
-        background, flushes = self.node.log_manager.background, self.node.flushes
+        background, flush_queue = self.node.log_manager.background, self.node.flush_queue
         if background:
             job = background.step()
             if job is not None:
                 job()
             return True
-        for partition in (taken := flushes.take()):
+        for partition in (taken := flush_queue.take_due()):
             try:
                 if self.is_failing():
                     raise OSError("the disk failed")
                 partition.flush()
             except (OSError, KafkaStorageError) as error:
-                flushes.finished(partition, error)
+                flush_queue.complete(partition, error)
             else:
-                flushes.finished(partition, None)
+                flush_queue.complete(partition, None)
         return bool(taken)
 
     def finish(self) -> None:
@@ -298,8 +298,8 @@ class Asked:
     def __init__(self, client: Client, action: Action) -> None:
         self._answers: list[Any] = []
         answer = action(client)
-        if isinstance(answer, Deferred):
-            answer.listen(self._answers.append)
+        if isinstance(answer, PendingResponse):
+            answer.add_done_callback(self._answers.append)
         else:
             self._answers.append(answer)
 

@@ -74,7 +74,7 @@ class Producer:
             dialect,
             NOW_MS,
             transactions=node.transactions,
-            flushes=node.flushes,
+            flush_queue=node.flush_queue,
             settings=node.settings,
         )
 

@@ -14,7 +14,7 @@ from helpers_wait import wait_until
 
 from oncelog.broker import dispatch
 from oncelog.broker.handlers import produce
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.errors import InvalidRecord, InvalidTxnState, TransactionAbortable, UnknownTopicId
@@ -60,17 +60,17 @@ def driven(settings: dict[str, str]) -> BrokerState:
     return node
 
 
-def handle(node: BrokerState, message: ProduceRequest, version: int) -> Deferred:
+def handle(node: BrokerState, message: ProduceRequest, version: int) -> PendingResponse:
     header = RequestHeader(message.api.key, version, 1, "c", 0)
     answer = dispatch.handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     return answer
 
 
-def finish(node: BrokerState, deferred: Deferred) -> tuple[int, list[int]]:
+def finish(node: BrokerState, deferred: PendingResponse) -> tuple[int, list[int]]:
     """Do the other steps; return how many there were, and the partitions' error codes."""
     answers: list[Any] = []
-    deferred.listen(answers.append)
+    deferred.add_done_callback(answers.append)
     steps = 0
     while not answers:
         if job := node.log_manager.background.step():
@@ -90,7 +90,7 @@ def ends(node: BrokerState) -> list[int]:
 def test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps(settings: dict[str, str]) -> None:
     node = driven(settings)
     deferred = handle(node, request(*((i, records()) for i in range(MANY))), 9)
-    assert deferred.holds_later_requests and not deferred.outlives_client
+    assert deferred.blocks_pipeline and not deferred.outlives_client
     assert ends(node) == [COUNT] * 2 + [0] * 8
     assert finish(node, deferred) == (MANY // 2, [0] * MANY)
     assert ends(node) == [COUNT] * MANY
@@ -203,9 +203,9 @@ def test_requests_of_several_steps_without_an_answer_are_carried_out_after_the_e
         with RawClient(broker.bootstrap_servers) as other:
             other.socket.sendall(frame * 3)
             wait_until(lambda: metrics.records_stored == 2 * COUNT)
-            kept = node.requests_held.total_bytes
+            kept = node.request_memory.total_bytes
         wait_until(lambda: any(connection.is_gone for connection in connections))
         assert kept >= (MANY - 2) * len(records())
         gate.set()
         wait_until(lambda: metrics.records_stored == 3 * MANY * COUNT)
-        wait_until(lambda: node.connection_count == 1 and not node.requests_held.total_bytes)
+        wait_until(lambda: node.connection_count == 1 and not node.request_memory.total_bytes)

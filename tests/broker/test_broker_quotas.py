@@ -333,7 +333,7 @@ class WorkClock:
 
             return slow
 
-        monkeypatch.setattr(Quotas, "worked", worked)
+        monkeypatch.setattr(Quotas, "charge_request_time", worked)
         monkeypatch.setattr(m.ListGroupsRequest, "decode", taking(1, decode))
         monkeypatch.setattr(request_handler, "handle", taking(10, handle))
         monkeypatch.setattr(request_handler, "encode_response", taking(100, encode))

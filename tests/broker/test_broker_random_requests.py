@@ -28,7 +28,7 @@ from oncelog_simulator.limits import draw_limits
 
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.broker.dispatch import end_round, handle, tick
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
@@ -200,16 +200,16 @@ class Run:
     def step(self) -> bool:
         """Do a step of a background task, or a sync that is waited for; return False if there is nothing to
         do."""
-        background, flushes = self.node.log_manager.background, self.node.flushes
-        self.syncing += flushes.take() if flushes.is_any_waiting else []
+        background, flush_queue = self.node.log_manager.background, self.node.flush_queue
+        self.syncing += flush_queue.take_due() if flush_queue.has_waiters else []
         if self.syncing and (not background or self.rng.random() < 0.3):
             partition = self.syncing.pop(self.rng.randrange(len(self.syncing)))
             try:
                 partition.flush()
             except (OSError, KafkaStorageError) as error:
-                flushes.finished(partition, error)
+                flush_queue.complete(partition, error)
             else:
-                flushes.finished(partition, None)
+                flush_queue.complete(partition, None)
         elif self.jobs and (not background.is_ready or self.rng.random() < 0.3):
             job = self.jobs.pop(self.rng.randrange(len(self.jobs)))
             with suppress(Exception):  # the next step of its task gets the error
@@ -230,8 +230,8 @@ class Run:
     ) -> None:
         header = RequestHeader(message.api.key, version, 1, "c", 0)
         answer = handle(self.node, Request(1, header, message, "/127.0.0.1"), self.now_ms)
-        if isinstance(answer, Deferred):
-            answer.listen(on_answer)
+        if isinstance(answer, PendingResponse):
+            answer.add_done_callback(on_answer)
         else:
             on_answer(answer)
         end_round(self.node)

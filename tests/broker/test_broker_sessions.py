@@ -8,7 +8,7 @@ import pytest
 from helpers_broker import fetch_request
 
 from oncelog.broker.fetch_sessions import FetchSessions
-from oncelog.broker.purgatory import Deferred, FetchWait, FetchWaits
+from oncelog.broker.purgatory import DelayedFetch, FetchPurgatory, PendingResponse
 from oncelog.errors import FetchSessionIdNotFound
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.types import TopicPartition
@@ -73,14 +73,14 @@ def test_an_idle_fetch_session_is_forgotten() -> None:
 
 
 def test_a_fetch_whose_connection_is_gone_leaves_nothing_behind() -> None:
-    waits, partitions = FetchWaits(), [TopicPartition("t", index) for index in range(100)]
-    stays = Deferred(holds_later_requests=True)
-    waits.add(FetchWait(stays, partitions[:1], 1, 1 << 40, lambda is_due: "answer"))
+    waits, partitions = FetchPurgatory(), [TopicPartition("t", index) for index in range(100)]
+    stays = PendingResponse(blocks_pipeline=True)
+    waits.watch(DelayedFetch(stays, partitions[:1], 1, 1 << 40, lambda is_due: "answer"))
     for _ in range(1000):
-        deferred = Deferred(holds_later_requests=True)
-        waits.add(FetchWait(deferred, partitions, 1, 1 << 40, lambda is_due: "answer"))
+        deferred = PendingResponse(blocks_pipeline=True)
+        waits.watch(DelayedFetch(deferred, partitions, 1, 1 << 40, lambda is_due: "answer"))
         deferred.cancel()
     assert (len(waits), len(waits._deadlines)) == (1, 1)
-    assert [waits.is_awaited(partition) for partition in partitions] == [True] + [False] * 99
-    waits.appended(partitions[0], 1)
+    assert [waits.is_watched(partition) for partition in partitions] == [True] + [False] * 99
+    waits.check_and_complete(partitions[0], 1)
     assert stays.is_done and waits.next_deadline_ms is None

@@ -15,11 +15,11 @@ from oncelog.broker.coordinators.markers import MARKER_COST, Marker
 from oncelog.broker.coordinators.transactions import MAX_MARKERS_AT_ONCE
 from oncelog.broker.dispatch import end_round, tick
 from oncelog.broker.handlers.delete_acls import MAX_REPEATED
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.security.authorizer import Authorizer
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import FREE_STEPS, MAX_LARGE, StepQueue
+from oncelog.broker.stepwise import FREE_STEPS, MAX_LARGE, ResponseSlots
 from oncelog.broker.topics.file import FILE_NAME
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
@@ -86,10 +86,10 @@ def handle(node: BrokerState, message: Any) -> Any:
     return dispatch.handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
 
 
-def finish(node: BrokerState, deferred: Deferred) -> tuple[int, Any]:
+def finish(node: BrokerState, deferred: PendingResponse) -> tuple[int, Any]:
     """Do the steps of an answer; returns how many there were, and the answer."""
     answers: list[Any] = []
-    deferred.listen(answers.append)
+    deferred.add_done_callback(answers.append)
     steps = 0
     while not answers:
         job = node.log_manager.background.step()
@@ -170,7 +170,7 @@ def test_a_request_of_many_elements_lets_others_have_their_turn() -> None:
     for message in large_requests():
         node = with_topic(driven(MemoryDisk()))
         answer = handle(node, message)
-        assert isinstance(answer, Deferred), message.api.name
+        assert isinstance(answer, PendingResponse), message.api.name
         steps, response = finish(node, answer)
         assert steps >= MANY // STEP_ELEMENTS
         alone = with_topic(open_node(MemoryDisk()))
@@ -186,7 +186,7 @@ def test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn()
         node.groups.offsets.commit(name, {tp: committed}, NOW_MS)
         node.transactions.init(name, None, 1000, NOW_MS)
     answer = handle(node, ListGroupsRequest())
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     *others, being_deleted, deleted = sorted(NAMES)
     node.groups.offsets._drop(deleted, tp)
     with node.groups.topic.reserved(being_deleted):
@@ -195,7 +195,7 @@ def test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn()
     assert [group.group_id for group in response.groups] == others
     for message in (ListTransactionsRequest(), ListTransactionsRequest(transactional_id_pattern="name.*")):
         answer = handle(node, message)
-        assert isinstance(answer, Deferred)
+        assert isinstance(answer, PendingResponse)
         steps, response = finish(node, answer)
         assert steps >= MANY // STEP_ELEMENTS
         assert {state.transactional_id for state in response.transaction_states} == set(NAMES)
@@ -231,7 +231,7 @@ def test_named_topics_of_many_partitions_are_described_in_steps() -> None:
     node.log_manager.background.on_added = lambda: None
     topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
     answer = handle(node, MetadataRequest(topics=topics))
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     steps, _ = finish(node, answer)
     assert steps > len(names)
 
@@ -261,7 +261,7 @@ def create(name: str, partition_count: int) -> CreateTopicsRequest:
 def test_a_topic_of_many_partitions_is_made_in_steps_and_seen_whole() -> None:
     node, count = driven(MemoryDisk()), 5 * PARTITIONS_PER_STEP
     answer = handle(node, create("many", count))
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     node.log_manager.background.step()
     assert node.topics.get("many") is None
     assert handle(node, create("many", 1)).topics[0].error_code == 36
@@ -291,7 +291,7 @@ def create_many(count: int, *, validate_only: bool = False) -> CreateTopicsReque
 def test_many_new_topics_are_checked_in_steps(validate_only: bool) -> None:
     node, count = driven(MemoryDisk()), 5 * PARTITIONS_PER_STEP
     answer = handle(node, create_many(count, validate_only=validate_only))
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     other = handle(node, create("new-0", 2))  # is there before the file names the first one's topics
     assert other.topics[0].error_code == 0
     steps, response = finish(node, answer)
@@ -317,7 +317,7 @@ def test_settings_of_many_topics_are_described_in_steps() -> None:
         node.topics.create(f"t{number}", 1, {}, NOW_MS)
     resources = [asked(resource_type=2, resource_name=f"t{n}", configuration_keys=None) for n in range(count)]
     answer = handle(node, DescribeConfigsRequest(resources=resources))
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     steps, response = finish(node, answer)
     assert sum(len(result.configs) for result in response.results) // steps <= 2 * STEP_ELEMENTS
     assert [result.resource_name for result in response.results] == [f"t{n}" for n in range(count)]
@@ -343,7 +343,7 @@ TOPIC_ACLS = [
 def test_acls_are_looked_for_in_steps_and_deleted_at_once() -> None:
     node = node_with_acls(*TOPIC_ACLS)
     answer = handle(node, DeleteAclsRequest(filters=[ANY_ACL]))
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     added = Acl(ResourceType.GROUP, "g", PatternType.LITERAL, "User:a", "*", Operation.READ, Permission.ALLOW)
     assert node.authorizer is not None and len(node.authorizer.acls) == MANY
     node.authorizer.add([added])
@@ -399,7 +399,7 @@ def test_a_group_of_many_offsets_is_deleted_in_steps_in_which_nobody_may_use_it(
     node = with_topic(driven(MemoryDisk()))
     commit(node, "g", range(MANY_OFFSETS))
     answer = handle(node, DeleteGroupsRequest(groups_names=["g"]))
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     node.log_manager.background.step()
     assert 0 < len(node.groups.offsets.of("g")) < MANY_OFFSETS
     row = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=2)
@@ -423,7 +423,7 @@ def test_a_group_that_time_ends_while_it_is_deleted_in_steps_is_deleted() -> Non
     )
     handle(node, join)
     answer = handle(node, DeleteGroupsRequest(groups_names=["g"]))
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     node.log_manager.background.step()
     tick(node, NOW_MS + 6001)
     _, response = finish(node, answer)
@@ -458,11 +458,11 @@ def test_offsets_of_a_topic_that_is_deleted_between_the_steps_of_their_commit_ar
     request = OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=[topic])
     header = RequestHeader(request.api.key, 9, 1, "c", 0)
     answer: Any = dispatch.handle(node, Request(1, header, request, "/127.0.0.1"), NOW_MS)
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     node.topics.delete([node.topics.get("t")])  # type: ignore[list-item]
     node.topics.create("t", 1, {}, NOW_MS)
     answers: list[Any] = []
-    answer.listen(answers.append)
+    answer.add_done_callback(answers.append)
     node.log_manager.background.finish()
     (response,) = answers
     assert {row.error_code for row in response.topics[0].partitions} == {UnknownTopicOrPartition.code}
@@ -478,23 +478,23 @@ def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
     ]
     named = FetchRequest.FetchTopic(topic_id=topic.topic_id, partitions=rows)
     answer = handle(node, FetchRequest(topics=[named], max_bytes=1 << 20, min_bytes=1, max_wait_ms=60_000))
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     node.log_manager.background.finish()
-    assert len(node.fetch_waits) == 1
+    assert len(node.fetch_purgatory) == 1
     answer.cancel()
-    assert len(node.fetch_waits) == 0
+    assert len(node.fetch_purgatory) == 0
 
 
-def waiting_fetch(node: BrokerState) -> tuple[Topic, Deferred]:
+def waiting_fetch(node: BrokerState) -> tuple[Topic, PendingResponse]:
     """Return a topic of many partitions, and a fetch of committed records that waits for any of them."""
     topic = node.topics.create("t", MANY, {}, NOW_MS)
     rows = [FetchRequest.FetchPartition(partition=i, partition_max_bytes=1 << 20) for i in range(MANY)]
     named = FetchRequest.FetchTopic(topic_id=topic.topic_id, partitions=rows)
     request = FetchRequest(topics=[named], max_bytes=1 << 20, min_bytes=1, max_wait_ms=500, isolation_level=1)
     answer = handle(node, request)
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     node.log_manager.background.finish()
-    assert len(node.fetch_waits) == 1
+    assert len(node.fetch_purgatory) == 1
     return topic, answer
 
 
@@ -512,14 +512,14 @@ def append(node: BrokerState, topic: Topic, sequence: int) -> None:
 def test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps() -> None:
     node, responses = driven(MemoryDisk()), list[Any]()
     topic, answer = waiting_fetch(node)
-    answer.listen(responses.append)
+    answer.add_done_callback(responses.append)
     background = node.log_manager.background
     for sequence in range(3):
         append(node, topic, sequence)
         background.finish()
     append(node, topic, 3)
     assert not background  # nothing new is committed: nothing is read again
-    assert len(node.fetch_waits) == 1
+    assert len(node.fetch_purgatory) == 1
     node.markers.write(topic.partitions[0].topic_partition, Marker(5, 0, 0, True), NOW_MS)
     end_round(node)
     assert len(background) == 1 and not responses
@@ -530,19 +530,19 @@ def test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps() -> None:
     assert steps > MANY // STEP_ELEMENTS
     (response,) = responses
     assert response.responses[0].partitions[0].records
-    assert len(node.fetch_waits) == 0
+    assert len(node.fetch_purgatory) == 0
 
 
 def test_a_deadline_of_a_waiting_fetch_of_many_partitions_is_kept_in_steps() -> None:
     node, responses = driven(MemoryDisk()), list[Any]()
     topic, answer = waiting_fetch(node)
-    answer.listen(responses.append)
+    answer.add_done_callback(responses.append)
     append(node, topic, 0)  # the deadline comes while it is read again
     tick(node, NOW_MS + 501)
     assert len(node.log_manager.background) == 1 and not responses
     node.log_manager.background.finish()
     assert len(responses) == 1
-    assert len(node.fetch_waits) == 0
+    assert len(node.fetch_purgatory) == 0
 
 
 def test_a_waiting_fetch_that_is_read_again_goes_with_its_connection() -> None:
@@ -551,17 +551,17 @@ def test_a_waiting_fetch_that_is_read_again_goes_with_its_connection() -> None:
     append(node, topic, 0)
     answer.cancel()
     node.log_manager.background.finish()
-    assert len(node.fetch_waits) == 0
-    assert not node.fetch_waits.is_awaited(topic.partitions[0].topic_partition)
+    assert len(node.fetch_purgatory) == 0
+    assert not node.fetch_purgatory.is_watched(topic.partitions[0].topic_partition)
 
 
-def list_many_groups(node: BrokerState, count: int) -> list[Deferred]:
+def list_many_groups(node: BrokerState, count: int) -> list[PendingResponse]:
     """Ask `count` times for more groups than a small answer has."""
     tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", NOW_MS, -1, -1)
     for number in range((FREE_STEPS + 3) * STEP_ELEMENTS):
         node.groups.offsets.commit(f"g{number}", {tp: committed}, NOW_MS)
     answers = [handle(node, ListGroupsRequest()) for _ in range(count)]
-    assert all(isinstance(answer, Deferred) for answer in answers)
+    assert all(isinstance(answer, PendingResponse) for answer in answers)
     return answers
 
 
@@ -569,7 +569,7 @@ def test_large_answers_to_small_requests_are_made_a_few_at_a_time() -> None:
     node, responses = driven(MemoryDisk()), list[Any]()
     *answers, last = list_many_groups(node, MAX_LARGE + 3)
     for answer in answers:
-        answer.listen(responses.append)
+        answer.add_done_callback(responses.append)
     background = node.log_manager.background
     for _ in range((FREE_STEPS + 2) * (len(answers) + 1)):
         if len(background) > MAX_LARGE:
@@ -582,18 +582,18 @@ def test_large_answers_to_small_requests_are_made_a_few_at_a_time() -> None:
 
 
 def test_places_for_large_answers_are_given_in_the_order_in_which_they_are_asked_for() -> None:
-    queue, called = StepQueue(BackgroundQueue()), list[str]()
+    queue, called = ResponseSlots(BackgroundQueue()), list[str]()
     calls = [lambda name=name: called.append(name) for name in ("first", "second", "third")]
     for _ in range(MAX_LARGE):
-        assert queue.take(lambda: None)
-    assert not any(queue.take(call) for call in calls)
-    queue.give_back()
+        assert queue.try_acquire(lambda: None)
+    assert not any(queue.try_acquire(call) for call in calls)
+    queue.release()
     assert called == ["first"]
     newcomer = list[None]()
-    assert not queue.take(lambda: newcomer.append(None))  # the place is kept for the first one
-    assert queue.take(calls[0])
-    queue.forget(calls[1])
-    queue.give_back()
+    assert not queue.try_acquire(lambda: newcomer.append(None))  # the place is kept for the first one
+    assert queue.try_acquire(calls[0])
+    queue.remove_waiter(calls[1])
+    queue.release()
     assert called == ["first", "third"]
     queue.decline(calls[2])
     assert newcomer == [None]
@@ -612,11 +612,11 @@ def test_offsets_named_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one()
         for topic_id, rows in ((other.topic_id, [row] * MANY), (deleted.topic_id, [row]))
     ]
     answer = handle(node, OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=topics))
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     node.topics.delete([deleted])
     node.topics.create("t", 1, {}, NOW_MS)
     responses: list[Any] = []
-    answer.listen(responses.append)
+    answer.add_done_callback(responses.append)
     node.log_manager.background.finish()
     (response,) = responses
     assert [topic.partitions[0].error_code for topic in response.topics] == [0, UnknownTopicId.code]
@@ -634,11 +634,11 @@ def test_offsets_fetched_by_the_id_of_a_deleted_topic_are_not_those_of_a_new_one
     )
     group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="kept", topics=[asked])
     answer = handle(node, OffsetFetchRequest(groups=[group]))
-    assert isinstance(answer, Deferred)
+    assert isinstance(answer, PendingResponse)
     node.topics.delete([deleted])
     node.topics.create("t", 1, {}, NOW_MS)
     responses: list[Any] = []
-    answer.listen(responses.append)
+    answer.add_done_callback(responses.append)
     node.log_manager.background.finish()
     (response,) = responses
     (topic,) = response.groups[0].topics
@@ -655,17 +655,17 @@ def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: boo
         topic.partitions[0].append(memoryview(bytearray(stored)), origin=Origin.CLIENT, now_ms=NOW_MS)
     rows = [FetchRequest.FetchPartition(partition=i, partition_max_bytes=1 << 20) for i in range(MANY)]
     named = FetchRequest.FetchTopic(topic_id=topic.topic_id, partitions=rows)
-    node.answers_held.limit_bytes = limit_bytes = 100_000
+    node.response_memory.limit_bytes = limit_bytes = 100_000
     answers = [handle(node, FetchRequest(topics=[named], max_bytes=1 << 20)) for _ in range(20)]
     responses: list[Any] = []
     for answer in answers:
-        answer.cancel() if is_cancelled else answer.listen(responses.append)
+        answer.cancel() if is_cancelled else answer.add_done_callback(responses.append)
     node.log_manager.background.finish()
     records = [response.responses[0].partitions[0].records for response in responses]
     assert len(records) == (0 if is_cancelled else len(answers))
     # Each gets one batch at least.
     assert sum(map(len, records)) < limit_bytes + len(answers) * len(stored)
-    assert node.answers_held.unfinished_bytes == 0
+    assert node.response_memory.unfinished_bytes == 0
 
 
 def commit_large_transaction(node: BrokerState) -> list[TopicPartition]:
@@ -714,9 +714,9 @@ def test_the_markers_of_many_transactions_are_written_a_few_at_once() -> None:
     for name in ids:
         node.transactions.end(name, identities[name], True, 0, NOW_MS)
     end_round(node)
-    for partition in node.flushes.take():
+    for partition in node.flush_queue.take_due():
         partition.flush()
-        node.flushes.finished(partition, None)
+        node.flush_queue.complete(partition, None)
     assert sum(partition.log_end_offset for partition in topic.partitions) == MAX_MARKERS_AT_ONCE
     node.log_manager.background.finish()
     assert sum(partition.log_end_offset for partition in topic.partitions) == len(ids) * partition_count
@@ -790,7 +790,7 @@ def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
     header = RequestHeader(OffsetFetchRequest.api.key, 9, 1, "c", 0)
     message = OffsetFetchRequest(groups=[asked], require_stable=True)
     response = dispatch.handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
-    assert not isinstance(response, Deferred)
+    assert not isinstance(response, PendingResponse)
     ((topic,),) = (group.topics for group in response.groups)
     assert [row.error_code for row in topic.partitions] == [0, UnstableOffsetCommit.code]
     with pytest.raises(UnknownMemberId):

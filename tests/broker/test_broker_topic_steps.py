@@ -17,7 +17,7 @@ from helpers_faulty_disk import Fault, FaultyDisk
 from helpers_log import batch, read_all
 
 from oncelog.broker.dispatch import handle, tick
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.broker.topics.topics import Topic
@@ -146,8 +146,8 @@ class Answer:
 
     def __init__(self, answer: Any) -> None:
         self._answers: list[Any] = []
-        if isinstance(answer, Deferred):
-            answer.listen(self._answers.append)
+        if isinstance(answer, PendingResponse):
+            answer.add_done_callback(self._answers.append)
         else:
             self._answers.append(answer)
 

@@ -16,7 +16,7 @@ from oncelog.broker.coordinators import transactions as coordinator
 from oncelog.broker.coordinators.internal_topic import Written, must_wait, partition_for, when_durable
 from oncelog.broker.coordinators.markers import Marker, MarkerWriter
 from oncelog.broker.dispatch import handle
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
@@ -269,8 +269,8 @@ def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path)
     first, second = produce(node, who, b"value"), produce(node, who, b"value")  # on two connections
     answers = []
     for waiting in (first, second):
-        assert isinstance(waiting, Deferred)
-        waiting.listen(answers.append)
+        assert isinstance(waiting, PendingResponse)
+        waiting.add_done_callback(answers.append)
     assert place.log(PARTITIONS[0]) == []
     flush_all(node)
     assert place.log(PARTITIONS[0]) == ["value"]
@@ -293,11 +293,11 @@ def test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_dura
     node.transactions.add_partitions("x", who, PARTITIONS[:1], NOW_MS)
     answers: list[Any] = []
     waiting = produce(node, who, b"value", 11)
-    assert isinstance(waiting, Deferred)
-    waiting.listen(answers.append)
+    assert isinstance(waiting, PendingResponse)
+    waiting.add_done_callback(answers.append)
     assert place.log(PARTITIONS[0]) == []
-    for partition in node.flushes.take():
-        node.flushes.finished(partition, OSError("no"))
+    for partition in node.flush_queue.take_due():
+        node.flush_queue.complete(partition, OSError("no"))
     assert answers[0].responses[0].partition_responses[0].error_code == NotEnoughReplicas.code
     assert place.log(PARTITIONS[0]) == []
     produce(node, who, b"value", 11)
@@ -314,10 +314,10 @@ def test_a_failing_flush_of_the_coordinator_stores_nothing(tmp_path: Path) -> No
     flush_all(node)
     answers = []
     waiting = produce(node, Identity(entry.producer_id, entry.producer_epoch), b"value")
-    assert isinstance(waiting, Deferred)
-    waiting.listen(answers.append)
-    for partition in node.flushes.take():
-        node.flushes.finished(partition, OSError("no"))
+    assert isinstance(waiting, PendingResponse)
+    waiting.add_done_callback(answers.append)
+    for partition in node.flush_queue.take_due():
+        node.flush_queue.complete(partition, OSError("no"))
     assert answers[0].responses[0].partition_responses[0].error_code == NotEnoughReplicas.code
     assert place.log(PARTITIONS[0]) == []
     node.log_manager.release()
@@ -331,11 +331,11 @@ def test_a_decision_that_cannot_be_made_durable_is_followed_later(tmp_path: Path
     flush_all(node)
     done = node.transactions.end("x", who, True, 0, NOW_MS)
     failures: list[BrokerError | None] = []
-    when_durable(node.flushes, done.written, failures.append)
+    when_durable(node.flush_queue, done.written, failures.append)
 
     def fail_all() -> None:
-        for partition in node.flushes.take():
-            node.flushes.finished(partition, OSError("no descriptor"))
+        for partition in node.flush_queue.take_due():
+            node.flush_queue.complete(partition, OSError("no descriptor"))
 
     fail_all()
     assert isinstance(failures[0], NotCoordinator)
@@ -358,13 +358,13 @@ def test_only_a_marker_whose_fate_is_unknown_is_written_again(tmp_path: Path) ->
     flush_all(node)
     node.transactions.end("x", who, True, 0, NOW_MS)
     flush_all(node)  # the decision
-    markers = list(node.flushes.take())
+    markers = list(node.flush_queue.take_due())
     assert len(markers) == len(PARTITIONS) + 1
     for partition in markers:
         is_lost = partition.topic_partition == PARTITIONS[1]
         if not is_lost:
             partition.flush()
-        node.flushes.finished(partition, OSError("no descriptor") if is_lost else None)
+        node.flush_queue.complete(partition, OSError("no descriptor") if is_lost else None)
     assert place.state() is S.PREPARE_COMMIT
     node.transactions.retry_markers(NOW_MS)
     for _ in range(3):
@@ -392,7 +392,7 @@ def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp
     assert place.state() is S.COMPLETE_COMMIT
     again = place.node.transactions.end("x", who, True, 0, NOW_MS)
     answered: list[BrokerError | None] = []
-    when_durable(place.node.flushes, again.written, answered.append)
+    when_durable(place.node.flush_queue, again.written, answered.append)
     assert answered == [], "what is told again waits as well"
     flush_all(place.node)
     assert answered == [None]
@@ -417,9 +417,9 @@ def produce(node: BrokerState, who: Identity, value: bytes, version: int = 12) -
 
 def flush_all(node: BrokerState) -> None:
     """One round of what the edge does: sync what waits, then tell."""
-    for partition in node.flushes.take():
+    for partition in node.flush_queue.take_due():
         partition.flush()
-        node.flushes.finished(partition, None)
+        node.flush_queue.complete(partition, None)
 
 
 @pytest.mark.behaviour("T1")
@@ -534,15 +534,15 @@ def test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another() -> 
     place.ask(create("t"), 5)
 
     def flush() -> None:
-        for partition in node.flushes.take():
+        for partition in node.flush_queue.take_due():
             partition.flush()
-            node.flushes.finished(partition, None)
+            node.flush_queue.complete(partition, None)
 
     entries = [node.transactions.init(name, None, 60_000, now_ms).entry for name in ("x", "y")]
     x, y = (Identity(entry.producer_id, entry.producer_epoch) for entry in entries)
     added = node.transactions.add_partitions("x", x, [TopicPartition("t", 0)], now_ms)
     assert must_wait(added.written)
-    when_durable(node.flushes, added.written, lambda error: None)
+    when_durable(node.flush_queue, added.written, lambda error: None)
     flush()
     other = node.transactions.add_partitions("y", y, [TopicPartition("t", 1)], now_ms)
     assert must_wait(other.written)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS
 from oncelog.broker.coordinators.markers import Marker
 from oncelog.broker.dispatch import end_round, handle, tick
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
@@ -75,9 +75,9 @@ class _Place:
         return int(self.ask(request, 7).topics[0].partitions[0].offset)
 
     def flush(self) -> None:
-        for partition in self.node.flushes.take():
+        for partition in self.node.flush_queue.take_due():
             partition.flush()
-            self.node.flushes.finished(partition, None)
+            self.node.flush_queue.complete(partition, None)
         end_round(self.node)
 
     def lose_power(self) -> None:
@@ -112,7 +112,7 @@ def _values(response: Any) -> list[bytes | None]:
 def test_a_reader_sees_nothing_that_a_power_loss_could_take(isolation: int) -> None:
     place = _Place()
     answer = place.produce(b"A")
-    assert isinstance(answer, Deferred) and not answer.is_done
+    assert isinstance(answer, PendingResponse) and not answer.is_done
     assert (place.values(isolation), place.latest(isolation)) == ([], 0)
     place.flush()
     assert answer.is_done
@@ -135,10 +135,10 @@ def test_a_group_does_not_pass_over_an_acknowledged_record_after_a_power_loss() 
         ),
         8,
     )
-    for partition in place.node.flushes.take():  # the group's commit is synced, the record is not
+    for partition in place.node.flush_queue.take_due():  # the group's commit is synced, the record is not
         if partition.topic_partition.topic == CONSUMER_OFFSETS:
             partition.flush()
-            place.node.flushes.finished(partition, None)
+            place.node.flush_queue.complete(partition, None)
     place.lose_power()
     answer = place.produce(b"B")
     place.flush()
@@ -152,7 +152,7 @@ def test_a_long_poll_is_answered_by_the_sync_not_by_the_append(isolation: int) -
     place = _Place()
     waiting = place.fetch(isolation=isolation, max_wait_ms=60_000)
     answers: list[Any] = []
-    waiting.listen(answers.append)
+    waiting.add_done_callback(answers.append)
     place.produce(b"A")
     assert not answers
     place.flush()
@@ -185,7 +185,7 @@ def test_a_transaction_is_committed_for_readers_when_its_marker_is_synced() -> N
     place.flush()
     waiting = place.fetch(isolation=1, max_wait_ms=60_000)
     answers: list[Any] = []
-    waiting.listen(answers.append)
+    waiting.add_done_callback(answers.append)
     place.node.markers.write(TP, Marker(7, 0, 0, True), NOW_MS)
     end_round(place.node)
     # A power loss could still take the marker, and the transaction might then be aborted.
@@ -198,11 +198,11 @@ def test_a_transaction_is_committed_for_readers_when_its_marker_is_synced() -> N
 def test_what_an_append_during_a_sync_stored_is_shown_by_the_next_one() -> None:
     place = _Place()
     place.produce(b"A")
-    (partition,) = place.node.flushes.take()
+    (partition,) = place.node.flush_queue.take_due()
     partition.flush()
     place.produce(b"B", pid=None)
     waiting = place.fetch(1, max_wait_ms=60_000)
-    place.node.flushes.finished(partition, None)
+    place.node.flush_queue.complete(partition, None)
     end_round(place.node)
     assert place.values() == [b"A"] and not waiting.is_done
     place.flush()
@@ -220,10 +220,10 @@ def test_readers_see_up_to_the_last_sync_when_the_disk_fails(monkeypatch: pytest
         raise SyncFailed("the disk is gone")
 
     monkeypatch.setattr(type(segment), "sync", lambda self, **how: fail(**how))
-    for partition in place.node.flushes.take():
+    for partition in place.node.flush_queue.take_due():
         with pytest.raises(Exception, match="sync failed"):
             partition.flush()
-        place.node.flushes.finished(partition, SyncFailed("the disk is gone"))
+        place.node.flush_queue.complete(partition, SyncFailed("the disk is gone"))
     assert place.partition.is_offline
     assert (place.values(), place.latest()) == ([b"A"], 1)
 
@@ -232,8 +232,8 @@ def test_a_sync_that_could_not_begin_is_asked_for_again() -> None:
     """A flush without a descriptor, say: nothing else may ever be written to the partition."""
     place = _Place()
     place.produce(b"A")
-    for partition in place.node.flushes.take():
-        place.node.flushes.finished(partition, OSError("no descriptor"))
+    for partition in place.node.flush_queue.take_due():
+        place.node.flush_queue.complete(partition, OSError("no descriptor"))
     assert place.values() == []
     tick(place.node, Clock().now_ms() + 10_000)
     place.flush()

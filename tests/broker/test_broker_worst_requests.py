@@ -18,7 +18,7 @@ from oncelog_devtools.worst_requests import WorstRequest, by_hand, from_tables, 
 from oncelog.broker import request_limits
 from oncelog.broker.dispatch import handle
 from oncelog.broker.handlers import describe_configs
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.request_limits import MAX_BYTES, MAX_NAMES, MAX_PARTITIONS, MAX_TOPICS, max_elements
 from oncelog.broker.state import OFFERED, BrokerState
@@ -72,7 +72,7 @@ def carry_out(node: BrokerState, worst: WorstRequest) -> tuple[int, int]:
     count = sum(1 for _ in elements(message))
     assert count <= limit
     answer = handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
-    if isinstance(answer, Deferred) or not hasattr(answer, "api"):
+    if isinstance(answer, PendingResponse) or not hasattr(answer, "api"):
         return count, 0
     try:
         return count, len(encode_response(answer, header.api_version, 1))

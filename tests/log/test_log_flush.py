@@ -71,12 +71,12 @@ def test_closed_segments_are_synced_so_that_recovery_stays_short() -> None:
         put(partition, batch(number))
     assert partition.is_flush_due
     tick(node, NOW_MS + 60_000)
-    assert node.flushes.take() == [partition]
+    assert node.flush_queue.take_due() == [partition]
     partition.flush()
-    node.flushes.finished(partition, None)
+    node.flush_queue.complete(partition, None)
     assert not partition.is_flush_due
     tick(node, NOW_MS + 120_000)
-    assert node.flushes.take() == []
+    assert node.flush_queue.take_due() == []
     assert disk.read("recovery-point-offset-checkpoint") == b"0\n1\norders 0 12\n"
 
 

@@ -45,7 +45,7 @@ def next_wakeup_ms(state: BrokerState) -> int:
     """Return the latest time at which `tick` must run."""
     first_ms, groups = state.periodic.next_ms, state.groups
     for due_ms in (
-        state.fetch_waits.next_deadline_ms,
+        state.fetch_purgatory.next_deadline_ms,
         groups.next_deadline_ms,
         groups.consumers.next_deadline_ms,
     ):
@@ -56,7 +56,7 @@ def next_wakeup_ms(state: BrokerState) -> int:
 
 def tick(state: BrokerState, now_ms: int) -> None:
     """Do what is due: fetches at their max_wait_ms, groups' deadlines, periodic tasks."""
-    state.fetch_waits.expire(now_ms)
+    state.fetch_purgatory.expire(now_ms)
     state.groups.tick(now_ms)
     state.groups.consumers.tick(now_ms)
     state.periodic.run_due(now_ms)

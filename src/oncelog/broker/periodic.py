@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from oncelog.broker.coordinators.groups import GroupCoordinator
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.broker.fetch_sessions import FetchSessions
-from oncelog.broker.group_commit import Flushes, FlushWait
+from oncelog.broker.group_commit import FlushQueue, FlushWaiter
 from oncelog.broker.metrics import Metrics
 from oncelog.broker.topics.topics import Topics
 from oncelog.config import INT64_MAX
@@ -44,13 +44,13 @@ class PeriodicTasks:
         transactions: TransactionCoordinator,
         groups: GroupCoordinator,
         sessions: FetchSessions,
-        flushes: Flushes,
+        flush_queue: FlushQueue,
         metrics: Metrics,
         wall_ms: Callable[[int], int],
     ) -> None:
         self._settings, self._log_manager, self._topics = settings, log_manager, topics
         self._transactions, self._groups, self._sessions = transactions, groups, sessions
-        self._flushes, self._metrics, self._wall_ms = flushes, metrics, wall_ms
+        self._flush_queue, self._metrics, self._wall_ms = flush_queue, metrics, wall_ms
         self._flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
         """Time of each partition's last sync because of flush.ms."""
         self._tasks = [(now_ms + every_ms, every_ms, task) for every_ms, task in self._intervals()]
@@ -129,14 +129,14 @@ class PeriodicTasks:
             if topic.flush_messages < INT64_MAX:
                 for partition in topic.partitions:
                     if partition.high_watermark < partition.log_end_offset and not partition.is_offline:
-                        self._flushes.show(partition, 1)
+                        self._flush_queue.add_hidden(partition, 1)
             if topic.flush_ms < INT64_MAX:
                 for partition in topic.partitions:
                     due_ms = self._flushed_ms.setdefault(partition, now_ms) + topic.flush_ms
                     if partition.unflushed_record_count and now_ms >= due_ms:
                         self._flushed_ms[partition] = now_ms
-                        self._flushes.add(
-                            partition, FlushWait(partition.log_end_offset - 1, lambda error: None)
+                        self._flush_queue.add(
+                            partition, FlushWaiter(partition.log_end_offset - 1, lambda error: None)
                         )
 
     def _write_checkpoints(self, now_ms: int) -> None:
@@ -172,6 +172,6 @@ class PeriodicTasks:
                 then()
 
         for partition in due:
-            self._flushes.add(partition, FlushWait(partition.log_end_offset - 1, on_flushed))
+            self._flush_queue.add(partition, FlushWaiter(partition.log_end_offset - 1, on_flushed))
         if not due:
             then()

@@ -167,11 +167,11 @@ class Quotas:
     def mutate(self, request: Request, partition_count: int, first_strict_version: int, now_ms: int) -> None:
         """Partitions are about to be created or deleted. Raises ThrottlingQuotaExceeded to who knows it."""
         if request.header.api_version >= first_strict_version:
-            self.take(MUTATIONS, request.payer, partition_count, now_ms)
+            self.take(MUTATIONS, request.quota_principal, partition_count, now_ms)
         else:
-            self.charge(MUTATIONS, request.payer, partition_count, now_ms)
+            self.charge(MUTATIONS, request.quota_principal, partition_count, now_ms)
 
-    def most_bytes(self, payer: Payer | None) -> float:
+    def max_fetch_bytes(self, payer: Payer | None) -> float:
         """What a fetch may bring at once."""
         share = self._share(CONSUMER_BYTES, payer)
         return float("inf") if share is None else max(share.rate * self._burst_seconds, 1)
@@ -196,7 +196,7 @@ class Quotas:
 
     # Connections and their requests
 
-    def admit(self, ip: str, now_ms: int) -> int:
+    def admit_connection(self, ip: str, now_ms: int) -> int:
         """Count a connection; 0, or how long one too many is kept waiting before it is closed (ms)."""
         if CONNECTIONS not in self._rates:
             return 0
@@ -208,15 +208,15 @@ class Quotas:
             self.charge(CONNECTIONS, payer, 1, now_ms)
         return wait_ms
 
-    def produced(self, payer: Payer | None, size_bytes: int, now_ms: int) -> None:
+    def charge_produce(self, payer: Payer | None, size_bytes: int, now_ms: int) -> None:
         """Charge a Produce request of this size."""
         self.charge(PRODUCER_BYTES, payer, size_bytes, now_ms)
 
-    def worked(self, payer: Payer | None, seconds: float, now_ms: int) -> None:
+    def charge_request_time(self, payer: Payer | None, seconds: float, now_ms: int) -> None:
         """Charge so much of the thread's time: reading a request, carrying it out, writing its answer."""
         self.charge(REQUEST_PERCENTAGE, payer, seconds * 100, now_ms)
 
-    def answered(self, api_key: int, payer: Payer | None, answer: Any, now_ms: int) -> int:
+    def throttle_response(self, api_key: int, payer: Payer | None, answer: Any, now_ms: int) -> int:
         """An answer (None: there is none) is about to leave, and is told the throttle time returned (ms).
 
         For that long nothing more of its connection is to be handled (KIP-219).

@@ -17,10 +17,10 @@ from oncelog.broker.coordinators.markers import MarkerWriter
 from oncelog.broker.coordinators.producer_ids import ProducerIds
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.broker.fetch_sessions import FetchSessions
-from oncelog.broker.group_commit import Flushes
+from oncelog.broker.group_commit import FlushQueue
 from oncelog.broker.metrics import Metrics
 from oncelog.broker.periodic import PeriodicTasks
-from oncelog.broker.purgatory import FetchWaits
+from oncelog.broker.purgatory import FetchPurgatory
 from oncelog.broker.quota_manager import Quotas
 from oncelog.broker.request import Request
 from oncelog.broker.security.authenticator import Door
@@ -29,7 +29,7 @@ from oncelog.broker.security.sasl import TokenCheck, token_check
 from oncelog.broker.security.users import Users
 from oncelog.broker.settings.dynamic_config import DynamicConfig
 from oncelog.broker.settings.listeners import Listener
-from oncelog.broker.stepwise import StepQueue
+from oncelog.broker.stepwise import ResponseSlots
 from oncelog.broker.topics.takeover import take_over
 from oncelog.broker.topics.topics import Topics
 from oncelog.log.manager import LogManager
@@ -93,14 +93,14 @@ class BrokerState:
             new_id=lambda: int.from_bytes(new_uuid()[:4], "big") >> 1,
             limits=limits,
         )
-        self.fetch_waits = FetchWaits()
-        self.steps = StepQueue(log_manager.background)
-        self.flushes = Flushes(self._note_visible)
+        self.fetch_purgatory = FetchPurgatory()
+        self.slots = ResponseSlots(log_manager.background)
+        self.flush_queue = FlushQueue(self._note_visible)
         self.connection_count = 0
         self.opened_cost = 0
         """The cost of opening batches of Produce requests so far, in records."""
-        self.requests_held: Holdings[Any] = Holdings(settings["queued.max.request.bytes"])
-        self.answers_held: Holdings[Any] = Holdings(settings["oncelog.queued.max.response.bytes"])
+        self.request_memory: Holdings[Any] = Holdings(settings["queued.max.request.bytes"])
+        self.response_memory: Holdings[Any] = Holdings(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid
         self._appended: dict[TopicPartition, int] = {}
         self.groups = self.new_group_coordinator()
@@ -125,7 +125,7 @@ class BrokerState:
             settings,
             topics=self.topics,
             dynamic=self.dynamic,
-            flushes=self.flushes,
+            flush_queue=self.flush_queue,
             background=self.log_manager.background,
             limits=self.limits,
             is_closing=lambda: self.log_manager.is_closing,
@@ -145,12 +145,12 @@ class BrokerState:
             topics=self.topics,
             producer_ids=self.producer_ids,
             markers=self.markers,
-            flushes=self.flushes,
+            flush_queue=self.flush_queue,
             background=self.log_manager.background,
             limits=self.limits,
         )
 
-    def new_door(
+    def new_authenticator(
         self, listener: Listener, host: str = "", *, needs_sasl: bool = False, principal: str = ANONYMOUS
     ) -> Door:
         """Return the authenticator of a new connection from a host (an address)."""
@@ -175,7 +175,7 @@ class BrokerState:
             transactions=self.transactions,
             groups=self.groups,
             sessions=self.sessions,
-            flushes=self.flushes,
+            flush_queue=self.flush_queue,
             metrics=self.metrics,
             wall_ms=self.wall_ms,
         )
@@ -201,13 +201,13 @@ class BrokerState:
 
     def address(self, request: Request) -> BrokerAddress:
         """What a client is told to connect to: the listener by which it asked."""
-        host, port = ("", -1) if request.door is None else request.door.listener.address
+        host, port = ("", -1) if request.authenticator is None else request.authenticator.listener.address
         return BrokerAddress(self.node_id, host, port)
 
     def note_stored(self, partition: Partition, size_bytes: int) -> None:
         """Note an append. Fetches that wait for it complete after this round, or once it is visible."""
         if partition.high_watermark < partition.log_end_offset:
-            self.flushes.show(partition, size_bytes)
+            self.flush_queue.add_hidden(partition, size_bytes)
         else:
             self._note_visible(partition, size_bytes)
 
@@ -216,24 +216,16 @@ class BrokerState:
 
     def note_append(self, partition: TopicPartition, size_bytes: int) -> None:
         """Note bytes that readers see from now on, for `complete_satisfied_fetches`."""
-        if not self.fetch_waits.is_awaited(partition):
+        if not self.fetch_purgatory.is_watched(partition):
             return
         self._appended[partition] = self._appended.get(partition, 0) + size_bytes
-
-    def settle(self, now_ms: int) -> None:
-        """After a round of requests: answer the fetches their appends completed."""
-        self.transactions.end_round()
-        while self._appended:
-            appended, self._appended = self._appended, {}
-            for tp, size_bytes in appended.items():
-                self.fetch_waits.appended(tp, size_bytes, self._stable_end(tp))
 
     def complete_satisfied_fetches(self) -> None:
         """Answer the waiting fetches for which enough has been appended since the last call."""
         while self._appended:
             appended, self._appended = self._appended, {}
             for tp, size_bytes in appended.items():
-                self.fetch_waits.appended(tp, size_bytes, self._stable_end(tp))
+                self.fetch_purgatory.check_and_complete(tp, size_bytes, self._stable_end(tp))
 
     def _stable_end(self, tp: TopicPartition) -> int | None:
         """Return the last stable offset of a partition; None if it has been deleted."""
@@ -256,9 +248,9 @@ class BrokerState:
             "partitions_offline": float(sum(p.is_offline for _, p in partitions)),
             "disk_free_bytes": float(free_bytes),
             "connections": float(self.connection_count),
-            "request_bytes_held": float(self.requests_held.total_bytes),
-            "response_bytes_held": float(self.answers_held.total_bytes),
-            "fetches_waiting": float(len(self.fetch_waits)),
+            "request_bytes_held": float(self.request_memory.total_bytes),
+            "response_bytes_held": float(self.response_memory.total_bytes),
+            "fetches_waiting": float(len(self.fetch_purgatory)),
             "transactions_open": float(sum(p.open_transaction_count for _, p in partitions)),
         }
 

@@ -110,7 +110,7 @@ class Connection(Accepted):
         self.reader = RequestReader(server.receive_view, limits.max_unauthenticated_bytes)
         self._responses = ResponseQueue(node.metrics, self._note_large_response)
         self._throttle = Throttle(node.quotas, self.auth, self._on_mute)
-        self.memory = MemoryAccount(self, node.requests_held, node.answers_held, server.evict)
+        self.memory = MemoryAccount(self, node.request_memory, node.response_memory, server.evict)
         self._requests = RequestHandler(
             node,
             server.clock,
@@ -225,7 +225,7 @@ class Connection(Accepted):
         self._throttle.cancel()
         self._responses.discard()
         self.reader.clear()
-        self._node.steps.forget(self._schedule_turn)
+        self._node.slots.remove_waiter(self._schedule_turn)
         self._server.lost(self)
 
     # --- rounds of requests
@@ -260,8 +260,8 @@ class Connection(Accepted):
             is_large = len(frame) > LARGE_REQUEST_BYTES and int.from_bytes(frame[:2]) not in _UNDIVIDED
             if not is_large:
                 cost += self._start_request(frame, now_ms, started)
-            elif self._node.steps.take(self._schedule_turn):
-                cost += self._node.steps.lend(partial(self._start_request, frame, now_ms, started))
+            elif self._node.slots.try_acquire(self._schedule_turn):
+                cost += self._node.slots.run_with_slot(partial(self._start_request, frame, now_ms, started))
             else:
                 # The request waits as bytes. If they were gathered in a buffer of their own, the frame is
                 # joined with its size and with the bytes behind it again.
@@ -307,7 +307,7 @@ class Connection(Accepted):
         self._is_turn_scheduled = False
         if not self.is_closing:
             self._resume()
-        self._node.steps.decline(self._schedule_turn)
+        self._node.slots.decline(self._schedule_turn)
 
     def _resume(self) -> None:
         self.active_ms = self._clock.now_ms()

@@ -24,7 +24,7 @@ class ConnectionAuth:
 
     def __init__(self, node: BrokerState, listener: Listener, on_authenticated: Callable[[], None]) -> None:
         self._node, self._on_authenticated = node, on_authenticated
-        self.authenticator = node.new_door(listener, needs_sasl=True)
+        self.authenticator = node.new_authenticator(listener, needs_sasl=True)
         self.host = ""
         """IP address of the client."""
         self.access: Access | None = None
@@ -35,7 +35,9 @@ class ConnectionAuth:
     def start(self, listener: Listener, host: str, *, needs_sasl: bool, principal: str) -> None:
         """Begin authentication of a client from `host`, whose certificate names `principal`."""
         self.host = host
-        self.authenticator = self._node.new_door(listener, host, needs_sasl=needs_sasl, principal=principal)
+        self.authenticator = self._node.new_authenticator(
+            listener, host, needs_sasl=needs_sasl, principal=principal
+        )
         self.update()
 
     def update(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from oncelog.broker.dispatch import handle, refuse
 from oncelog.broker.handlers.produce import KEY as PRODUCE
 from oncelog.broker.handlers.produce_direct import answer as answer_produce
-from oncelog.broker.purgatory import Deferred, Disconnect
+from oncelog.broker.purgatory import Disconnect, PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.request_limits import max_elements
 from oncelog.broker.security.authenticator import Farewell
@@ -119,11 +119,11 @@ class RequestHandler:
             self._farewell_timer = later(
                 response.delay_ms / 1000, self._say_farewell, header, response, started
             )
-        elif isinstance(response, Deferred):
+        elif isinstance(response, PendingResponse):
             slot = self._responses.reserve(response)
             if self._quotas.is_any:
                 response.measure = lambda work: self._measure_later(header, work)
-            response.listen(lambda late: self._complete(slot, header, late, started))
+            response.add_done_callback(lambda late: self._complete(slot, header, late, started))
         elif self._responses.slots:
             slot = self._responses.reserve(None)
             self._responses.complete(slot, self._encode(header, response, started))

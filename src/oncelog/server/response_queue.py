@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from oncelog.broker.metrics import Metrics
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.wire.frames import LARGE_BYTES
 from oncelog.wire.primitives import Buffer
 
@@ -25,7 +25,7 @@ class ResponseSlot:
 
     __slots__ = ("is_abandoned", "is_done", "payload", "pending")
 
-    def __init__(self, pending: Deferred | None) -> None:
+    def __init__(self, pending: PendingResponse | None) -> None:
         self.pending = pending
         self.is_done = False
         self.payload: Payload | None = None
@@ -36,7 +36,7 @@ class ResponseSlot:
     @property
     def blocks_pipeline(self) -> bool:
         """True while no later request may be started."""
-        return not self.is_done and self.pending is not None and self.pending.holds_later_requests
+        return not self.is_done and self.pending is not None and self.pending.blocks_pipeline
 
 
 class ResponseQueue:
@@ -66,7 +66,7 @@ class ResponseQueue:
         """Allow no further request: the connection closes after the next response."""
         self.blocking_count += 1
 
-    def reserve(self, pending: Deferred | None) -> ResponseSlot:
+    def reserve(self, pending: PendingResponse | None) -> ResponseSlot:
         """Append a slot behind all responses so far."""
         slot = ResponseSlot(pending)
         self.slots.append(slot)
@@ -157,7 +157,7 @@ class ResponseQueue:
         """
         last = self.slots[-1] if self.slots else None
         if last is not None and last.pending is not None and not last.is_done:
-            last.is_abandoned = last.pending.keeps_later_requests
+            last.is_abandoned = last.pending.runs_next_request
 
     def discard(self, *, but_last: bool = False) -> None:
         """Cancel and drop every response that is not written: the connection has ended."""

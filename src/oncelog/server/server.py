@@ -171,8 +171,8 @@ class Server:
         """What a round of requests leaves to do."""
         node = self.node
         end_round(node)
-        if node.flushes.is_any_waiting:
-            for partition in node.flushes.take():
+        if node.flush_queue.has_waiters:
+            for partition in node.flush_queue.take_due():
                 self._flush(partition)
         self._set_timer(now_ms)
 
@@ -195,7 +195,7 @@ class Server:
         error = None if done.cancelled() else done.exception()
         if error is not None and not partition.is_closed:
             log_event("error", "flush failed", partition=partition.topic_partition, error=error)
-        self.node.flushes.finished(partition, error if isinstance(error, Exception) else None)
+        self.node.flush_queue.complete(partition, error if isinstance(error, Exception) else None)
         self.after_round(self.clock.now_ms())
 
     def _set_timer(self, now_ms: int) -> None:

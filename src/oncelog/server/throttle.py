@@ -63,7 +63,7 @@ class Throttle:
         """Charge the time since the last charge, if time is measured."""
         if self._charged_until:
             now = perf_counter()
-            self._quotas.worked(
+            self._quotas.charge_request_time(
                 self._auth.quota_principal(self._client_id), now - self._charged_until, now_ms
             )
             self._charged_until = now
@@ -80,14 +80,14 @@ class Throttle:
         self._client_id = header.client_id
         self._charge_time(now_ms)
         principal = self._auth.quota_principal(header.client_id)
-        throttle_ms = self._quotas.answered(header.api_key, principal, response, now_ms)
+        throttle_ms = self._quotas.throttle_response(header.api_key, principal, response, now_ms)
         if now_ms + throttle_ms > max(self._until_ms, now_ms):
             self._mute(throttle_ms, now_ms, self._unmute)
         return throttle_ms
 
     def charge_produce(self, header: RequestHeader, size_bytes: int, now_ms: int) -> None:
         """Charge the bytes of a Produce request."""
-        self._quotas.produced(self._auth.quota_principal(header.client_id), size_bytes, now_ms)
+        self._quotas.charge_produce(self._auth.quota_principal(header.client_id), size_bytes, now_ms)
 
     def charge_direct_produce(self, frame: memoryview, response: bytes, now_ms: int) -> bytes:
         """Charge a request of `produce_direct`. Return its response with the throttle time."""
@@ -104,7 +104,7 @@ class Throttle:
         As on Kafka (KIP-612), it is muted first, so that the client does not come back at once. Such
         connections are counted in the metrics and not logged.
         """
-        throttle_ms = self._quotas.admit(host, now_ms)
+        throttle_ms = self._quotas.admit_connection(host, now_ms)
         if throttle_ms:
             self._mute(throttle_ms, now_ms, transport.abort)
         return throttle_ms > 0

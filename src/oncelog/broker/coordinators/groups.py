@@ -13,9 +13,9 @@ from oncelog.broker.coordinators.expiry import ExpiryRounds
 from oncelog.broker.coordinators.group_log import decode_group, encode_group, group_key
 from oncelog.broker.coordinators.internal_topic import StateTopic, StoredBatch, Written, on_disk, when_durable
 from oncelog.broker.coordinators.offsets import Offsets
-from oncelog.broker.group_commit import Flushes
+from oncelog.broker.group_commit import FlushQueue
 from oncelog.broker.settings.dynamic_config import DynamicConfig
-from oncelog.broker.stepwise import Pace, Work
+from oncelog.broker.stepwise import StepBudget, Work
 from oncelog.broker.topics.topics import Topics
 from oncelog.errors import (
     BrokerError,
@@ -58,13 +58,13 @@ class GroupCoordinator:
         *,
         topics: Topics,
         dynamic: DynamicConfig,
-        flushes: Flushes,
+        flush_queue: FlushQueue,
         background: BackgroundQueue,
         limits: Limits,
         is_closing: Callable[[], bool],
     ) -> None:
         self.topic, self._settings, self._topics = topic, settings, topics
-        self._flushes, self._limits, self._is_closing = flushes, limits, is_closing
+        self._flush_queue, self._limits, self._is_closing = flush_queue, limits, is_closing
         self.offsets = Offsets(topic, settings, limits)
         self.consumers = ConsumerGroups(topic, settings, topics, dynamic, background, limits)
         self._groups: dict[str, ClassicGroup] = {}
@@ -188,7 +188,7 @@ class GroupCoordinator:
             elif group.is_unsaved:
                 self.settle(group, now_ms)
 
-        when_durable(self._flushes, written, on_durable)
+        when_durable(self._flush_queue, written, on_durable)
 
     @property
     def next_deadline_ms(self) -> int | None:
@@ -203,7 +203,7 @@ class GroupCoordinator:
                 group.tick(now_ms)
                 self.settle(group, now_ms)  # what cannot be stored is answered there; nothing is raised
 
-    def delete(self, group_id: str, pace: Pace, now_ms: int) -> Work[Written | None]:
+    def delete(self, group_id: str, budget: StepBudget, now_ms: int) -> Work[Written | None]:
         """Forget a group and its offsets, in steps between which nobody else may use the group.
 
         Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator.
@@ -215,7 +215,9 @@ class GroupCoordinator:
         if (group and group.state is not GroupState.EMPTY) or (consumers and consumers.members):
             raise NonEmptyGroup(f"group {group_id!r} has members")
         with self.topic.reserved(group_id):
-            written = yield from self.delete_offsets(group_id, self.offsets.places_of(group_id), pace, now_ms)
+            written = yield from self.delete_offsets(
+                group_id, self.offsets.places_of(group_id), budget, now_ms
+            )
             # Time may have ended it between two steps: that of a member id that nobody came to use.
             group = self._groups.get(group_id)
             if group is not None:
@@ -230,7 +232,7 @@ class GroupCoordinator:
         return (partitions[first : first + size] for first in range(0, len(partitions), size))
 
     def delete_offsets(
-        self, group_id: str, partitions: Collection[TopicPartition], pace: Pace, now_ms: int
+        self, group_id: str, partitions: Collection[TopicPartition], budget: StepBudget, now_ms: int
     ) -> Work[Written | None]:
         """Forget offsets of a group that is reserved, in steps; return None if there were none.
 
@@ -239,7 +241,7 @@ class GroupCoordinator:
         written = None
         for part in self._slices(list(partitions)):
             written = self.offsets.delete(group_id, part, now_ms) or written
-            if pace.next(len(part)):
+            if budget.spend(len(part)):
                 yield None
         return written
 
@@ -354,7 +356,7 @@ class GroupCoordinator:
         # Also where a replay has found the tombstones: they may be in the system's cache only.
         indexes = {index for name in done_names for index in before[name]}
         written = [self.topic.newest(index) for index in sorted(indexes)]
-        on_disk(self._flushes, written, lambda: topics.forget_deletions(done_names))
+        on_disk(self._flush_queue, written, lambda: topics.forget_deletions(done_names))
 
     def resume_deletions(self, now_ms: int) -> None:
         """Finish deletions of topics that a stop or crash left. Raises StorageError."""
@@ -368,14 +370,16 @@ class GroupCoordinator:
 
     def forget_expired(self, now_ms: int) -> None:
         """Forget offsets past their retention, and empty groups that have none left."""
-        pace = Pace(self._limits.request_step_elements)
-        self._expiring.begin(self.group_ids(), lambda group_id: self._forget_expired(group_id, pace, now_ms))
+        budget = StepBudget(self._limits.request_step_elements)
+        self._expiring.begin(
+            self.group_ids(), lambda group_id: self._forget_expired(group_id, budget, now_ms)
+        )
 
-    def _forget_expired(self, group_id: str, pace: Pace, now_ms: int) -> BackgroundTask:
+    def _forget_expired(self, group_id: str, budget: StepBudget, now_ms: int) -> BackgroundTask:
         try:
             for partitions in self._slices([*self.offsets.of(group_id)]):
                 self._forget_expired_offsets(group_id, partitions, now_ms)
-                if pace.next(len(partitions)):
+                if budget.spend(len(partitions)):
                     yield None
             if not self.offsets.has(group_id):
                 self._forget_empty(group_id, now_ms)

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from oncelog.broker.group_commit import Flushes, FlushWait
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.group_commit import FlushQueue, FlushWaiter
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.topics.topics import Topic, Topics
 from oncelog.errors import (
     BrokerError,
@@ -265,7 +265,7 @@ def must_wait(written: Iterable[Written]) -> bool:
     return any(_waits(each) for each in written)
 
 
-def when_durable(flushes: Flushes, written: Iterable[Written], then: Then) -> None:
+def when_durable(flush_queue: FlushQueue, written: Iterable[Written], then: Then) -> None:
     """Call `then` once every append is as durable as its topic's flush.messages asks: at once, mostly.
 
     What cannot be made durable is NotCoordinator of a coordinator's records, else KafkaStorageError.
@@ -285,10 +285,10 @@ def when_durable(flushes: Flushes, written: Iterable[Written], then: Then) -> No
             then(None if first_error is None else failure(f"not flushed: {first_error}"))
 
     for each in waiting:
-        flushes.add(each.partition, FlushWait(each.last_offset, on_flushed))
+        flush_queue.add(each.partition, FlushWaiter(each.last_offset, on_flushed))
 
 
-def on_disk(flushes: Flushes, written: Iterable[Written], then: Callable[[], None]) -> None:
+def on_disk(flush_queue: FlushQueue, written: Iterable[Written], then: Callable[[], None]) -> None:
     """Call `then` once every append is synced, whatever flush.messages asks; never if that fails."""
     waiting = [each for each in written if each.last_offset >= each.partition.recovery_point]
     left = len(waiting)
@@ -302,21 +302,24 @@ def on_disk(flushes: Flushes, written: Iterable[Written], then: Callable[[], Non
             then()
 
     for each in waiting:
-        flushes.add(each.partition, FlushWait(each.last_offset, on_flushed))
+        flush_queue.add(each.partition, FlushWaiter(each.last_offset, on_flushed))
 
 
 def answer_when_durable(
-    flushes: Flushes,
+    flush_queue: FlushQueue,
     written: Iterable[Written],
     answer: Message,
     refusal: Callable[[BrokerError], Message],
-) -> Message | Deferred:
-    """The answer, or a Deferred of it while the disk is awaited; `refusal` makes the one of a failure."""
-    deferred = Deferred(holds_later_requests=False)
+) -> Message | PendingResponse:
+    """Return the answer, or a PendingResponse until the appends are durable.
+
+    `refusal` makes the answer of a failure.
+    """
+    pending = PendingResponse(blocks_pipeline=False)
     when_durable(
-        flushes, written, lambda error: deferred.resolve(answer if error is None else refusal(error))
+        flush_queue, written, lambda error: pending.resolve(answer if error is None else refusal(error))
     )
-    return answer if deferred.is_done else deferred
+    return answer if pending.is_done else pending
 
 
 def _waits(written: Written) -> bool:

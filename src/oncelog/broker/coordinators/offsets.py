@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
 from oncelog.broker.coordinators.internal_topic import StateTopic, StoredBatch, Written
-from oncelog.broker.stepwise import Pace, Work, run_work
+from oncelog.broker.stepwise import StepBudget, Work, run_work
 from oncelog.errors import BrokerError, MessageTooLarge
 from oncelog.limits import Limits
 from oncelog.rules.groups.committed_offsets import CommittedOffset, is_expired, later
@@ -93,10 +93,10 @@ class Offsets:
 
     def _records(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> list[OffsetRecord]:
         """Return the records of one commit, in one step. Raises MessageTooLarge."""
-        return run_work(self.encode(group, offsets, Pace(len(offsets) + 1)))
+        return run_work(self.encode(group, offsets, StepBudget(len(offsets) + 1)))
 
     def encode(
-        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], pace: Pace
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], budget: StepBudget
     ) -> Work[list[OffsetRecord]]:
         """Return the records of one commit. Raises MessageTooLarge above message.max.bytes, as Kafka does.
 
@@ -113,7 +113,7 @@ class Offsets:
                     f"partitions takes more: commit fewer at a time"
                 )
             records.append((key, value))
-            if pace.next():
+            if budget.spend():
                 yield None
         return records
 

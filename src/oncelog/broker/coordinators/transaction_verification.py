@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from oncelog.broker.coordinators.internal_topic import Written, must_wait, when_durable
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
-from oncelog.broker.group_commit import Flushes
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.group_commit import FlushQueue
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.broker.topics.topics import Topics
@@ -69,11 +69,11 @@ class Admission:
         now_ms: int,
         *,
         transactions: TransactionCoordinator,
-        flushes: Flushes,
+        flush_queue: FlushQueue,
         settings: Settings,
     ) -> None:
         self._transactional_id, self._now_ms = transactional_id, now_ms
-        self._transactions, self._flushes, self._settings = transactions, flushes, settings
+        self._transactions, self._flush_queue, self._settings = transactions, flush_queue, settings
         self._outside, self._dialect = outside, dialect
         self._refusals: dict[Identity, BrokerError] = {}
         self._written: list[Written] = []
@@ -88,15 +88,15 @@ class Admission:
     def is_early(self) -> bool:
         return must_wait(self._written)
 
-    def later(self, again: Callable[[], Answer], refuse: Callable[[BrokerError], Answer]) -> Deferred:
+    def later(self, again: Callable[[], Answer], refuse: Callable[[BrokerError], Answer]) -> PendingResponse:
         """The answer to an early request, which is handled `again` when it is not early any more."""
-        deferred = Deferred(holds_later_requests=True)
+        pending = PendingResponse(blocks_pipeline=True)
 
         def on_durable(error: BrokerError | None) -> None:
-            deferred.resolve_with(again() if error is None else refuse(self._translated(error)))
+            pending.resolve_with(again() if error is None else refuse(self._translated(error)))
 
-        when_durable(self._flushes, self._written, on_durable)
-        return deferred
+        when_durable(self._flush_queue, self._written, on_durable)
+        return pending
 
     def check(self, at: TopicPartition, *, is_continued: bool = False) -> None:
         """Raises what the client is to be told when its batch for this partition may not be stored.
@@ -174,7 +174,7 @@ def admit_produce(state: BrokerState, request: Request, now_ms: int) -> Admissio
         dialect,
         now_ms,
         transactions=state.transactions,
-        flushes=state.flushes,
+        flush_queue=state.flush_queue,
         settings=state.settings,
     )
 
@@ -217,7 +217,7 @@ def _transactional_batches(
     """Yield the partitions whose batch is transactional, with its producer and base sequence."""
     message: ProduceRequest = request.message
     for topic in message.topic_data:
-        may_write = request.may(ResourceType.TOPIC, topic.name)
+        may_write = request.is_authorized(ResourceType.TOPIC, topic.name)
         known = topics.get(topic.name) if may_write else None
         for part in topic.partition_data:
             if known is None or not 0 <= part.index < len(known.partitions) or not part.records:

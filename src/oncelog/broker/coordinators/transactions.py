@@ -25,8 +25,8 @@ from oncelog.broker.coordinators.internal_topic import (
 from oncelog.broker.coordinators.markers import MARKER_COST, Marker, MarkerWriter
 from oncelog.broker.coordinators.producer_ids import ProducerIds
 from oncelog.broker.coordinators.transaction_log import decode_key, decode_value, encode_key, encode_value
-from oncelog.broker.group_commit import Flushes
-from oncelog.broker.stepwise import Pace
+from oncelog.broker.group_commit import FlushQueue
+from oncelog.broker.stepwise import StepBudget
 from oncelog.broker.topics.topics import Topics
 from oncelog.errors import (
     BrokerError,
@@ -107,12 +107,12 @@ class TransactionCoordinator:
         topics: Topics,
         producer_ids: ProducerIds,
         markers: MarkerWriter,
-        flushes: Flushes,
+        flush_queue: FlushQueue,
         background: BackgroundQueue,
         limits: Limits,
     ) -> None:
         self.topic, self._settings, self._topics = topic, settings, topics
-        self._producer_ids, self._markers, self._flushes = producer_ids, markers, flushes
+        self._producer_ids, self._markers, self._flush_queue = producer_ids, markers, flush_queue
         self._background, self._limits = background, limits
         self.version: int = settings["oncelog.transaction.version"]
         self._entries: dict[str, TransactionEntry] = {}
@@ -443,7 +443,7 @@ class TransactionCoordinator:
     def abort_timed_out(self, now_ms: int) -> None:
         """Abort every transaction past its timeout and fence its producer (row T8)."""
 
-        pace = Pace(self._limits.request_step_elements)
+        budget = StepBudget(self._limits.request_step_elements)
 
         def look(transactional_id: str) -> BackgroundTask:
             entry = self._entries.get(transactional_id)
@@ -452,7 +452,7 @@ class TransactionCoordinator:
                 with suppress(NotCoordinator, CoordinatorLoadInProgress):
                     self._end(self._fenced(entry, now_ms), now_ms)
                 # Its first markers are written at once.
-                if pace.next(MARKER_COST * len(entry.partitions)):
+                if budget.spend(MARKER_COST * len(entry.partitions)):
                     yield None
 
         timed_out = [key for key, entry in self._entries.items() if is_timed_out(entry, now_ms)]
@@ -543,7 +543,7 @@ class TransactionCoordinator:
             self._unfinished[prepared.transactional_id] = set(prepared.partitions)
             self._write_markers(prepared.transactional_id, now_ms)
 
-        when_durable(self._flushes, [written], on_durable)
+        when_durable(self._flush_queue, [written], on_durable)
 
     def _write_markers(self, transactional_id: str, now_ms: int) -> None:
         """Write the markers that are missing; many of them in steps, between which others are served.
@@ -570,7 +570,7 @@ class TransactionCoordinator:
         entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]
         marked = self._marked.setdefault(transactional_id, [])
         ended = ended_transaction(entry)
-        pace = Pace(self._limits.request_step_elements)
+        budget = StepBudget(self._limits.request_step_elements)
         try:
             for at in sorted(remaining):
                 with suppress(BrokerError):  # `retry_markers` comes back to it
@@ -580,13 +580,13 @@ class TransactionCoordinator:
                         marked.append(self._markers.write(at, self._marker(entry, at), now_ms))
                     remaining.discard(at)
                 # On a full disk nothing is written, which takes time too.
-                if remaining and pace.next(MARKER_COST):
+                if remaining and budget.spend(MARKER_COST):
                     yield None
         finally:
             self._writing.discard(transactional_id)
         if not remaining:
             del self._unfinished[transactional_id], self._marked[transactional_id]
-            when_durable(self._flushes, marked, partial(self._complete, entry, marked, now_ms))
+            when_durable(self._flush_queue, marked, partial(self._complete, entry, marked, now_ms))
 
     def _complete(
         self, prepared: TransactionEntry, marked: list[Written], now_ms: int, error: BrokerError | None

@@ -27,10 +27,10 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
     who = Identity(message.producer_id, message.producer_epoch)
     try:
-        request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
-        request.check(ResourceType.GROUP, message.group_id)
+        request.authorize(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
+        request.authorize(ResourceType.GROUP, message.group_id)
         at = state.groups.offsets_partition(message.group_id, now_ms)
         done = state.transactions.add_partitions(message.transactional_id, who, [at], now_ms)
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(state.flushes, done.written, AddOffsetsToTxnResponse(), refusal)
+    return answer_when_durable(state.flush_queue, done.written, AddOffsetsToTxnResponse(), refusal)

@@ -13,7 +13,7 @@ from oncelog.broker.coordinators.internal_topic import Written, answer_when_dura
 from oncelog.broker.handlers.transactional import code_for
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
 from oncelog.errors import (
     BrokerError,
     ClusterAuthorizationFailed,
@@ -37,7 +37,7 @@ _Partition = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _add_all(state, request, now_ms))
+    answer: Answer = answer_in_steps(state.slots, _add_all(state, request, now_ms))
     return answer
 
 
@@ -45,7 +45,7 @@ def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: AddPartitionsToTxnRequest = request.message
     version = request.header.api_version
     work = _Adding(state, request, now_ms)
-    if version >= FIRST_BATCHED_VERSION and not request.may(ResourceType.CLUSTER):
+    if version >= FIRST_BATCHED_VERSION and not request.is_authorized(ResourceType.CLUSTER):
         return AddPartitionsToTxnResponse(error_code=ClusterAuthorizationFailed.code)
     if version >= FIRST_BATCHED_VERSION:
         answer = AddPartitionsToTxnResponse(results_by_transaction=[])
@@ -67,7 +67,9 @@ def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
             message.v3_and_below_transactional_id, who, message.v3_and_below_topics
         )
         answer = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
-    return answer_when_durable(state.flushes, work.written, answer, lambda error: _refuse_all(answer, error))
+    return answer_when_durable(
+        state.flush_queue, work.written, answer, lambda error: _refuse_all(answer, error)
+    )
 
 
 class _Adding:
@@ -79,7 +81,7 @@ class _Adding:
         self.knows_fenced = version >= FIRST_FENCED_VERSION
         self.is_by_client = version < FIRST_BATCHED_VERSION
         self.written: list[Written] = []
-        self.pace = Pace(state.limits.request_step_elements)
+        self.budget = StepBudget(state.limits.request_step_elements)
 
     def results(
         self, transactional_id: str, who: Identity, topics: _Topics, *, is_only_asked: bool = False
@@ -95,12 +97,14 @@ class _Adding:
                 row.partition_error_code = self._refusal(tp)
                 bad += row.partition_error_code != 0
                 partitions.setdefault(tp, []).append(row)
-                if self.pace.next():
+                if self.budget.spend():
                     yield None
-        if self.pace.next(name_cost(transactional_id)):
+        if self.budget.spend(name_cost(transactional_id)):
             yield None
         rows = [row for named in partitions.values() for row in named]
-        if self.is_by_client and not self.request.may(ResourceType.TRANSACTIONAL_ID, transactional_id):
+        if self.is_by_client and not self.request.is_authorized(
+            ResourceType.TRANSACTIONAL_ID, transactional_id
+        ):
             _set_all(rows, TransactionalIdAuthorizationFailed.code)
         elif bad:
             _set_all([row for row in rows if not row.partition_error_code], OperationNotAttempted.code)
@@ -109,7 +113,7 @@ class _Adding:
         elif is_only_asked:
             for tp, named in partitions.items():
                 _set_all(named, self._verify(transactional_id, who, tp))
-                if self.pace.next(name_cost(transactional_id)):
+                if self.budget.spend(name_cost(transactional_id)):
                     yield None
         else:
             _set_all(rows, self._add(transactional_id, who, partitions.keys()))
@@ -117,7 +121,7 @@ class _Adding:
 
     def _refusal(self, at: TopicPartition) -> int:
         """An error code, or 0."""
-        if self.is_by_client and not self.request.may(ResourceType.TOPIC, at.topic):
+        if self.is_by_client and not self.request.is_authorized(ResourceType.TOPIC, at.topic):
             return TopicAuthorizationFailed.code
         topic = self.state.topics.get(at.topic)
         is_there = topic is not None and 0 <= at.partition < len(topic.partitions)

@@ -34,7 +34,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterClientQuot
         result = _Result(entity=parts)
         results.append(result)
         try:
-            request.check(ResourceType.CLUSTER)
+            request.authorize(ResourceType.CLUSTER)
             if named[name] > 1:
                 raise InvalidRequest("the entity is named twice; one change to it in a request")
             changes = [(op.key, None if op.remove else op.value) for op in asked.ops]

@@ -27,7 +27,7 @@ _Partition = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> AlterPartitionReassignmentsResponse:
     message: AlterPartitionReassignmentsRequest = request.message
-    is_refused = not request.may(ResourceType.CLUSTER)
+    is_refused = not request.is_authorized(ResourceType.CLUSTER)
     response = AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=message.allow_replication_factor_change, error_message=None
     )

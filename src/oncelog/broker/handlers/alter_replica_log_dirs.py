@@ -20,7 +20,7 @@ _Partition = AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> AlterReplicaLogDirsResponse:
     message: AlterReplicaLogDirsRequest = request.message
-    is_authorized = request.may(ResourceType.CLUSTER)
+    is_authorized = request.is_authorized(ResourceType.CLUSTER)
     results: dict[str, dict[int, int]] = {}
     for directory in message.dirs:
         for topic in directory.topics:

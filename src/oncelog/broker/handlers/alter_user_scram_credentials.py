@@ -30,7 +30,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterUserScramC
         if name in errors:
             continue
         try:
-            request.check(ResourceType.CLUSTER)
+            request.authorize(ResourceType.CLUSTER)
             if changes.pop(name, None) is not None:
                 raise DuplicateResource(f"user {name!r} is named twice; one change to it in a request")
             state.users.check(*change)

@@ -11,7 +11,7 @@ from oncelog.broker.coordinators.consumer_group_log import by_topic_id
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
 from oncelog.errors import (
     GroupAuthorizationFailed,
     GroupIdNotFound,
@@ -30,25 +30,28 @@ _Group = ConsumerGroupDescribeResponse.DescribedGroup
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request))
+    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 
 def _answer_all(state: BrokerState, request: Request) -> Work[ConsumerGroupDescribeResponse]:
     message: ConsumerGroupDescribeRequest = request.message
-    response, pace = ConsumerGroupDescribeResponse(groups=[]), Pace(state.limits.request_step_elements)
+    response, budget = (
+        ConsumerGroupDescribeResponse(groups=[]),
+        StepBudget(state.limits.request_step_elements),
+    )
     for group_id in dict.fromkeys(message.group_ids):
         group = _described(state, request, group_id)
         if message.include_authorized_operations and not group.error_code:
             group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
         response.groups.append(group)
-        if pace.next(name_cost(group_id) + sum(map(_size, group.members))):
+        if budget.spend(name_cost(group_id) + sum(map(_size, group.members))):
             yield None
     return response
 
 
 def _described(state: BrokerState, request: Request, group_id: str) -> _Group:
-    if not request.may(ResourceType.GROUP, group_id):
+    if not request.is_authorized(ResourceType.GROUP, group_id):
         return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
     try:
         group = _describe(state, group_id)
@@ -58,7 +61,7 @@ def _described(state: BrokerState, request: Request, group_id: str) -> _Group:
     for member in group.members:
         for assignment in (member.assignment, member.target_assignment):
             named |= {each.topic_name for each in assignment.topic_partitions} if assignment else set()
-    if all(request.may(ResourceType.TOPIC, name) for name in named):
+    if all(request.is_authorized(ResourceType.TOPIC, name) for name in named):
         return group
     return _Group(
         group_id=group_id,

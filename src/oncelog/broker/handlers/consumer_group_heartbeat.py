@@ -35,15 +35,17 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
 
     try:
-        request.check(ResourceType.GROUP, message.group_id)
+        request.authorize(ResourceType.GROUP, message.group_id)
         _check(state, message, request.header.api_version)
         for name in message.subscribed_topic_names or ():
-            request.check(ResourceType.TOPIC, name)
+            request.authorize(ResourceType.TOPIC, name)
         beat = _beat(state, message, request)
         answer, written = state.groups.consumer_heartbeat(message.group_id, beat, now_ms)
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(state.flushes, written, _response(state, message.group_id, answer), refusal)
+    return answer_when_durable(
+        state.flush_queue, written, _response(state, message.group_id, answer), refusal
+    )
 
 
 def _check(state: BrokerState, message: ConsumerGroupHeartbeatRequest, version: int) -> None:

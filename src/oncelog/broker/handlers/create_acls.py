@@ -36,7 +36,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> CreateAclsRespo
     try:
         if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
-        request.check(ResourceType.CLUSTER)
+        request.authorize(ResourceType.CLUSTER)
         for asked in message.creations:
             results.append(_take(asked, good))
         state.authorizer.add(good)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS, MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -39,14 +39,14 @@ _Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has gone away: the file already names these partitions.
-    answer: Answer = answer_in_steps(state.steps, _answer(state, request, now_ms), is_dropped=False)
+    answer: Answer = answer_in_steps(state.slots, _answer(state, request, now_ms), is_dropped=False)
     return answer
 
 
 def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePartitionsResponse]:
     message: CreatePartitionsRequest = request.message
     named = Counter(topic.name for topic in message.topics)
-    results, pace = [], Pace(state.limits.request_step_elements)
+    results, budget = [], StepBudget(state.limits.request_step_elements)
     plans: list[tuple[Topic, int, _Result]] = []
     left_count = MAX_PARTITIONS_PER_REQUEST
     for asked in {topic.name: topic for topic in message.topics}.values():
@@ -54,7 +54,7 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePar
         try:
             if named[asked.name] > 1:
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
-            request.check(ResourceType.TOPIC, asked.name)
+            request.authorize(ResourceType.TOPIC, asked.name)
             topic = _checked(state, asked, left_count)
             state.quotas.mutate(request, asked.count - topic.partition_count, FIRST_STRICT_VERSION, now_ms)
         except BrokerError as error:
@@ -63,7 +63,7 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePar
             left_count -= asked.count - topic.partition_count
             plans.append((topic, asked.count, result))
         results.append(result)
-        if pace.next():
+        if budget.spend():
             yield None
     if plans and not message.validate_only:
         yield from _grow(state, plans, now_ms)

@@ -21,7 +21,7 @@ from oncelog.broker.coordinators.internal_topics import (
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.settings.config_text import topic_entries
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.broker.topics.names import TopicNames, check_topic_name
 from oncelog.broker.topics.topic_config import check_overrides
 from oncelog.broker.topics.topics import NewTopic, Topic
@@ -54,7 +54,7 @@ _Result = CreateTopicsResponse.CreatableTopicResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has gone away: the file already names these topics.
-    answer: Answer = answer_in_steps(state.steps, _create_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = answer_in_steps(state.slots, _create_all(state, request, now_ms), is_dropped=False)
     return answer
 
 
@@ -70,13 +70,13 @@ def _create_all(state: BrokerState, request: Request, now_ms: int) -> Work[Creat
     names = TopicNames(state.topics.names())
     results: dict[str, _Result] = {}
     plans: list[NewTopic] = []
-    pace = Pace(state.limits.partitions_per_step)
+    budget = StepBudget(state.limits.partitions_per_step)
     for asked in once.values():
         try:
             if named[asked.name] > 1:
                 raise InvalidRequest(f"topic {asked.name!r} is named twice")
-            if not request.may(ResourceType.CLUSTER):
-                request.check(ResourceType.TOPIC, asked.name)
+            if not request.is_authorized(ResourceType.CLUSTER):
+                request.authorize(ResourceType.TOPIC, asked.name)
             plan = _plan(state, asked, names)
             state.quotas.mutate(request, plan.partition_count, FIRST_STRICT_VERSION, now_ms)
             results[asked.name] = _result(state, request, plan)
@@ -84,7 +84,7 @@ def _create_all(state: BrokerState, request: Request, now_ms: int) -> Work[Creat
             plans.append(plan)
         except (BrokerError, StorageError) as error:
             results[asked.name] = _error(asked, error)
-        if pace.next():
+        if budget.spend():
             yield None
     if not message.validate_only:
         for name, made in (yield from _create(state, plans, now_ms)).items():

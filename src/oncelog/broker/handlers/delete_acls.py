@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncelog.broker.handlers.describe_acls import acl_filter
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.errors import BrokerError, KafkaStorageError, PolicyViolation, SecurityDisabled, StorageError
 from oncelog.rules.security.authorization import Acl, AclFilter, AclTable, ResourceType
 from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
@@ -22,7 +22,7 @@ _Result = DeleteAclsResponse.DeleteAclsFilterResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _answer(state, request))
+    answer: Answer = answer_in_steps(state.slots, _answer(state, request))
     return answer
 
 
@@ -31,7 +31,7 @@ def _answer(state: BrokerState, request: Request) -> Work[DeleteAclsResponse]:
     try:
         if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
-        request.check(ResourceType.CLUSTER)
+        request.authorize(ResourceType.CLUSTER)
         wanted = [_filter(each) for each in message.filters]
         found = yield from _find(state, state.authorizer.acls, wanted)
         state.authorizer.remove({acl for each in found if not isinstance(each, BrokerError) for acl in each})
@@ -47,7 +47,7 @@ def _find(
     state: BrokerState, table: AclTable, wanted: list[AclFilter | BrokerError]
 ) -> Work[list[list[Acl] | BrokerError]]:
     """Return what each filter takes of a table that others replace, not change. Raises PolicyViolation."""
-    pace, left_count = Pace(state.limits.request_step_elements), len(table) + MAX_REPEATED
+    budget, left_count = StepBudget(state.limits.request_step_elements), len(table) + MAX_REPEATED
     result: list[list[Acl] | BrokerError] = []
     for each in wanted:
         if isinstance(each, BrokerError):
@@ -57,13 +57,13 @@ def _find(
         for acl in table.candidates(each):
             if each.takes(acl):
                 taken.append(acl)
-            if pace.next():
+            if budget.spend():
                 yield None
         left_count -= len(taken)
         if left_count < 0:
             raise PolicyViolation("the filters take the same ACLs too often; delete with fewer at a time")
         result.append(taken)
-        if pace.next():
+        if budget.spend():
             yield None
     return result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.internal_topic import Written, answer_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
 from oncelog.errors import BrokerError
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DeleteGroupsRequest, DeleteGroupsResponse
@@ -18,25 +18,25 @@ KEY = 42
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # A group that is half deleted is deleted to its end, though the client goes away.
-    answer: Answer = answer_in_steps(state.steps, _delete_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = answer_in_steps(state.slots, _delete_all(state, request, now_ms), is_dropped=False)
     return answer
 
 
 def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: DeleteGroupsRequest = request.message
     written: list[Written] = []
-    response, pace = DeleteGroupsResponse(results=[]), Pace(state.limits.request_step_elements)
+    response, budget = DeleteGroupsResponse(results=[]), StepBudget(state.limits.request_step_elements)
     for group_id in dict.fromkeys(message.groups_names):
         result = DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
         response.results.append(result)
         try:
-            request.check(ResourceType.GROUP, group_id)
-            last = yield from state.groups.delete(group_id, pace, now_ms)
+            request.authorize(ResourceType.GROUP, group_id)
+            last = yield from state.groups.delete(group_id, budget, now_ms)
         except BrokerError as error:
             result.error_code = error.code
         else:
             written.extend([last] if last else [])
-        if pace.next(name_cost(group_id)):
+        if budget.spend(name_cost(group_id)):
             yield None
 
     def refusal(error: BrokerError) -> DeleteGroupsResponse:
@@ -44,4 +44,4 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
             result.error_code = result.error_code or error.code
         return response
 
-    return answer_when_durable(state.flushes, written, response, refusal)
+    return answer_when_durable(state.flush_queue, written, response, refusal)

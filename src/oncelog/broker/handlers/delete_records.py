@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
     InvalidTopicException,
@@ -28,24 +28,24 @@ _Result = DeleteRecordsResponse.DeleteRecordsPartitionResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _delete_all(state, request, now_ms))
+    answer: Answer = answer_in_steps(state.slots, _delete_all(state, request, now_ms))
     return answer
 
 
 def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[DeleteRecordsResponse]:
     message: DeleteRecordsRequest = request.message
-    response, pace = DeleteRecordsResponse(topics=[]), Pace(state.limits.request_step_elements)
+    response, budget = DeleteRecordsResponse(topics=[]), StepBudget(state.limits.request_step_elements)
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(
             DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=results)
         )
-        if pace.next():
+        if budget.spend():
             yield None
         for asked in topic.partitions:
             at = TopicPartition(topic.name, asked.partition_index)
             results.append(_delete(state, request, at, asked.offset, now_ms))
-            if pace.next():
+            if budget.spend():
                 yield None
     return response
 
@@ -53,7 +53,7 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Delet
 def _delete(state: BrokerState, request: Request, at: TopicPartition, offset: int, now_ms: int) -> _Result:
     result = _Result(partition_index=at.partition, low_watermark=-1)
     try:
-        request.check(ResourceType.TOPIC, at.topic)
+        request.authorize(ResourceType.TOPIC, at.topic)
         topic, partition = state.topics.partition(at)
         if topic.is_internal:
             raise InvalidTopicException(f"{at.topic} is the broker's own")
@@ -68,5 +68,5 @@ def _delete(state: BrokerState, request: Request, at: TopicPartition, offset: in
     except StorageError:
         result.error_code = KafkaStorageError.code
     else:
-        state.fetch_waits.changed(at)
+        state.fetch_purgatory.complete_all(at)
     return result

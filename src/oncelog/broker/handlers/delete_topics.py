@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -42,7 +42,7 @@ _Planned = tuple[Topic, _Result, bool]
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _answer(state, request, now_ms), is_dropped=False)
+    answer: Answer = answer_in_steps(state.slots, _answer(state, request, now_ms), is_dropped=False)
     return answer
 
 
@@ -56,10 +56,10 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[DeleteTop
     both_ways = _named_both_ways(state, asked)
     once = {_key(one): one for one in asked if one.name is not None or one.topic_id not in both_ways}
     doomed: list[_Planned] = []
-    results, pace = [], Pace(state.limits.request_step_elements)
+    results, budget = [], StepBudget(state.limits.request_step_elements)
     for key, one in once.items():
         results.append(_plan(state, request, one, key in twice, both_ways, doomed, now_ms))
-        if pace.next():
+        if budget.spend():
             yield None
     yield from _delete(state, doomed, now_ms)
     return DeleteTopicsResponse(responses=results)
@@ -89,7 +89,7 @@ def _delete(state: BrokerState, planned: Sequence[_Planned], now_ms: int) -> Wor
     finally:
         for topic in topics:
             for index in range(len(topic.partitions)):
-                state.fetch_waits.changed(TopicPartition(topic.name, index))
+                state.fetch_purgatory.complete_all(TopicPartition(topic.name, index))
     yield from state.topics.remove_in_steps(topics)
     yield from state.groups.delete_offsets_of([topic.name for topic in topics], now_ms)
 
@@ -121,14 +121,14 @@ def _plan(
         if is_named_twice:
             raise InvalidRequest("the topic is named twice")
         may_describe = functools.partial(request.access.may, Operation.DESCRIBE, ResourceType.TOPIC)
-        may_all = request.may(ResourceType.CLUSTER)
+        may_all = request.is_authorized(ResourceType.CLUSTER)
         if asked.name is not None and not (may_all or may_describe(asked.name)):
             raise TopicAuthorizationFailed()
         topic = _find(state, asked)
         if may_all or may_describe(topic.name):
             result.name, result.topic_id = topic.name, topic.topic_id
         if not may_all:
-            request.check(ResourceType.TOPIC, topic.name)
+            request.authorize(ResourceType.TOPIC, topic.name)
         if topic.topic_id in both_ways:
             raise InvalidRequest("the topic is named by its name and by its id")
         if topic.is_internal:

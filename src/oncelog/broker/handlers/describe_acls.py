@@ -23,7 +23,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeAclsRes
     try:
         if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
-        request.check(ResourceType.CLUSTER)
+        request.authorize(ResourceType.CLUSTER)
         wanted = acl_filter(request.message)
     except BrokerError as error:
         return DescribeAclsResponse(error_code=error.code, error_message=error.message)

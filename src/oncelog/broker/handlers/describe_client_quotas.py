@@ -27,7 +27,7 @@ class Match(IntEnum):
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeClientQuotasResponse:
     try:
-        request.check(ResourceType.CLUSTER)
+        request.authorize(ResourceType.CLUSTER)
         wanted = _filter(request.message)
     except BrokerError as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=error.message, entries=None)

@@ -22,7 +22,7 @@ from oncelog.broker.settings.config_text import (
 )
 from oncelog.broker.settings.dynamic_config import CLUSTER
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType as acl
@@ -34,13 +34,13 @@ _Asked = DescribeConfigsRequest.DescribeConfigsResource
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _answer(state, request))
+    answer: Answer = answer_in_steps(state.slots, _answer(state, request))
     return answer
 
 
 def _answer(state: BrokerState, request: Request) -> Work[DescribeConfigsResponse]:
     message: DescribeConfigsRequest = request.message
-    results, pace = [], Pace(state.limits.request_step_elements)
+    results, budget = [], StepBudget(state.limits.request_step_elements)
     for asked in _once(message.resources):
         result = DescribeConfigsResponse.DescribeConfigsResult(
             resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
@@ -56,7 +56,7 @@ def _answer(state: BrokerState, request: Request) -> Work[DescribeConfigsRespons
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
         results.append(result)
-        if pace.next(cost):
+        if budget.spend(cost):
             yield None
     return DescribeConfigsResponse(results=results)
 
@@ -82,20 +82,20 @@ def _entries(
     state: BrokerState, request: Request, asked: DescribeConfigsRequest.DescribeConfigsResource
 ) -> Iterable[ConfigEntry]:
     if asked.resource_type == ResourceType.TOPIC:
-        request.check(acl.TOPIC, asked.resource_name)
+        request.authorize(acl.TOPIC, asked.resource_name)
         check_topic_name(asked.resource_name)
         topic = state.topics.get(asked.resource_name)
         if topic is None:
             raise UnknownTopicOrPartition()
         return topic_entries(state.settings, topic.overrides)
     if asked.resource_type == ResourceType.BROKER:
-        request.check(acl.CLUSTER)
+        request.authorize(acl.CLUSTER)
         state.dynamic.check_broker_name(asked.resource_name)
         if asked.resource_name == CLUSTER:
             return cluster_entries(state.dynamic.of_broker(CLUSTER))
         return broker_entries(state.settings)
     if asked.resource_type == ResourceType.GROUP:
-        request.check(acl.GROUP, asked.resource_name)
+        request.authorize(acl.GROUP, asked.resource_name)
         check_group_name(asked.resource_name)
         return group_entries(state.settings, state.dynamic.of_group(asked.resource_name))
     raise InvalidRequest(f"resource type {asked.resource_type} has no settings here; 2, 4 and 32 have")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
 from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, NotCoordinator
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.security.authorization import ResourceType
@@ -21,25 +21,25 @@ _Group = DescribeGroupsResponse.DescribedGroup
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _describe_all(state, request))
+    answer: Answer = answer_in_steps(state.slots, _describe_all(state, request))
     return answer
 
 
 def _describe_all(state: BrokerState, request: Request) -> Work[DescribeGroupsResponse]:
     message: DescribeGroupsRequest = request.message
-    response, pace = DescribeGroupsResponse(groups=[]), Pace(state.limits.request_step_elements)
+    response, budget = DescribeGroupsResponse(groups=[]), StepBudget(state.limits.request_step_elements)
     for group_id in dict.fromkeys(message.groups):
         group = _described(state, request, group_id)
         if message.include_authorized_operations and not group.error_code:
             group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
         response.groups.append(group)
-        if pace.next(name_cost(group_id) + len(group.members)):
+        if budget.spend(name_cost(group_id) + len(group.members)):
             yield None
     return response
 
 
 def _described(state: BrokerState, request: Request, group_id: str) -> _Group:
-    if not request.may(ResourceType.GROUP, group_id):
+    if not request.is_authorized(ResourceType.GROUP, group_id):
         return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
     try:
         return _describe(state, group_id, request.header.api_version)

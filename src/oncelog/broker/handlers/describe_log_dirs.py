@@ -19,7 +19,7 @@ KEY = 35
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeLogDirsResponse:
     message: DescribeLogDirsRequest = request.message
-    if not request.may(ResourceType.CLUSTER):
+    if not request.is_authorized(ResourceType.CLUSTER):
         return DescribeLogDirsResponse(error_code=ClusterAuthorizationFailed.code, results=[])
     wanted = None if message.topics is None else _wanted(message.topics)
     total_bytes, usable_bytes = state.log_manager.disk.volume()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.errors import BrokerError
 from oncelog.log.partition import ProducerState
@@ -21,7 +21,7 @@ _Result = DescribeProducersResponse.PartitionResponse
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _describe_all(state, request))
+    answer: Answer = answer_in_steps(state.slots, _describe_all(state, request))
     return answer
 
 
@@ -31,29 +31,31 @@ def _describe_all(state: BrokerState, request: Request) -> Work[DescribeProducer
     asked: dict[str, dict[int, None]] = {}
     for topic in message.topics:
         asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
-    response, pace = DescribeProducersResponse(topics=[]), Pace(state.limits.request_step_elements)
+    response, budget = DescribeProducersResponse(topics=[]), StepBudget(state.limits.request_step_elements)
     for name, indexes in asked.items():
         results: list[_Result] = []
         response.topics.append(DescribeProducersResponse.TopicResponse(name=name, partitions=results))
-        if pace.next():
+        if budget.spend():
             yield None
         for index in indexes:
-            results.append((yield from _describe(state, request, name, index, pace)))
-            if pace.next():
+            results.append((yield from _describe(state, request, name, index, budget)))
+            if budget.spend():
                 yield None
     return response
 
 
-def _describe(state: BrokerState, request: Request, topic: str, index: int, pace: Pace) -> Work[_Result]:
+def _describe(
+    state: BrokerState, request: Request, topic: str, index: int, budget: StepBudget
+) -> Work[_Result]:
     result = _Result(partition_index=index)
     try:
-        request.check(ResourceType.TOPIC, topic)
+        request.authorize(ResourceType.TOPIC, topic)
         check_topic_name(topic)
         _, partition = state.topics.partition(TopicPartition(topic, index))
         for part in partition.producers_in_parts():
             for producer in part:
                 result.active_producers.append(_producer(producer))
-                if pace.next():
+                if budget.spend():
                     yield None
             yield None
     except BrokerError as error:

@@ -21,7 +21,7 @@ _Partition = DescribeQuorumResponse.PartitionData
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeQuorumResponse:
     message: DescribeQuorumRequest = request.message
-    if not request.may(ResourceType.CLUSTER):
+    if not request.is_authorized(ResourceType.CLUSTER):
         return DescribeQuorumResponse(error_code=ClusterAuthorizationFailed.code, topics=[])
     requested = [
         (topic.topic_name, [p.partition_index for p in topic.partitions]) for topic in message.topics
@@ -52,8 +52,8 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeQuorumR
 
 def _state(state: BrokerState, request: Request) -> DescribeQuorumResponse.Node:
     """The listener that was asked: it takes a controller's requests as well."""
-    if request.door is None:
+    if request.authenticator is None:
         return DescribeQuorumResponse.Node(node_id=state.node_id)
-    host, port = request.door.listener.address
-    listener = DescribeQuorumResponse.Listener(name=request.door.listener.name, host=host, port=port)
+    host, port = request.authenticator.listener.address
+    listener = DescribeQuorumResponse.Listener(name=request.authenticator.listener.name, host=host, port=port)
     return DescribeQuorumResponse.Node(node_id=state.node_id, listeners=[listener])

@@ -38,7 +38,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeTopicPa
         if name < first_name:
             continue
         try:
-            request.check(ResourceType.TOPIC, name)
+            request.authorize(ResourceType.TOPIC, name)
         except BrokerError as error:
             if requested:
                 unauthorized.append(_refused(name, error))

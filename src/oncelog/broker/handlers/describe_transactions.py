@@ -9,7 +9,7 @@ from itertools import groupby
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
 from oncelog.errors import (
     InvalidRequest,
     NotCoordinator,
@@ -26,18 +26,18 @@ _State = DescribeTransactionsResponse.TransactionState
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request))
+    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 
 def _answer_all(state: BrokerState, request: Request) -> Work[DescribeTransactionsResponse]:
     message: DescribeTransactionsRequest = request.message
     response = DescribeTransactionsResponse(transaction_states=[])
-    pace = Pace(state.limits.request_step_elements)
+    budget = StepBudget(state.limits.request_step_elements)
     for transactional_id in dict.fromkeys(message.transactional_ids):
         transaction = _describe(state, request, transactional_id)
         response.transaction_states.append(transaction)
-        if pace.next(
+        if budget.spend(
             name_cost(transactional_id) + sum(len(topic.partitions) for topic in transaction.topics)
         ):
             yield None
@@ -47,7 +47,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[DescribeTransactio
 def _describe(state: BrokerState, request: Request, transactional_id: str) -> _State:
     if not transactional_id:
         return _State(transactional_id=transactional_id, error_code=InvalidRequest.code)
-    if not request.may(ResourceType.TRANSACTIONAL_ID, transactional_id):
+    if not request.is_authorized(ResourceType.TRANSACTIONAL_ID, transactional_id):
         return _State(transactional_id=transactional_id, error_code=TransactionalIdAuthorizationFailed.code)
     try:
         entry = state.transactions.get(transactional_id)
@@ -62,7 +62,7 @@ def _describe(state: BrokerState, request: Request, transactional_id: str) -> _S
         transaction_start_time_ms=entry.start_ms,
         producer_id=entry.producer_id,
         producer_epoch=entry.producer_epoch,
-        topics=[t for t in _topics(entry) if request.may(ResourceType.TOPIC, t.topic)],
+        topics=[t for t in _topics(entry) if request.is_authorized(ResourceType.TOPIC, t.topic)],
     )
 
 

@@ -24,7 +24,7 @@ _Result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResul
 def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeUserScramCredentialsResponse:
     message: DescribeUserScramCredentialsRequest = request.message
     try:
-        request.check(ResourceType.CLUSTER)
+        request.authorize(ResourceType.CLUSTER)
     except BrokerError as error:
         return DescribeUserScramCredentialsResponse(error_code=error.code, error_message=error.message)
     asked = Counter(each.name for each in message.users) if message.users else Counter(state.users.names())

@@ -27,7 +27,7 @@ _Topic = ElectLeadersResponse.ReplicaElectionResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> ElectLeadersResponse:
     message: ElectLeadersRequest = request.message
-    if not request.may(ResourceType.CLUSTER):
+    if not request.is_authorized(ResourceType.CLUSTER):
         return _refused(message, ClusterAuthorizationFailed())
     if message.election_type not in (PREFERRED, UNCLEAN):
         return _refused(message, InvalidRequest(f"election type {message.election_type}; 0 and 1 are known"))

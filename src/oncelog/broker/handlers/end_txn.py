@@ -31,13 +31,13 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     who = Identity(message.producer_id, message.producer_epoch)
     client_version = EPOCH_PER_TRANSACTION if version >= FIRST_EPOCH_VERSION else 0
     try:
-        request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
+        request.authorize(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         done = state.transactions.end(
             message.transactional_id, who, message.committed, client_version, now_ms
         )
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(state.flushes, done.written, _answer(done.entry), refusal)
+    return answer_when_durable(state.flush_queue, done.written, _answer(done.entry), refusal)
 
 
 def _answer(entry: TransactionEntry) -> EndTxnResponse:

@@ -22,10 +22,10 @@ from oncelog.broker.fetch_sessions import (
     error_response,
 )
 from oncelog.broker.leader_epoch import check_leader_epoch
-from oncelog.broker.purgatory import Deferred, FetchWait
+from oncelog.broker.purgatory import DelayedFetch, PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps, continue_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, continue_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -51,7 +51,7 @@ _Result = FetchResponse.PartitionData
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: FetchRequest = request.message
-    owes = state.quotas.is_any and state.quotas.wait_ms(CONSUMER_BYTES, request.payer, now_ms) > 0
+    owes = state.quotas.is_any and state.quotas.wait_ms(CONSUMER_BYTES, request.quota_principal, now_ms) > 0
     if owes and message.session_epoch in (FULL_AND_CREATE, FULL_WITHOUT_SESSION):
         return FetchResponse(responses=[])
     try:
@@ -60,7 +60,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         return error_response(error)
     if owes:
         return FetchResponse(session_id=context.session_id, responses=[])
-    answer: Answer = answer_in_steps(state.steps, _read(state, request, context, now_ms))
+    answer: Answer = answer_in_steps(state.slots, _read(state, request, context, now_ms))
     return answer
 
 
@@ -78,9 +78,9 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         return fetch.response(results)
     # A connection that waits longer than an idle one may stay has no client any more.
     idle_ms, max_wait_ms = state.settings["connections.max.idle.ms"], message.max_wait_ms
-    deferred = Deferred(holds_later_requests=True)
-    wait = FetchWait(
-        deferred,
+    pending = PendingResponse(blocks_pipeline=True)
+    wait = DelayedFetch(
+        pending,
         fetch.partitions(),
         missing_bytes,
         now_ms + (min(max_wait_ms, idle_ms) if idle_ms > 0 else max_wait_ms),
@@ -88,24 +88,24 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         is_committed_only=fetch.is_committed_only,
     )
     if has_stepped:
-        wait.begin = lambda wait: continue_in_steps(state.steps, _read_again(fetch, wait), wait.deferred)
-    state.fetch_waits.add(wait)
-    return deferred
+        wait.begin = lambda wait: continue_in_steps(state.slots, _read_again(fetch, wait), wait.pending)
+    state.fetch_purgatory.watch(wait)
+    return pending
 
 
-def _read_again(fetch: _Fetch, wait: FetchWait) -> Work[Answer]:
+def _read_again(fetch: _Fetch, wait: DelayedFetch) -> Work[Answer]:
     """Read what an append or the deadline of a waiting fetch asks for, and wait again if it is too little."""
     results = yield from _read_all(fetch)
     missing_bytes = fetch.missing_bytes(results)
     if wait.is_due or missing_bytes <= 0 or fetch.is_outdated(results):
-        fetch.state.fetch_waits.end(wait)
+        fetch.state.fetch_purgatory.remove(wait)
         return fetch.response(results)
-    fetch.state.fetch_waits.add_again(wait, missing_bytes)
-    return wait.deferred
+    fetch.state.fetch_purgatory.watch_again(wait, missing_bytes)
+    return wait.pending
 
 
 def _read_all(fetch: _Fetch) -> Work[list[tuple[Target, _Result]]]:
-    pace, held = Pace(fetch.state.limits.request_step_elements), fetch.state.answers_held
+    budget, held = StepBudget(fetch.state.limits.request_step_elements), fetch.state.response_memory
     results: list[tuple[Target, _Result]] = []
     unfinished_bytes = 0
     try:
@@ -115,7 +115,7 @@ def _read_all(fetch: _Fetch) -> Work[list[tuple[Target, _Result]]]:
             size_bytes = len(result[1].records or b"")
             unfinished_bytes += size_bytes
             held.unfinished_bytes += size_bytes
-            if pace.next():
+            if budget.spend():
                 yield None
     finally:
         held.unfinished_bytes -= unfinished_bytes
@@ -146,10 +146,10 @@ class _Fetch:
         self.is_committed_only = message.isolation_level == Isolation.READ_COMMITTED
         self.max_bytes = min(message.max_bytes, state.settings["fetch.max.bytes"])
         if state.quotas.is_any:
-            self.max_bytes = int(min(self.max_bytes, state.quotas.most_bytes(request.payer)))
+            self.max_bytes = int(min(self.max_bytes, state.quotas.max_fetch_bytes(request.quota_principal)))
 
     def read(self) -> Iterator[tuple[Target, _Result]]:
-        share_bytes = self.state.answers_held.share_bytes()
+        share_bytes = self.state.response_memory.share_bytes()
         left_bytes = self.max_bytes if share_bytes is None else min(self.max_bytes, share_bytes)
         has_data = False
         for target in self.context.targets:
@@ -160,7 +160,7 @@ class _Fetch:
             yield target, result
 
     def answer(self, is_due: bool) -> FetchResponse | None:
-        """As FetchWait asks for it."""
+        """As DelayedFetch asks for it."""
         results = list(self.read())
         return self.response(results) if is_due or self.missing_bytes(results) <= 0 else None
 
@@ -266,7 +266,7 @@ class _Fetch:
     def _check(self, topic: str) -> None:
         """Consumers read a topic; a replica that follows needs the cluster's trust."""
         if not self.is_by_replica:
-            self.request.check(ResourceType.TOPIC, topic)
+            self.request.authorize(ResourceType.TOPIC, topic)
         elif not self.request.access.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
             raise TopicAuthorizationFailed()
 

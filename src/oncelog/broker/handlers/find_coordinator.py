@@ -15,7 +15,7 @@ from typing import Any
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import refusal_of
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.errors import InvalidRequest
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse
@@ -25,7 +25,7 @@ GROUP, TRANSACTION = 0, 1
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _find_all(state, request))
+    answer: Answer = answer_in_steps(state.slots, _find_all(state, request))
     return answer
 
 
@@ -34,10 +34,13 @@ def _find_all(state: BrokerState, request: Request) -> Work[FindCoordinatorRespo
     tell = functools.partial(_tell, state, request, message.key_type)
     if request.header.api_version < 4:
         return FindCoordinatorResponse(**tell(message.key))
-    response, pace = FindCoordinatorResponse(coordinators=[]), Pace(state.limits.request_step_elements)
+    response, budget = (
+        FindCoordinatorResponse(coordinators=[]),
+        StepBudget(state.limits.request_step_elements),
+    )
     for key in message.coordinator_keys:
         response.coordinators.append(FindCoordinatorResponse.Coordinator(key=key, **tell(key)))
-        if pace.next():
+        if budget.spend():
             yield None
     return response
 
@@ -47,7 +50,7 @@ def _tell(state: BrokerState, request: Request, key_type: int, key: str) -> dict
         text = f"coordinators of key type {key_type} are not served; 0 is a group, 1 a transactional id"
         return {"error_code": InvalidRequest.code, "error_message": text, "node_id": -1, "port": -1}
     resource_type = ResourceType.GROUP if key_type == GROUP else ResourceType.TRANSACTIONAL_ID
-    if not request.may(resource_type, key):
+    if not request.is_authorized(resource_type, key):
         refusal = refusal_of(resource_type)
         return {"error_code": refusal.code, "error_message": str(refusal), "node_id": -1, "port": -1}
     address = state.address(request)

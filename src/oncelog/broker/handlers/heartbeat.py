@@ -14,7 +14,7 @@ KEY = 12
 def handle(state: BrokerState, request: Request, now_ms: int) -> HeartbeatResponse:
     message: HeartbeatRequest = request.message
     try:
-        request.check(ResourceType.GROUP, message.group_id)
+        request.authorize(ResourceType.GROUP, message.group_id)
         group = state.groups.joined(message.group_id)
     except BrokerError as error:
         return HeartbeatResponse(error_code=error.code)

@@ -42,9 +42,9 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         if message.transactional_id is None:
             # IDEMPOTENT_WRITE is implied by WRITE to any topic (KIP-679).
             if not request.access.may_somewhere(Operation.WRITE, ResourceType.TOPIC):
-                request.check(ResourceType.CLUSTER)
+                request.authorize(ResourceType.CLUSTER)
             return InitProducerIdResponse(producer_id=_take(state, request, now_ms), producer_epoch=0)
-        request.check(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
+        request.authorize(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         given = None if message.producer_id == -1 else Identity(message.producer_id, message.producer_epoch)
         done = state.transactions.init(
             message.transactional_id,
@@ -58,13 +58,13 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     answer = InitProducerIdResponse(
         producer_id=done.entry.producer_id, producer_epoch=done.entry.producer_epoch
     )
-    return answer_when_durable(state.flushes, done.written, answer, refusal)
+    return answer_when_durable(state.flush_queue, done.written, answer, refusal)
 
 
 def _take(state: BrokerState, request: Request, now_ms: int) -> int:
     """Raises CoordinatorLoadInProgress, which every client takes for "later"."""
     try:
-        state.quotas.take(PRODUCER_IDS, request.payer, 1, now_ms)
+        state.quotas.take(PRODUCER_IDS, request.quota_principal, 1, now_ms)
         producer_id = state.producer_ids.take()
     except ThrottlingQuotaExceeded as error:
         # Its own code is fatal to older producers here (KIP-599 knows it for topics alone).

@@ -8,7 +8,7 @@ member); the rest is `rules.groups.classic`. Before version 1 the rebalance time
 from __future__ import annotations
 
 from oncelog.broker.coordinators.group_log import check_member
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, InvalidGroupId, InvalidSessionTimeout
@@ -28,7 +28,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     fresh_id = f"{base}-{state.new_name()}"
     group_id = message.group_id
     try:
-        request.check(ResourceType.GROUP, group_id)
+        request.authorize(ResourceType.GROUP, group_id)
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
         _check_timeout(state, message.session_timeout_ms)
@@ -40,10 +40,10 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         return _response(JoinResult(error.code, message.member_id), version)
     # A member that ends during a rebalance sends LeaveGroup behind this. See
     # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
-    deferred = Deferred(holds_later_requests=True, keeps_later_requests=True)
-    group.join(joining, fresh_id, now_ms, lambda answer: deferred.resolve(_response(answer, version)))
+    pending = PendingResponse(blocks_pipeline=True, runs_next_request=True)
+    group.join(joining, fresh_id, now_ms, lambda answer: pending.resolve(_response(answer, version)))
     state.groups.settle(group, now_ms)
-    return deferred
+    return pending
 
 
 def _check_timeout(state: BrokerState, session_timeout_ms: int) -> None:

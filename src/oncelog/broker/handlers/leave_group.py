@@ -33,7 +33,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         return LeaveGroupResponse(members=[_left(identity, code) for identity, code in rows])
 
     try:
-        request.check(ResourceType.GROUP, message.group_id)
+        request.authorize(ResourceType.GROUP, message.group_id)
         if message.group_id and state.groups.consumers.get(message.group_id):
             return _leave_consumer_group(state, message.group_id, identities, response, now_ms)
         group = state.groups.joined(message.group_id)
@@ -57,7 +57,7 @@ def _leave_consumer_group(
     named = [(identity.member_id, identity.group_instance_id) for identity in identities]
     codes, written = state.groups.consumers.leave(group_id, named, now_ms)
     return answer_when_durable(
-        state.flushes, written, response(codes), lambda error: LeaveGroupResponse(error_code=error.code)
+        state.flush_queue, written, response(codes), lambda error: LeaveGroupResponse(error_code=error.code)
     )
 
 

@@ -22,7 +22,7 @@ FIRST_TYPED_VERSION = 1
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> ListConfigResourcesResponse:
     message: ListConfigResourcesRequest = request.message
-    if not request.may(acl.CLUSTER):
+    if not request.is_authorized(acl.CLUSTER):
         return ListConfigResourcesResponse(error_code=ClusterAuthorizationFailed.code, config_resources=[])
     types = set(message.resource_types) or set(ResourceType)
     if request.header.api_version < FIRST_TYPED_VERSION:

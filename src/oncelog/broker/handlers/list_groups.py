@@ -5,7 +5,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.groups import CONSUMER_PROTOCOL_TYPE
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
 from oncelog.errors import NotCoordinator
 from oncelog.rules.groups.classic import GroupState
 from oncelog.rules.security.authorization import ResourceType
@@ -16,7 +16,7 @@ CLASSIC, CONSUMER = "classic", "consumer"
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request))
+    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 
@@ -24,12 +24,12 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse
     message: ListGroupsRequest = request.message
     states = {name.lower() for name in message.states_filter}
     types = {name.lower() for name in message.types_filter}
-    may_all = request.may(ResourceType.CLUSTER)
-    groups, pace = [], Pace(state.limits.request_step_elements)
+    may_all = request.is_authorized(ResourceType.CLUSTER)
+    groups, budget = [], StepBudget(state.limits.request_step_elements)
     for group_id in sorted(state.groups.group_ids()):
-        if pace.next(name_cost(group_id)):
+        if budget.spend(name_cost(group_id)):
             yield None
-        if not (may_all or request.may(ResourceType.GROUP, group_id)):
+        if not (may_all or request.is_authorized(ResourceType.GROUP, group_id)):
             continue
         try:
             group = _listed(state, group_id)

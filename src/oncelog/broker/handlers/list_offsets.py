@@ -14,7 +14,7 @@ from collections import Counter
 from oncelog.broker.leader_epoch import check_leader_epoch
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.errors import BrokerError, InvalidRequest, TopicAuthorizationFailed, UnsupportedVersion
 from oncelog.log.partition import Partition
 from oncelog.log.reader import StepCost
@@ -35,7 +35,7 @@ FIRST_VERSION_OF = {
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request))
+    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 
@@ -43,22 +43,22 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListOffsetsRespons
     message: ListOffsetsRequest = request.message
     named = Counter((t.name, p.partition_index) for t in message.topics for p in t.partitions)
     repeated = {at for at, times in named.items() if times > 1}
-    response, cost, pace = (
+    response, cost, budget = (
         ListOffsetsResponse(topics=[]),
         StepCost(),
-        Pace(state.limits.request_step_elements),
+        StepBudget(state.limits.request_step_elements),
     )
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(
             ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=results)
         )
-        if pace.next():
+        if budget.spend():
             yield None
-        is_allowed = request.may(ResourceType.TOPIC, topic.name)
+        is_allowed = request.is_authorized(ResourceType.TOPIC, topic.name)
         # However often a partition is named, it is answered once.
         for asked in {asked.partition_index: asked for asked in topic.partitions}.values():
-            if pace.next():
+            if budget.spend():
                 yield None
             if (topic.name, asked.partition_index) in repeated:
                 results.append(_error(asked, InvalidRequest("the partition is named twice")))

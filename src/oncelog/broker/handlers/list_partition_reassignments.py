@@ -15,7 +15,7 @@ KEY = 46
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> ListPartitionReassignmentsResponse:
-    if request.may(ResourceType.CLUSTER):
+    if request.is_authorized(ResourceType.CLUSTER):
         return ListPartitionReassignmentsResponse(error_message=None)
     message: ListPartitionReassignmentsRequest = request.message
     error = ClusterAuthorizationFailed()

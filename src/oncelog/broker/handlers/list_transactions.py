@@ -10,7 +10,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.patterns import Pattern, matching_texts
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.errors import InvalidRegularExpression
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
@@ -31,7 +31,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
             pattern = Pattern(message.transactional_id_pattern)
         except InvalidRegularExpression as error:
             return ListTransactionsResponse(error_code=error.code)
-    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request, pattern, now_ms))
+    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request, pattern, now_ms))
     return answer
 
 
@@ -42,11 +42,11 @@ def _answer_all(
     # As lists, 20,000 filters were compared with each id. See test_filters_cost_no_work_for_each_id.
     states, producer_ids = frozenset(message.state_filters), frozenset(message.producer_id_filters)
     chosen: list[_State] = []
-    pace = Pace(state.limits.request_step_elements)
+    budget = StepBudget(state.limits.request_step_elements)
     for entry in list(state.transactions.all()):
-        if pace.next():
+        if budget.spend():
             yield None
-        if not request.may(ResourceType.TRANSACTIONAL_ID, entry.transactional_id):
+        if not request.is_authorized(ResourceType.TRANSACTIONAL_ID, entry.transactional_id):
             continue
         if (
             (not states or entry.state.label in states)

@@ -16,7 +16,7 @@ from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import EVERYTHING, allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.broker.topics.topics import NewTopic, Topic
 from oncelog.errors import (
@@ -54,7 +54,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: MetadataRequest = request.message
     may_create = bool(message.topics) and message.allow_auto_topic_creation
     # Topics are made to their end, though the client goes away.
-    answer: Answer = answer_in_steps(state.steps, _handle(state, request, now_ms), is_dropped=not may_create)
+    answer: Answer = answer_in_steps(state.slots, _handle(state, request, now_ms), is_dropped=not may_create)
     return answer
 
 
@@ -98,18 +98,18 @@ def _answer(
     asked: list[MetadataRequest.MetadataRequestTopic] | None,
     refused: Mapping[str, BrokerError],
 ) -> Work[MetadataResponse]:
-    topics, pace = [], Pace(state.limits.request_step_elements)
+    topics, budget = [], StepBudget(state.limits.request_step_elements)
     if asked is None:
         for topic in list(state.topics.all()):
-            if request.may(ResourceType.TOPIC, topic.name):
+            if request.is_authorized(ResourceType.TOPIC, topic.name):
                 topics.append(_describe(state, topic))
-            if pace.next(1 + len(topic.partitions)):
+            if budget.spend(1 + len(topic.partitions)):
                 yield None
     else:
         once = {(topic.name, bytes(topic.topic_id)): topic for topic in asked}
         for each in once.values():
             topics.append(_look_up(state, request, each, refused))
-            if pace.next(1 + len(topics[-1].partitions)):
+            if budget.spend(1 + len(topics[-1].partitions)):
                 yield None
     address = state.address(request)
     return MetadataResponse(
@@ -143,7 +143,7 @@ def _create_missing(
         if (len(missing) + 1) * count > max(MAX_PARTITIONS_PER_REQUEST, count):
             break
         try:
-            request.check(ResourceType.TOPIC, name)
+            request.authorize(ResourceType.TOPIC, name)
             check_topic_name(name)
             _check_create(request, name)
         except BrokerError as error:
@@ -158,7 +158,7 @@ def _create_missing(
         return refused | {new.name: KafkaStorageError(str(error)) for new in missing}
     for new, made in zip(missing, created, strict=True):
         if isinstance(made, Topic):
-            state.quotas.charge(MUTATIONS, request.payer, count, now_ms)
+            state.quotas.charge(MUTATIONS, request.quota_principal, count, now_ms)
         elif not isinstance(made, TopicAlreadyExists):  # another request makes it: the client asks again
             refused[new.name] = made if isinstance(made, BrokerError) else KafkaStorageError(str(made))
     return refused
@@ -176,10 +176,10 @@ def _look_up(
             topic = state.topics.by_id(asked.topic_id)
             if topic is None:
                 raise UnknownTopicId()
-            if not request.may(ResourceType.TOPIC, topic.name):
+            if not request.is_authorized(ResourceType.TOPIC, topic.name):
                 return _Topic(error_code=TopicAuthorizationFailed.code, name=None, topic_id=topic.topic_id)
             return _describe(state, topic)
-        request.check(ResourceType.TOPIC, asked.name)
+        request.authorize(ResourceType.TOPIC, asked.name)
         topic = state.topics.get(asked.name)
         if topic is None:
             check_topic_name(asked.name)
@@ -199,7 +199,7 @@ def _check_create(request: Request, topic: str) -> None:
 
 def cluster_bits(request: Request) -> int:
     """What the client may do to the cluster; 0 when it may not even ask."""
-    if not request.may(ResourceType.CLUSTER):
+    if not request.is_authorized(ResourceType.CLUSTER):
         return 0
     return allowed_bits(request.access, ResourceType.CLUSTER, CLUSTER_NAME)
 

@@ -13,7 +13,7 @@ from oncelog.broker.coordinators.internal_topic import answer_when_durable
 from oncelog.broker.coordinators.offsets import OffsetRecord
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.config import INT64_MAX
 from oncelog.errors import (
@@ -38,7 +38,7 @@ _Partition = OffsetCommitResponse.OffsetCommitResponsePartition
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _commit(state, request, now_ms))
+    answer: Answer = answer_in_steps(state.slots, _commit(state, request, now_ms))
     return answer
 
 
@@ -58,7 +58,7 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
         ]
     )
     rows = CommitRows(state, request, response.topics, _Partition)
-    if not request.may(ResourceType.GROUP, message.group_id):
+    if not request.is_authorized(ResourceType.GROUP, message.group_id):
         yield from rows.refuse_all(GroupAuthorizationFailed())
         return response
     yield from rows.check(now_ms, expire_ms)
@@ -85,7 +85,7 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
         return refusal(InvalidCommitOffsetSize(str(error)))
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(state.flushes, written, response, refusal)
+    return answer_when_durable(state.flush_queue, written, response, refusal)
 
 
 def _name_topics(state: BrokerState, message: OffsetCommitRequest) -> None:
@@ -105,7 +105,7 @@ class CommitRows:
         is_commit = request.header.api_key == KEY
         self._has_ids = is_commit and request.header.api_version >= FIRST_ID_VERSION
         self._response_topics, self._new_row = response_topics, new_row
-        self._pace = Pace(state.limits.request_step_elements)
+        self._budget = StepBudget(state.limits.request_step_elements)
         self._rows: dict[TopicPartition, list[Any]] = {}
         self._topics: dict[str, Topic | None] = {}
         self.offsets: dict[TopicPartition, CommittedOffset] = {}
@@ -116,7 +116,7 @@ class CommitRows:
         """Judge each row by itself."""
         for topic, answered in zip(self._request.message.topics, self._response_topics, strict=True):
             code = self._topic_code(topic.name, getattr(topic, "topic_id", NO_ID))
-            if self._pace.next():
+            if self._budget.spend():
                 yield None
             for partition in topic.partitions:
                 tp = TopicPartition(topic.name, partition.partition_index)
@@ -134,14 +134,14 @@ class CommitRows:
                         expire_ms,
                         -1,
                     )
-                if self._pace.next():
+                if self._budget.spend():
                     yield None
 
     def _topic_code(self, name: str, topic_id: bytes) -> int:
         """Return the error code for all rows of a topic; its name is empty if its id is unknown."""
         if not name and self._has_ids:
             return UnknownTopicId.code
-        if not self._request.may(ResourceType.TOPIC, name):
+        if not self._request.is_authorized(ResourceType.TOPIC, name):
             return TopicAuthorizationFailed.code
         topic = self._state.topics.get(name)
         if self._has_ids and (topic is None or topic.topic_id != topic_id):
@@ -174,7 +174,7 @@ class CommitRows:
             self._too_large = None
             try:
                 self._records = yield from self._state.groups.offsets.encode(
-                    group_id, self.offsets, self._pace
+                    group_id, self.offsets, self._budget
                 )
             except MessageTooLarge as error:
                 self._too_large = error
@@ -216,7 +216,7 @@ class CommitRows:
             for partition in topic.partitions:
                 row = self._new_row(partition_index=partition.partition_index, error_code=error.code)
                 answered.partitions.append(row)
-                if self._pace.next():
+                if self._budget.spend():
                     yield None
 
 

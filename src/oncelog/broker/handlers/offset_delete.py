@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.internal_topic import answer_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
     GroupAuthorizationFailed,
@@ -31,7 +31,7 @@ _Partition = OffsetDeleteResponse.OffsetDeleteResponsePartition
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # What is deleted in part is deleted to its end, though the client goes away.
-    answer: Answer = answer_in_steps(state.steps, _delete_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = answer_in_steps(state.slots, _delete_all(state, request, now_ms), is_dropped=False)
     return answer
 
 
@@ -41,7 +41,7 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
     def refusal(error: BrokerError) -> OffsetDeleteResponse:
         return OffsetDeleteResponse(error_code=error.code)
 
-    if not request.may(ResourceType.GROUP, message.group_id):
+    if not request.is_authorized(ResourceType.GROUP, message.group_id):
         return refusal(GroupAuthorizationFailed())
     try:
         if not message.group_id:
@@ -53,7 +53,7 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
     if state.groups.has_members_of_another_type(message.group_id):
         return refusal(NonEmptyGroup())
     subscribed = state.groups.subscribed_topics(message.group_id)
-    response, pace = OffsetDeleteResponse(topics=[]), Pace(state.limits.request_step_elements)
+    response, budget = OffsetDeleteResponse(topics=[]), StepBudget(state.limits.request_step_elements)
     doomed: dict[TopicPartition, None] = {}
     with state.groups.topic.reserved(message.group_id):
         for topic in message.topics:
@@ -61,7 +61,7 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
             response.topics.append(
                 OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name, partitions=results)
             )
-            if pace.next():
+            if budget.spend():
                 yield None
             for partition in topic.partitions:
                 tp = TopicPartition(topic.name, partition.partition_index)
@@ -69,17 +69,17 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
                 results.append(_Partition(partition_index=tp.partition, error_code=code))
                 if not code:
                     doomed[tp] = None
-                if pace.next():
+                if budget.spend():
                     yield None
         try:
-            written = yield from state.groups.delete_offsets(message.group_id, doomed, pace, now_ms)
+            written = yield from state.groups.delete_offsets(message.group_id, doomed, budget, now_ms)
         except BrokerError as error:
             return refusal(error)
-    return answer_when_durable(state.flushes, [written] if written else [], response, refusal)
+    return answer_when_durable(state.flush_queue, [written] if written else [], response, refusal)
 
 
 def _code(state: BrokerState, request: Request, at: TopicPartition, subscribed: set[str] | None) -> int:
-    if not request.may(ResourceType.TOPIC, at.topic):
+    if not request.is_authorized(ResourceType.TOPIC, at.topic):
         return TopicAuthorizationFailed.code
     topic = state.topics.get(at.topic)
     if topic is None or not 0 <= at.partition < len(topic.partitions):

@@ -14,7 +14,7 @@ from typing import Any
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.request_limits import MAX_NAMES
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.errors import (
     BrokerError,
     PeerError,
@@ -32,7 +32,7 @@ FIRST_GROUP_ERROR_VERSION, FIRST_BATCHED_VERSION, FIRST_ID_VERSION = 2, 8, 10
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request))
+    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 
@@ -42,7 +42,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
     is_single = request.header.api_version < FIRST_BATCHED_VERSION
     if is_single:
         try:
-            request.check(ResourceType.GROUP, message.group_id)
+            request.authorize(ResourceType.GROUP, message.group_id)
             state.groups.topic.check(message.group_id)
         except BrokerError as error:
             return _refused(message, request.header.api_version, error.code)
@@ -53,7 +53,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
             message.group_id,
             message.topics,
             is_stable,
-            Pace(state.limits.request_step_elements),
+            StepBudget(state.limits.request_step_elements),
         ):
             if part is None:
                 yield None
@@ -74,10 +74,10 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
         raise PeerError(
             f"OffsetFetch of {len(once)} groups; allowed are {MAX_NAMES}: ask for fewer at a time"
         )
-    response, pace = OffsetFetchResponse(groups=[]), Pace(state.limits.request_step_elements)
+    response, budget = OffsetFetchResponse(groups=[]), StepBudget(state.limits.request_step_elements)
     for asked in once.values():
-        response.groups.append((yield from _group(state, request, asked, is_stable, pace)))
-        if pace.next():
+        response.groups.append((yield from _group(state, request, asked, is_stable, budget)))
+        if budget.spend():
             yield None
     return response
 
@@ -106,10 +106,10 @@ def _group(
     request: Request,
     asked: OffsetFetchRequest.OffsetFetchRequestGroup,
     is_stable: bool,
-    pace: Pace,
+    budget: StepBudget,
 ) -> Work[OffsetFetchResponse.OffsetFetchResponseGroup]:
     try:
-        request.check(ResourceType.GROUP, asked.group_id)
+        request.authorize(ResourceType.GROUP, asked.group_id)
         consumers = state.groups.consumers.get(asked.group_id)
         if consumers is not None:
             consumers.check_fetch(asked.member_id, asked.member_epoch)
@@ -117,10 +117,10 @@ def _group(
         return OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error.code)
     group = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id)
     has_ids = request.header.api_version >= FIRST_ID_VERSION
-    unknown = (yield from _name_topics(state, asked.topics or (), pace)) if has_ids else []
+    unknown = (yield from _name_topics(state, asked.topics or (), budget)) if has_ids else []
     known = None if asked.topics is None else [topic for topic in asked.topics if topic.name or not has_ids]
     ids = {topic.name: bytes(topic.topic_id) for topic in known or () if has_ids}
-    for part in _told(state, request, asked.group_id, known, is_stable, pace):
+    for part in _told(state, request, asked.group_id, known, is_stable, budget):
         if part is None:
             yield None
             continue
@@ -142,7 +142,9 @@ def _group(
     return group
 
 
-def _name_topics(state: BrokerState, topics: Iterable[_TopicRequest], pace: Pace) -> Work[list[_TopicResult]]:
+def _name_topics(
+    state: BrokerState, topics: Iterable[_TopicRequest], budget: StepBudget
+) -> Work[list[_TopicResult]]:
     """Fill in the names of topics that a request names by id; return the results for unknown ids."""
     unknown = []
     for requested in topics:
@@ -153,9 +155,9 @@ def _name_topics(state: BrokerState, topics: Iterable[_TopicRequest], pace: Pace
             unknown.append(result)
             for index in requested.partition_indexes:
                 result.partitions.append(_unknown_id(index))
-                if pace.next():
+                if budget.spend():
                     yield None
-        if pace.next():
+        if budget.spend():
             yield None
     return unknown
 
@@ -175,7 +177,12 @@ _Topics = (
 
 
 def _told(
-    state: BrokerState, request: Request, group_id: str, topics: _Topics | None, is_stable: bool, pace: Pace
+    state: BrokerState,
+    request: Request,
+    group_id: str,
+    topics: _Topics | None,
+    is_stable: bool,
+    budget: StepBudget,
 ) -> Iterator[tuple[str, list[dict[str, Any]]] | None]:
     """Yield (topic, fields of its partitions) as asked; of everything when `topics` is None.
 
@@ -185,7 +192,7 @@ def _told(
     pending = state.groups.offsets.pending_of(group_id) if is_stable else ()
     if topics is None:
         # A partition with pending offsets only has no offset yet. Kafka leaves it out too.
-        everything = sorted(at for at in committed if request.may(ResourceType.TOPIC, at.topic))
+        everything = sorted(at for at in committed if request.is_authorized(ResourceType.TOPIC, at.topic))
         asked = [
             (topic, [at.partition for at in each]) for topic, each in groupby(everything, lambda at: at.topic)
         ]
@@ -194,7 +201,7 @@ def _told(
 
     def one(at: TopicPartition) -> dict[str, Any]:
         fields = {"partition_index": at.partition, "committed_offset": NO_OFFSET, "metadata": ""}
-        if not request.may(ResourceType.TOPIC, at.topic):
+        if not request.is_authorized(ResourceType.TOPIC, at.topic):
             return {**fields, "error_code": TopicAuthorizationFailed.code}
         if at in pending:
             return {**fields, "error_code": UnstableOffsetCommit.code}
@@ -214,9 +221,9 @@ def _told(
             # Of everything, a partition whose offset went between two steps is left out, as Kafka does.
             if topics is not None or TopicPartition(topic, index) in committed:
                 told.append(one(TopicPartition(topic, index)))
-            if pace.next():
+            if budget.spend():
                 yield None
         if told or topics is not None:
             yield topic, told
-        if pace.next():
+        if budget.spend():
             yield None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncelog.broker.leader_epoch import check_leader_epoch
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.errors import BrokerError
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.types import TopicPartition
@@ -22,23 +22,23 @@ _Result = OffsetForLeaderEpochResponse.EpochEndOffset
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _answer_all(state, request))
+    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 
 def _answer_all(state: BrokerState, request: Request) -> Work[OffsetForLeaderEpochResponse]:
     message: OffsetForLeaderEpochRequest = request.message
-    response, pace = OffsetForLeaderEpochResponse(topics=[]), Pace(state.limits.request_step_elements)
+    response, budget = OffsetForLeaderEpochResponse(topics=[]), StepBudget(state.limits.request_step_elements)
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(
             OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=results)
         )
-        if pace.next():
+        if budget.spend():
             yield None
         for asked in topic.partitions:
             results.append(_answer(state, request, topic.topic, asked))
-            if pace.next():
+            if budget.spend():
                 yield None
     return response
 
@@ -51,7 +51,7 @@ def _answer(
 ) -> _Result:
     try:
         if not request.access.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
-            request.check(ResourceType.TOPIC, topic)
+            request.authorize(ResourceType.TOPIC, topic)
         _, partition = state.topics.partition(TopicPartition(topic, asked.partition))
         check_leader_epoch(partition, asked.current_leader_epoch)
     except BrokerError as error:

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from oncelog.broker.append_events import AppendEvent, Verdict
 from oncelog.broker.coordinators.transaction_verification import Admission, admit_produce, check_still_open
-from oncelog.broker.group_commit import FlushWait
-from oncelog.broker.purgatory import Deferred, Disconnect
+from oncelog.broker.group_commit import FlushWaiter
+from oncelog.broker.purgatory import Disconnect, PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import Work, answer_in_steps
@@ -78,7 +78,9 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     )
     lacks_id = is_transactional and message.transactional_id is None
     if message.transactional_id is not None:
-        if is_transactional and not request.may(ResourceType.TRANSACTIONAL_ID, message.transactional_id):
+        if is_transactional and not request.is_authorized(
+            ResourceType.TRANSACTIONAL_ID, message.transactional_id
+        ):
             return work.refuse(TransactionalIdAuthorizationFailed())
         try:
             admission = work.admission = admit_produce(state, request, now_ms)
@@ -114,12 +116,12 @@ class _Produce:
 
     __slots__ = (
         "admission",
-        "deferred",
         "first_error",
         "is_continued",
         "message",
         "now_ms",
         "opened_cost",
+        "pending",
         "request",
         "response",
         "state",
@@ -133,7 +135,7 @@ class _Produce:
         """True from the second step on: others may have changed what was so at the first."""
         self.admission: Admission | None = None
         self.first_error: BrokerError | None = None
-        self.deferred: Deferred | None = None
+        self.pending: PendingResponse | None = None
         self.response: ProduceResponse | None = None
 
     def partition(self, topic: str, part: _PartitionData, lacks_id: bool) -> _PartitionResult:
@@ -150,7 +152,7 @@ class _Produce:
     def _append(self, at: TopicPartition, records: Buffer | None, result: _PartitionResult) -> None:
         if not at.topic and self.request.header.api_version >= FIRST_ID_VERSION:
             raise UnknownTopicId()
-        self.request.check(ResourceType.TOPIC, at.topic)
+        self.request.authorize(ResourceType.TOPIC, at.topic)
         topic, partition = self.state.topics.partition(at)
         batch = only_batch(records, self.request.header.api_version)
         if self.message.acks not in (-1, 0, 1):
@@ -205,12 +207,12 @@ class _Produce:
                 result.error_message = f"the batch could not be flushed: {error}"
             self._waited()
 
-        self.state.flushes.add(partition, FlushWait(appended.last_offset, on_flushed))
+        self.state.flush_queue.add(partition, FlushWaiter(appended.last_offset, on_flushed))
 
     def _waited(self) -> None:
         self.waiting -= 1
-        if not self.waiting and self.deferred is not None:
-            self.deferred.resolve(self.response)
+        if not self.waiting and self.pending is not None:
+            self.pending.resolve(self.response)
 
     def _refuse(
         self,
@@ -269,18 +271,18 @@ class _Produce:
     def answer(self, result_of: Callable[[str, _PartitionData], _PartitionResult]) -> Answer:
         """What each partition has to say, once it may be said."""
         answer: Answer = answer_in_steps(
-            self.state.steps, self._answer_all(result_of), keep_request=self._keep_request
+            self.state.slots, self._answer_all(result_of), keep_request=self._keep_request
         )
         return answer
 
-    def _keep_request(self, deferred: Deferred) -> None:
-        deferred.request_bytes = _keep_records(self.message)
+    def _keep_request(self, pending: PendingResponse) -> None:
+        pending.request_bytes = _keep_records(self.message)
         # A producer with acks=0 may close as soon as the system has taken its last request.
-        deferred.outlives_client = self.message.acks == 0
+        pending.outlives_client = self.message.acks == 0
 
     def _answer_all(
         self, result_of: Callable[[str, _PartitionData], _PartitionResult]
-    ) -> Work[ProduceResponse | Disconnect | Deferred | None]:
+    ) -> Work[ProduceResponse | Disconnect | PendingResponse | None]:
         response = ProduceResponse(responses=[])
         for topic in self.message.topic_data:
             results: list[_PartitionResult] = []
@@ -307,8 +309,8 @@ class _Produce:
         if not self.waiting:
             return response
         self.response = response
-        self.deferred = Deferred(holds_later_requests=False)
-        return self.deferred
+        self.pending = PendingResponse(blocks_pipeline=False)
+        return self.pending
 
 
 def count_append(state: BrokerState, appended: Appended) -> None:

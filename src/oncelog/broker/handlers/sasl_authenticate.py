@@ -18,7 +18,7 @@ KEY = 36
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: SaslAuthenticateRequest = request.message
-    door = request.door
+    door = request.authenticator
     if door is None or not door.is_authenticating:
         return SaslAuthenticateResponse(error_code=IllegalSaslState.code)
     try:

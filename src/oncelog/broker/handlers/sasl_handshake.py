@@ -17,7 +17,7 @@ KEY = 17
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: SaslHandshakeRequest = request.message
-    door = request.door
+    door = request.authenticator
     if door is None or not door.is_authenticating:
         return SaslHandshakeResponse(error_code=IllegalSaslState.code, mechanisms=[])
     try:

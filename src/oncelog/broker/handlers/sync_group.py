@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncelog.broker.purgatory import Deferred
+from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, InconsistentGroupProtocol
@@ -19,7 +19,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: SyncGroupRequest = request.message
     is_said = message.protocol_type is not None and message.protocol_name is not None
     try:
-        request.check(ResourceType.GROUP, message.group_id)
+        request.authorize(ResourceType.GROUP, message.group_id)
         if request.header.api_version >= FIRST_SAID_VERSION and not is_said:
             raise InconsistentGroupProtocol("protocol type and name must be given")
         group = state.groups.joined(message.group_id)
@@ -27,7 +27,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         return _response(SyncResult(error.code))
     # A member that ends during a rebalance sends LeaveGroup behind this. See
     # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
-    deferred = Deferred(holds_later_requests=True, keeps_later_requests=True)
+    pending = PendingResponse(blocks_pipeline=True, runs_next_request=True)
     group.sync(
         message.member_id,
         message.group_instance_id,
@@ -35,10 +35,10 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         (message.protocol_type, message.protocol_name),
         {each.member_id: each.assignment for each in message.assignments},
         now_ms,
-        lambda answer: deferred.resolve(_response(answer)),
+        lambda answer: pending.resolve(_response(answer)),
     )
     state.groups.settle(group, now_ms)
-    return deferred
+    return pending
 
 
 def _response(answer: SyncResult) -> SyncGroupResponse:

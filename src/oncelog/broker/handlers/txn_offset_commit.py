@@ -37,7 +37,7 @@ _Partition = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _commit(state, request, now_ms))
+    answer: Answer = answer_in_steps(state.slots, _commit(state, request, now_ms))
     return answer
 
 
@@ -54,7 +54,7 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
         (ResourceType.TRANSACTIONAL_ID, message.transactional_id),
         (ResourceType.GROUP, message.group_id),
     ):
-        if not request.may(resource_type, name):
+        if not request.is_authorized(resource_type, name):
             yield from rows.refuse_all(refusal_of(resource_type))
             return response
     yield from rows.check(now_ms, -1)
@@ -106,7 +106,7 @@ def _store(
     if records:
         offsets = state.groups.offsets
         written.append(offsets.commit_pending(message.group_id, who, rows.offsets, now_ms, records))
-    return answer_when_durable(state.flushes, written, response, refusal)
+    return answer_when_durable(state.flush_queue, written, response, refusal)
 
 
 def _admit(
@@ -128,7 +128,7 @@ def _admit(
         dialect,
         now_ms,
         transactions=state.transactions,
-        flushes=state.flushes,
+        flush_queue=state.flush_queue,
         settings=state.settings,
     )
     admission.check(at)

@@ -25,7 +25,7 @@ SETTING_OF = {
 def handle(state: BrokerState, request: Request, now_ms: int) -> UpdateFeaturesResponse:
     message: UpdateFeaturesRequest = request.message
     try:
-        if not request.may(ResourceType.CLUSTER):
+        if not request.is_authorized(ResourceType.CLUSTER):
             raise ClusterAuthorizationFailed()
         for update in message.feature_updates:
             _check(state, update, request.header.api_version)

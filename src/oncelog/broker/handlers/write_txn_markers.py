@@ -11,7 +11,7 @@ from oncelog.broker.coordinators.internal_topic import Written, answer_when_dura
 from oncelog.broker.coordinators.markers import MARKER_COST, Marker
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Pace, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.errors import BrokerError, ClusterAuthorizationFailed
 from oncelog.rules.idempotence.markers import refuse_same_epoch
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
@@ -26,7 +26,7 @@ _Partition = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.steps, _write_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = answer_in_steps(state.slots, _write_all(state, request, now_ms), is_dropped=False)
     return answer
 
 
@@ -34,12 +34,12 @@ def _write_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer
     message: WriteTxnMarkersRequest = request.message
     written: list[Written] = []
     may_alter = request.access.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
-    if not (may_alter or request.may(ResourceType.CLUSTER)):
+    if not (may_alter or request.is_authorized(ResourceType.CLUSTER)):
         return _refused(message)
-    answer, pace = WriteTxnMarkersResponse(markers=[]), Pace(state.limits.request_step_elements)
+    answer, budget = WriteTxnMarkersResponse(markers=[]), StepBudget(state.limits.request_step_elements)
     for requested in message.markers:
-        answer.markers.append((yield from _write(state, requested, now_ms, written, pace)))
-        if pace.next():
+        answer.markers.append((yield from _write(state, requested, now_ms, written, budget)))
+        if budget.spend():
             yield None
 
     def refusal(error: BrokerError) -> WriteTxnMarkersResponse:
@@ -47,7 +47,7 @@ def _write_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer
             partition.error_code = partition.error_code or error.code
         return answer
 
-    return answer_when_durable(state.flushes, written, answer, refusal)
+    return answer_when_durable(state.flush_queue, written, answer, refusal)
 
 
 def _refused(message: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
@@ -77,7 +77,7 @@ def _write(
     asked: WriteTxnMarkersRequest.WritableTxnMarker,
     now_ms: int,
     written: list[Written],
-    pace: Pace,
+    budget: StepBudget,
 ) -> Work[WriteTxnMarkersResponse.WritableTxnMarkerResult]:
     marker = Marker(
         asked.producer_id, asked.producer_epoch, asked.coordinator_epoch, asked.transaction_result
@@ -100,7 +100,7 @@ def _write(
         )
         for index in topic.partition_indexes:
             partitions.append(one(TopicPartition(topic.name, index)))
-            if pace.next(MARKER_COST):
+            if budget.spend(MARKER_COST):
                 yield None
     return result
 

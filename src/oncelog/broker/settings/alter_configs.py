@@ -105,14 +105,14 @@ class _Plan:
         """Take a resource's change in. Raises a BrokerError, and leaves it out."""
         name = asked.resource_name
         if asked.resource_type == ResourceType.TOPIC:
-            self._request.check(acl.TOPIC, name)
+            self._request.authorize(acl.TOPIC, name)
             self._add_topic(name, change)
         elif asked.resource_type == ResourceType.GROUP:
-            self._request.check(acl.GROUP, name)
+            self._request.authorize(acl.GROUP, name)
             check_group_name(name)
             self._add_group(name, change)
         else:
-            self._request.check(acl.CLUSTER)
+            self._request.authorize(acl.CLUSTER)
             if asked.resource_type != ResourceType.BROKER:
                 raise InvalidRequest(
                     f"resource type {asked.resource_type} has no settings here; 2, 4 and 32 have"

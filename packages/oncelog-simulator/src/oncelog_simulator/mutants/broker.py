@@ -270,7 +270,7 @@ MUTANTS = [
     Mutant("acknowledged though the write failed", ((partition.Partition, "append", _acknowledge_always),)),
     Mutant(
         "acknowledged before it is flushed",
-        ((group_commit.Flushes, "add", _flushed_at_once),),
+        ((group_commit.FlushQueue, "add", _flushed_at_once),),
         world=SLOW_SYNCS,
     ),
     Mutant("a flush syncs nothing", ((store.PartitionStore, "flush", _sync_nothing),)),

@@ -13,7 +13,7 @@ from oncelog.broker.coordinators import groups, transactions
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.broker.handlers import list_groups, list_transactions, offset_commit, offset_fetch
-from oncelog.broker.stepwise import StepQueue
+from oncelog.broker.stepwise import ResponseSlots
 from oncelog.client import arguments
 from oncelog.client.connection import cluster
 from oncelog.client.connection.broker_protocol import BrokerProtocol
@@ -51,7 +51,7 @@ class _NeverRaised(Exception):
     """Stands where NotCoordinator was caught."""
 
 
-def _delete_as_it_was(self: Any, group_id: str, pace: Any, now_ms: int) -> Any:
+def _delete_as_it_was(self: Any, group_id: str, budget: Any, now_ms: int) -> Any:
     """Delete a group that time may have ended meanwhile."""
     group, consumers = self.get(group_id), self.consumers.get(group_id)
     if not self.has(group_id):
@@ -59,7 +59,7 @@ def _delete_as_it_was(self: Any, group_id: str, pace: Any, now_ms: int) -> Any:
     if (group and group.state is not GroupState.EMPTY) or (consumers and consumers.members):
         raise NonEmptyGroup(f"group {group_id!r} has members")
     with self.topic.reserved(group_id):
-        written = yield from self.delete_offsets(group_id, self.offsets.places_of(group_id), pace, now_ms)
+        written = yield from self.delete_offsets(group_id, self.offsets.places_of(group_id), budget, now_ms)
         if group is not None:
             written = self._bury(group, now_ms)
         if consumers is not None:
@@ -71,7 +71,7 @@ def _code_by_name(self: Any, name: str, topic_id: bytes) -> int:
     """Judge a topic by the name that its id had when the request came."""
     if not name and topic_id:
         return UnknownTopicId.code
-    if not self._request.may(ResourceType.TOPIC, name):
+    if not self._request.is_authorized(ResourceType.TOPIC, name):
         return TopicAuthorizationFailed.code
     self._topics[name] = self._state.topics.get(name)
     return UnknownTopicOrPartition.code if self._topics[name] is None else 0
@@ -173,9 +173,9 @@ def _code_of_a_new_topic(self: Any, name: str, topic_id: bytes) -> int:
     return _TOPIC_CODE(self, name, topic_id)
 
 
-def _group_by_name(node: Any, request: Any, asked: Any, is_stable: bool, pace: Any) -> Any:
+def _group_by_name(node: Any, request: Any, asked: Any, is_stable: bool, budget: Any) -> Any:
     """Answer with the ids that the topics' names have in the end."""
-    group = yield from _FETCH_GROUP(node, request, asked, is_stable, pace)
+    group = yield from _FETCH_GROUP(node, request, asked, is_stable, budget)
     names = {bytes(topic.topic_id): topic.name for topic in asked.topics or () if topic.name}
     for result in group.topics:
         name = names.get(bytes(result.topic_id), "")
@@ -213,7 +213,7 @@ def _text_of_any_tls_error(self: Any, exc: Any) -> Any:
     return tls_failed(self.core.peer, exc) if isinstance(exc, ssl.SSLError) else _LOST_TEXT(self, exc)
 
 
-_TAKE, _LOST_TEXT = StepQueue.take, BrokerProtocol._lost_error
+_TAKE, _LOST_TEXT = ResponseSlots.try_acquire, BrokerProtocol._lost_error
 _DROP_DELETED, _TOPIC_CODE = offset_commit.CommitRows._drop_deleted, offset_commit.CommitRows._topic_code
 _FETCH_GROUP = offset_fetch._group
 _DELETE_TOPICS = Offsets.delete_topics
@@ -293,7 +293,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
     ),
     Mutant(
         "groups and transactions are listed in one step",
-        ((list_groups, "Pace", _NoPace), (list_transactions, "Pace", _NoPace)),
+        ((list_groups, "StepBudget", _NoPace), (list_transactions, "StepBudget", _NoPace)),
         "deletions",
         findings=("R284",),
         guards=(f"{_STEPS}::test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn",),
@@ -330,7 +330,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
     ),
     Mutant(
         "a large request that waits for its place counts as incomplete",
-        ((StepQueue, "take", _take_as_incomplete),),
+        ((ResponseSlots, "try_acquire", _take_as_incomplete),),
         "hostile",
         findings=("R370",),
         guards=(
