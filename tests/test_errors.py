@@ -8,6 +8,7 @@ import sys
 
 from kio.schema.errors import ErrorCode
 
+from oncelog.error_guide import ERRORS
 from oncelog.errors import ERROR_BY_CODE, BrokerError, error_for_code
 
 NOT_ERRORS = {0}
@@ -36,3 +37,10 @@ def test_names_survive_an_interpreter_that_drops_docstrings() -> None:
 def test_an_error_names_itself_in_its_text() -> None:
     assert str(error_for_code(45, "late")) == "OUT_OF_ORDER_SEQUENCE_NUMBER (45): late"
     assert isinstance(error_for_code(30_000), BrokerError)
+
+
+def test_every_code_has_a_description_that_survives_optimization_too() -> None:
+    """`make test-optimized` runs this file under -OO."""
+    assert {name for name, guide in ERRORS.items() if guide.meaning and guide.seen_by} == {
+        name for name, _ in EXPECTED.values()
+    }

@@ -618,12 +618,12 @@ def _grouped(by_action: dict[str, list[str]]) -> str:
 
 
 def _fetch_text(error: Any) -> str:
-    from oncelog.client.consumer.core import _ASK_FOR_LEADER
+    from oncelog.client.consumer.core import _STALE_LEADER
     from oncelog.errors import OffsetOutOfRange
 
     if error is OffsetOutOfRange:
         return "reset to the position of `auto.offset.reset`; raised by poll if that is none"
-    return "retried with new metadata" if error.code in _ASK_FOR_LEADER else "raised by poll"
+    return "retried with new metadata" if error.code in _STALE_LEADER else "raised by poll"
 
 
 def _group_text(error: Any) -> str:

@@ -27,6 +27,7 @@ class ErrorGuide(NamedTuple):
 _PRODUCER = "producers"
 _TRANSACTIONAL = "transactional producers"
 _CONSUMER = "consumers"
+_SESSION = "clients with fetch sessions (KIP-227); Oncelog's consumer does not use them"
 _MEMBER = "members of consumer groups"
 _ADMIN = "admin clients"
 _ANY = "any client"
@@ -89,7 +90,7 @@ ERRORS: dict[str, ErrorGuide] = {
         "The request was not completed in its time. What it asked for may still happen, or have happened.",
         _ANY,
         "`oncelog_request_duration_seconds` shows which requests are slow. A slow disk delays acknowledgements.",
-        _RETRY,
+        _RETRY + " If poll raises it, call poll again.",
     ),
     "BROKER_NOT_AVAILABLE": ErrorGuide("The broker is not available. Old brokers sent this.", _ANY),
     "REPLICA_NOT_AVAILABLE": ErrorGuide(
@@ -388,15 +389,15 @@ ERRORS: dict[str, ErrorGuide] = {
     ),
     "FETCH_SESSION_ID_NOT_FOUND": ErrorGuide(
         "The broker no longer has the fetch session.",
-        _CONSUMER,
+        _SESSION,
         "`max.incremental.fetch.session.cache.slots` bounds the number of sessions.",
-        "Nothing: the consumer begins a new session.",
+        "Nothing: such a client begins a new session.",
     ),
     "INVALID_FETCH_SESSION_EPOCH": ErrorGuide(
         "The fetch session's epoch is not the expected one, for example after a lost response.",
-        _CONSUMER,
+        _SESSION,
         "A client that shares a session between connections causes it.",
-        "Nothing: the consumer begins a new session.",
+        "Nothing: such a client begins a new session.",
     ),
     "LISTENER_NOT_FOUND": ErrorGuide("The leader has no listener of the name through which the client asked.", _ANY),
     "TOPIC_DELETION_DISABLED": ErrorGuide(
@@ -423,7 +424,7 @@ ERRORS: dict[str, ErrorGuide] = {
     "STALE_BROKER_EPOCH": ErrorGuide("The broker's epoch is older than the controller's.", _BROKERS),
     "OFFSET_NOT_AVAILABLE": ErrorGuide(
         "The leader's high watermark is not known yet after an election. Only clusters answer this.",
-        _CONSUMER,
+        "clients that look up offsets (ListOffsets)",
         "`oncelog topics describe` shows the leader of each partition.",
         _RETRY,
     ),
@@ -518,7 +519,7 @@ ERRORS: dict[str, ErrorGuide] = {
         "The topic id of the request is not the one in the broker's log.",
         "producers and consumers",
         "`oncelog topics list -o wide` shows the id of each topic.",
-        "Nothing: the client fetches new metadata.",
+        "Producers fetch new metadata and retry. If poll raises it, call poll again.",
     ),
     "INCONSISTENT_CLUSTER_ID": ErrorGuide("The request names another cluster id.", _BROKERS),
     "TRANSACTIONAL_ID_NOT_FOUND": ErrorGuide(
@@ -529,9 +530,9 @@ ERRORS: dict[str, ErrorGuide] = {
     ),
     "FETCH_SESSION_TOPIC_ID_ERROR": ErrorGuide(
         "A fetch session mixes requests with topic ids and with topic names.",
-        _CONSUMER,
+        _SESSION,
         "A change of the client's or the broker's version causes it.",
-        "Nothing: the consumer begins a new session.",
+        "Nothing: such a client begins a new session.",
     ),
     "INELIGIBLE_REPLICA": ErrorGuide("The replica may not join the in-sync set.", _BROKERS),
     "NEW_LEADER_ELECTED": ErrorGuide("The change of the in-sync set elected another leader.", _BROKERS),
