@@ -1,4 +1,4 @@
-"""Certificates, users and brokers with locked doors."""
+"""Certificates, users and brokers with locked authenticators."""
 
 from __future__ import annotations
 
@@ -216,5 +216,8 @@ def reauthenticate(producer: Producer) -> None:
 def logins_again(broker: Broker) -> int:
     """Count the open connections of a broker in this process whose clients authenticated again."""
     assert broker._running is not None
-    doors = [connection.auth.authenticator for connection in broker._running.server.connections]
-    return sum(door._authenticated_again_ms is not None and not door.is_authenticating for door in doors)
+    authenticators = [connection.auth.authenticator for connection in broker._running.server.connections]
+    return sum(
+        authenticator._authenticated_again_ms is not None and not authenticator.is_authenticating
+        for authenticator in authenticators
+    )

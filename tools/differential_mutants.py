@@ -340,7 +340,7 @@ ADMINISTRATION: list[Mutant] = [
     Mutant(
         "any number of iterations makes a SCRAM user",
         "quotas",
-        ((users, "LEAST_ITERATIONS", 1),),
+        ((users, "MIN_ITERATIONS", 1),),
     ),
 ]
 MUTANTS: list[Mutant] = [

@@ -17,7 +17,7 @@ from oncelog.broker import quota_manager
 from oncelog.broker.quota_manager import FILE_NAME, Quotas
 from oncelog.config import BROKER
 from oncelog.errors import KafkaStorageError, StorageError, ThrottlingQuotaExceeded
-from oncelog.rules.limits.quotas import DEFAULT, Payer, QuotaEntity
+from oncelog.rules.limits.quotas import DEFAULT, QuotaEntity, QuotaPrincipal
 from oncelog.server import request_handler, throttle
 from oncelog.server.disk import RealDisk
 from oncelog.wire import messages as m
@@ -276,11 +276,11 @@ def test_memory_is_bounded_whatever_clients_call_themselves(tmp_path: Path) -> N
     held = quota_manager.Quotas(RealDisk(tmp_path), BROKER.parse({}), {}, max_shares=100)
     held.alter(QuotaEntity(client_id=DEFAULT), [("producer_byte_rate", 10.0)], is_test=False)
     for number in range(1_000):
-        held.charge("producer_byte_rate", Payer("u", f"client-{number}"), 10, number * 100)
-    debtor = Payer("u", "debtor")
+        held.charge("producer_byte_rate", QuotaPrincipal("u", f"client-{number}"), 10, number * 100)
+    debtor = QuotaPrincipal("u", "debtor")
     held.charge("producer_byte_rate", debtor, 1_000_000, 100_000)
     for number in range(1_000):
-        held.charge("producer_byte_rate", Payer("u", f"other-{number}"), 10, 200_000 + number * 100)
+        held.charge("producer_byte_rate", QuotaPrincipal("u", f"other-{number}"), 10, 200_000 + number * 100)
     assert len(held._buckets) <= 101 and len(held._shares) <= 100
     assert held.wait_ms("producer_byte_rate", debtor, 300_000) > 0
 
@@ -322,8 +322,8 @@ class WorkClock:
         decode, handle = m.ListGroupsRequest.decode, request_handler.handle
         encode, encode_large = request_handler.encode_response, request_handler.encode_large_response
 
-        def worked(quotas: Quotas, payer: Payer | None, seconds: float, now_ms: int) -> None:
-            if payer is not None and payer.client_id == "raw":
+        def worked(quotas: Quotas, principal: QuotaPrincipal | None, seconds: float, now_ms: int) -> None:
+            if principal is not None and principal.client_id == "raw":
                 self.charged.append(seconds)
 
         def taking(seconds: float, work: Callable[..., Any]) -> Callable[..., Any]:

@@ -56,7 +56,7 @@ def parse(text: str) -> list[Acl]:
 def test_table(row: list[str]) -> None:
     acls, principal, host, operation, topic, answer = row
     table = AclTable(parse(acls))
-    speaking = table.speaking_of(ResourceType.TOPIC, topic)
+    speaking = table.acls_matching(ResourceType.TOPIC, topic)
     allowed = is_allowed(speaking, f"User:{principal}", host, Operation[operation])
     assert ("allowed" if allowed else "denied") == answer
 
@@ -64,7 +64,7 @@ def test_table(row: list[str]) -> None:
 def test_where_no_acl_speaks() -> None:
     table = AclTable(parse("allow READ a * t"))
     for topic, answer in (("s", True), ("t", False)):
-        speaking = table.speaking_of(ResourceType.TOPIC, topic)
+        speaking = table.acls_matching(ResourceType.TOPIC, topic)
         assert is_allowed(speaking, "User:b", "h", Operation.READ, if_none=True) is answer
 
 
@@ -104,8 +104,8 @@ any_acl = st.builds(
 
 @given(st.lists(any_acl, max_size=8), names, st.sampled_from(list(Operation)[2:]))
 def test_the_table_finds_what_a_scan_finds(acls: list[Acl], name: str, operation: Operation) -> None:
-    scanned = [acl for acl in dict.fromkeys(acls) if acl.speaks_of(name)]
-    found = list(AclTable(acls).speaking_of(ResourceType.TOPIC, name))
+    scanned = [acl for acl in dict.fromkeys(acls) if acl.matches_resource(name)]
+    found = list(AclTable(acls).acls_matching(ResourceType.TOPIC, name))
     assert sorted(found) == sorted(scanned)
     assert is_allowed(found, "User:a", "h", operation) == is_allowed(scanned, "User:a", "h", operation)
 
@@ -119,17 +119,17 @@ def test_what_is_left_after_a_removal_is_found_as_before(
     for acl in gone:
         table.remove(acl)
     left = [acl for acl in acls if acl not in gone]
-    assert sorted(table.speaking_of(ResourceType.TOPIC, name)) == sorted(
-        acl for acl in left if acl.speaks_of(name)
+    assert sorted(table.acls_matching(ResourceType.TOPIC, name)) == sorted(
+        acl for acl in left if acl.matches_resource(name)
     )
 
 
 @pytest.mark.behaviour("I29")
 def test_a_long_name_is_looked_up_at_the_lengths_of_prefixes_that_exist() -> None:
     table = AclTable(parse("allow READ a * t+; allow READ a * topic+; deny READ a * u+; allow READ b * t"))
-    looked_up = list(table.looked_up(ResourceType.TOPIC, "t" * 32_767))
-    assert [len(text) for _, text in looked_up] == [32_767, 1, 1, 5]
-    assert len(list(table.looked_up(ResourceType.GROUP, "t" * 32_767))) == 2
+    patterns_matching = list(table.patterns_matching(ResourceType.TOPIC, "t" * 32_767))
+    assert [len(text) for _, text in patterns_matching] == [32_767, 1, 1, 5]
+    assert len(list(table.patterns_matching(ResourceType.GROUP, "t" * 32_767))) == 2
 
 
 def test_filters() -> None:
@@ -137,7 +137,7 @@ def test_filters() -> None:
     topic = ResourceType.TOPIC
 
     def count(**wanted: object) -> int:
-        return sum(AclFilter(**wanted).takes(acl) for acl in acls)  # type: ignore[arg-type]
+        return sum(AclFilter(**wanted).matches(acl) for acl in acls)  # type: ignore[arg-type]
 
     assert count() == 4
     assert count(resource_type=topic, name="tt", pattern_type=PatternType.MATCH) == 2

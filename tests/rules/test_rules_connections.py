@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from oncelog.errors import ConfigError
 from oncelog.rules.limits.connections import (
-    Admission,
-    Bound,
+    CloseReason,
+    ConnectionActivity,
+    ConnectionLimiter,
     Deadlines,
-    Holding,
-    Holdings,
+    MemoryBudget,
     Phase,
-    Standing,
-    overdue,
+    Usage,
+    expired_deadline,
     parse_overrides,
     slowest_first,
     usable_descriptors,
@@ -40,30 +40,30 @@ def rows() -> Iterator[list[str]]:
 def test_table(row: list[str]) -> None:
     phase, opened, active, request, waiting, expected = row
     request_ms = None if request == "-" else int(request)
-    standing = Standing(Phase[phase], int(opened), int(active), request_ms, waiting == "yes")
-    found = overdue(standing, DEADLINES, NOW_MS)
+    standing = ConnectionActivity(Phase[phase], int(opened), int(active), request_ms, waiting == "yes")
+    found = expired_deadline(standing, DEADLINES, NOW_MS)
     assert (found.value if found else "-") == expected
 
 
 def test_never() -> None:
     never = Deadlines(handshake=10, authentication=30, request=-1, idle=-1, linger=5)
-    assert overdue(Standing(Phase.KNOWN, 0, 0, 0), never, 10**12) is None
+    assert expired_deadline(ConnectionActivity(Phase.AUTHENTICATED, 0, 0, 0), never, 10**12) is None
 
 
 def test_who_is_admitted() -> None:
-    admission = Admission(4, 2, {"b": 1, "c": 0})
+    admission = ConnectionLimiter(4, 2, {"b": 1, "c": 0})
 
-    def enter(address: str, descriptor: int | None = None) -> Bound | None:
+    def enter(address: str, descriptor: int | None = None) -> CloseReason | None:
         bound = admission.enter(address, descriptor=descriptor, descriptor_limit=1_000)
         if bound is not None:
             admission.leave(address)
         return bound
 
-    assert [enter("a"), enter("a"), enter("a")] == [None, None, Bound.ADDRESS]
-    assert [enter("b"), enter("b"), enter("c")] == [None, Bound.ADDRESS, Bound.ADDRESS]
-    assert enter("d", 750) is Bound.DESCRIPTORS
+    assert [enter("a"), enter("a"), enter("a")] == [None, None, CloseReason.ADDRESS]
+    assert [enter("b"), enter("b"), enter("c")] == [None, CloseReason.ADDRESS, CloseReason.ADDRESS]
+    assert enter("d", 750) is CloseReason.DESCRIPTORS
     assert enter("d", 749) is None
-    assert enter("e") is Bound.CONNECTIONS
+    assert enter("e") is CloseReason.CONNECTIONS
     admission.leave("a")
     assert enter("e") is None
     for address in ("a", "b", "d", "e"):
@@ -84,7 +84,7 @@ def test_overrides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("holdings", "excess_bytes", "gone"),
+    ("budget", "excess_bytes", "gone"),
     [
         # held, moved since, ms since
         ({"stalled": (MB, 0, 30_000), "quick": (50 * MB, 90 * MB, 30_000)}, 1, ["stalled"]),
@@ -95,9 +95,9 @@ def test_overrides() -> None:
     ],
 )
 def test_the_slowest_go_first(
-    holdings: dict[str, tuple[int, int, int]], excess_bytes: int, gone: list[str]
+    budget: dict[str, tuple[int, int, int]], excess_bytes: int, gone: list[str]
 ) -> None:
-    kept = {name: Holding(held, moved, 0, NOW_MS - ms) for name, (held, moved, ms) in holdings.items()}
+    kept = {name: Usage(held, moved, 0, NOW_MS - ms) for name, (held, moved, ms) in budget.items()}
     assert slowest_first(kept.items(), excess_bytes, NOW_MS) == gone
 
 
@@ -109,20 +109,20 @@ def test_the_slowest_go_first(
 def test_what_is_held_never_stays_above_the_limit(
     steps: list[tuple[int, int, int]], limit_bytes: int
 ) -> None:
-    holdings: Holdings[int] = Holdings(limit_bytes)
+    budget: MemoryBudget[int] = MemoryBudget(limit_bytes)
     naive: dict[int, int] = {}
     for key, held_bytes, now_ms in steps:
         naive[key] = held_bytes
-        if holdings.hold(key, held_bytes, held_bytes, now_ms):
-            for gone in holdings.slowest(now_ms):
-                holdings.drop(gone)
+        if budget.update(key, held_bytes, held_bytes, now_ms):
+            for gone in budget.eviction_candidates(now_ms):
+                budget.release(gone)
                 del naive[gone]
-        assert holdings.total_bytes == sum(naive.values()) <= limit_bytes
-        assert (key in holdings) == bool(naive.get(key))
-        assert 0 <= (holdings.share_bytes() or 0) <= limit_bytes // 4
+        assert budget.total_bytes == sum(naive.values()) <= limit_bytes
+        assert (key in budget) == bool(naive.get(key))
+        assert 0 <= (budget.response_budget() or 0) <= limit_bytes // 4
 
 
 def test_no_limit() -> None:
-    holdings: Holdings[int] = Holdings(-1)
-    assert not holdings.hold(1, 10**12, 0, 0)
-    assert holdings.share_bytes() is None
+    budget: MemoryBudget[int] = MemoryBudget(-1)
+    assert not budget.update(1, 10**12, 0, 0)
+    assert budget.response_budget() is None

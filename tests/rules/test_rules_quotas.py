@@ -13,16 +13,16 @@ from oncelog.errors import InvalidRequest, UnsupportedVersion
 from oncelog.rules.limits.quotas import (
     DEFAULT,
     EMPTY,
-    Payer,
+    EffectiveQuota,
     QuotaEntity,
     QuotaFilter,
-    Share,
-    altered,
-    charged,
-    checked,
+    QuotaPrincipal,
+    apply_changes,
+    charge,
     decide_wait_ms,
-    entity_of,
-    find_share,
+    find_effective_quota,
+    normalize_entity,
+    parse_entity,
 )
 
 TABLES = Path(__file__).parents[1] / "tables"
@@ -38,21 +38,21 @@ def parts(text: str) -> list[str]:
     return [] if text == "-" else [part.strip() for part in text.split(",")]
 
 
-def parse_entity(text: str) -> QuotaEntity:
+def entity_of(text: str) -> QuotaEntity:
     user, client_id = ({"-": None, "*": DEFAULT}.get(name, name) for name in text.split("/"))
     return QuotaEntity(user, client_id)
 
 
 @pytest.mark.parametrize("row", rows("quotas.txt"), ids=" ".join)
 def test_which_holds(row: list[str]) -> None:
-    rates = {parse_entity(at): float(rate) for rate, at in map(str.split, parts(row[0]))}
-    user, client_id, rate, sharers = ("" if cell == "-" else cell for cell in row[1:])
-    found = find_share(rates, Payer(user, client_id))
+    rates = {entity_of(entity_text): float(rate) for rate, entity_text in map(str.split, parts(row[0]))}
+    user, client_id, rate, shared_by = ("" if cell == "-" else cell for cell in row[1:])
+    found = find_effective_quota(rates, QuotaPrincipal(user, client_id))
     if not rate:
         assert found is None
     else:
-        names = ("" if name == "-" else name for name in sharers.split("/"))
-        assert found == Share(float(rate), Payer(*names))
+        names = ("" if name == "-" else name for name in shared_by.split("/"))
+        assert found == EffectiveQuota(float(rate), QuotaPrincipal(*names))
 
 
 @pytest.mark.parametrize("row", rows("quota_waits.txt"), ids=" ".join)
@@ -60,14 +60,18 @@ def test_how_long(row: list[str]) -> None:
     _, key, rate, used, at, wait = row
     bucket = EMPTY
     for second, amount in (part.split(": ") for part in parts(used)):
-        bucket = charged(bucket, float(amount), float(rate), int(second) * 1000)
+        bucket = charge(bucket, float(amount), float(rate), int(second) * 1000)
     assert decide_wait_ms(bucket, key, float(rate), 10, int(float(at) * 1000)) == int(wait)
 
 
 def test_ips_have_buckets_of_their_own() -> None:
     rates = {QuotaEntity(ip="10.0.0.1"): 1.0, QuotaEntity(ip=DEFAULT): 2.0, QuotaEntity(DEFAULT): 3.0}
-    assert find_share(rates, Payer(ip="10.0.0.1")) == Share(1.0, Payer(ip="10.0.0.1"))
-    assert find_share(rates, Payer(ip="10.0.0.2")) == Share(2.0, Payer(ip="10.0.0.2"))
+    assert find_effective_quota(rates, QuotaPrincipal(ip="10.0.0.1")) == EffectiveQuota(
+        1.0, QuotaPrincipal(ip="10.0.0.1")
+    )
+    assert find_effective_quota(rates, QuotaPrincipal(ip="10.0.0.2")) == EffectiveQuota(
+        2.0, QuotaPrincipal(ip="10.0.0.2")
+    )
 
 
 @given(
@@ -80,13 +84,13 @@ def test_who_waits_as_told_keeps_the_rate(rate: float, wanted: list[tuple[float,
     for amount, pause_ms in wanted:
         now_ms += pause_ms + decide_wait_ms(bucket, "producer_byte_rate", rate, 10, now_ms)
         assert used <= rate * (10 + now_ms / 1000) * (1 + 1e-6) + 1e-6
-        bucket, used = charged(bucket, amount, rate, now_ms), used + amount
+        bucket, used = charge(bucket, amount, rate, now_ms), used + amount
 
 
 def test_entities_by_the_protocols_names() -> None:
-    assert entity_of([("user", "alice"), ("client-id", None)]) == QuotaEntity("alice", DEFAULT)
-    assert entity_of([("ip", None)]) == QuotaEntity(ip=DEFAULT)
-    assert checked(QuotaEntity(ip="0:0:0:0:0:0:0:1")) == QuotaEntity(ip="::1")
+    assert parse_entity([("user", "alice"), ("client-id", None)]) == QuotaEntity("alice", DEFAULT)
+    assert parse_entity([("ip", None)]) == QuotaEntity(ip=DEFAULT)
+    assert normalize_entity(QuotaEntity(ip="0:0:0:0:0:0:0:1")) == QuotaEntity(ip="::1")
     assert str(QuotaEntity("alice", DEFAULT)) == "user alice, client-id <default>"
 
 
@@ -96,29 +100,29 @@ def test_entities_by_the_protocols_names() -> None:
         ([], "needs a user"),
         ([("group", "g")], "'group'"),
         ([("user", "")], "null is the default"),
-        ([("ip", "1.2.3.4"), ("user", "alice")], "of its own"),
-        ([("ip", "example.org")], "no IP address"),
+        ([("ip", "1.2.3.4"), ("user", "alice")], "cannot be combined"),
+        ([("ip", "example.org")], "not an IP address"),
     ],
 )
 def test_entities_that_cannot_be(pairs: list[tuple[str, str | None]], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        checked(entity_of(pairs))
+        normalize_entity(parse_entity(pairs))
 
 
 def test_altering() -> None:
     values = {"producer_byte_rate": 10.0}
-    assert altered(ALICE, values, [("consumer_byte_rate", 5.0), ("producer_byte_rate", None)]) == {
+    assert apply_changes(ALICE, values, [("consumer_byte_rate", 5.0), ("producer_byte_rate", None)]) == {
         "consumer_byte_rate": 5.0
     }
-    assert altered(ALICE, values, [("request_percentage", None)]) == values
+    assert apply_changes(ALICE, values, [("request_percentage", None)]) == values
     assert values == {"producer_byte_rate": 10.0}
 
 
 @pytest.mark.parametrize(
     ("entity", "changes", "said"),
     [
-        (ALICE, [("connection_creation_rate", 1.0)], "no quota of user alice"),
-        (QuotaEntity(ip="::1"), [("producer_byte_rate", 1.0)], "no quota of ip ::1"),
+        (ALICE, [("connection_creation_rate", 1.0)], "not a quota of user alice"),
+        (QuotaEntity(ip="::1"), [("producer_byte_rate", 1.0)], "not a quota of ip ::1"),
         (ALICE, [("producer_byte_rate", 0.0)], "above 0"),
         (ALICE, [("producer_byte_rate", math.nan)], "above 0"),
         (ALICE, [("producer_byte_rate", math.inf)], "above 0"),
@@ -131,20 +135,20 @@ def test_quotas_that_cannot_be(
     entity: QuotaEntity, changes: list[tuple[str, float | None]], said: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        altered(entity, {}, changes)
+        apply_changes(entity, {}, changes)
 
 
 def test_filters() -> None:
     both = QuotaEntity("alice", DEFAULT)
-    assert QuotaFilter().takes(both)
-    assert QuotaFilter({"user": "alice"}).takes(both)
-    assert QuotaFilter({"user": None, "client-id": DEFAULT}, is_strict=True).takes(both)
-    assert not QuotaFilter({"user": "alice"}, is_strict=True).takes(both)
-    assert not QuotaFilter({"client-id": "app"}).takes(both)
-    assert not QuotaFilter({"ip": None}).takes(both)
+    assert QuotaFilter().matches(both)
+    assert QuotaFilter({"user": "alice"}).matches(both)
+    assert QuotaFilter({"user": None, "client-id": DEFAULT}, is_strict=True).matches(both)
+    assert not QuotaFilter({"user": "alice"}, is_strict=True).matches(both)
+    assert not QuotaFilter({"client-id": "app"}).matches(both)
+    assert not QuotaFilter({"ip": None}).matches(both)
     with pytest.raises(UnsupportedVersion, match="'group'"):
         QuotaFilter({"group": "g"}).check()
-    with pytest.raises(InvalidRequest, match="of its own"):
+    with pytest.raises(InvalidRequest, match="cannot be combined"):
         QuotaFilter({"ip": None, "user": None}).check()
 
 
@@ -159,27 +163,27 @@ def test_filters() -> None:
 def test_quotas_in_bytes_and_connections_are_whole_numbers_up_to_a_limit(
     entity: QuotaEntity, key: str, most: int
 ) -> None:
-    assert altered(entity, {}, [(key, most)]) == {key: most}
+    assert apply_changes(entity, {}, [(key, most)]) == {key: most}
     with pytest.raises(InvalidRequest, match="is above"):
-        altered(entity, {}, [(key, most + 1)])
+        apply_changes(entity, {}, [(key, most + 1)])
     with pytest.raises(InvalidRequest, match="whole numbers"):
-        altered(entity, {}, [(key, 1.5)])
+        apply_changes(entity, {}, [(key, 1.5)])
 
 
 @pytest.mark.parametrize("key", ["request_percentage", "controller_mutation_rate", "producer_ids_rate"])
 def test_other_quotas_may_be_fractions_of_any_size(key: str) -> None:
-    assert altered(ALICE, {}, [(key, 0.5)]) == {key: 0.5}
-    assert altered(ALICE, {}, [(key, 1e30)]) == {key: 1e30}
+    assert apply_changes(ALICE, {}, [(key, 0.5)]) == {key: 0.5}
+    assert apply_changes(ALICE, {}, [(key, 1e30)]) == {key: 1e30}
 
 
 def test_all_changes_of_one_request_are_made() -> None:
     changes = [("producer_byte_rate", None), ("consumer_byte_rate", None), ("request_percentage", 5.0)]
-    assert altered(ALICE, {"consumer_byte_rate": 1.0}, changes) == {"request_percentage": 5.0}
+    assert apply_changes(ALICE, {"consumer_byte_rate": 1.0}, changes) == {"request_percentage": 5.0}
 
 
 def test_entities_that_can_have_quotas_stay_as_they_are() -> None:
-    assert checked(QuotaEntity("alice", "app")) == QuotaEntity("alice", "app")
-    assert checked(QuotaEntity(ip=DEFAULT)) == QuotaEntity(ip=DEFAULT)
+    assert normalize_entity(QuotaEntity("alice", "app")) == QuotaEntity("alice", "app")
+    assert normalize_entity(QuotaEntity(ip=DEFAULT)) == QuotaEntity(ip=DEFAULT)
 
 
 @pytest.mark.parametrize("kinds", [["ip"], ["user"], ["client-id"], ["user", "client-id"], []])

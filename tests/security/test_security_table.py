@@ -15,7 +15,7 @@ from helpers_security_table import GRANTS, GROUP, TOPIC, TRANSACTION, log_in, re
 from oncelog_devtools.apache_kafka import ApacheKafka
 
 import oncelog
-from oncelog.broker.security.acl_operations import FREE, NEEDS
+from oncelog.broker.security.acl_operations import APIS_WITHOUT_ACL, REQUIRED_OPERATIONS
 from oncelog.broker.state import OFFERED
 from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
@@ -122,7 +122,7 @@ def test_the_recording_is_apache_kafkas(theirs: Told) -> None:
 
 
 def test_every_api_is_in_the_table() -> None:
-    assert set(NEEDS) | FREE == {api.name for api in OFFERED.values()}
+    assert set(REQUIRED_OPERATIONS) | APIS_WITHOUT_ACL == {api.name for api in OFFERED.values()}
 
 
 def test_who_may_nothing_gets_nothing(ours: Told) -> None:

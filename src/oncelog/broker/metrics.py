@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from oncelog.rules.limits.connections import Bound
+from oncelog.rules.limits.connections import CloseReason
 from oncelog.rules.limits.quotas import QUOTAS
 
 LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -48,7 +48,7 @@ class Metrics:
     producers_expired: int = 0
     transactions_timed_out: int = 0
     append_errors: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    connections_ended: dict[Bound, int] = field(default_factory=lambda: dict.fromkeys(Bound, 0))
+    connections_ended: dict[CloseReason, int] = field(default_factory=lambda: dict.fromkeys(CloseReason, 0))
     throttled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(QUOTAS, 0))
     latencies: dict[str, Histogram] = field(default_factory=dict)
 

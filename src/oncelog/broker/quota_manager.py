@@ -22,18 +22,18 @@ from oncelog.rules.limits.quotas import (
     PRODUCER_IDS,
     REQUEST_PERCENTAGE,
     Bucket,
-    Payer,
+    EffectiveQuota,
     QuotaEntity,
     QuotaFilter,
-    Share,
+    QuotaPrincipal,
     Values,
-    altered,
-    charged,
-    checked,
+    apply_changes,
+    charge,
     decide_wait_ms,
-    drained,
-    entity_of,
-    find_share,
+    drain,
+    find_effective_quota,
+    normalize_entity,
+    parse_entity,
 )
 from oncelog.settings import Settings
 from oncelog.wire.messages import FetchResponse
@@ -75,11 +75,11 @@ class Quotas:
         self._max_shares = max_shares
         self._disk, self._throttled = disk, throttled
         self._burst_seconds: int = settings["quota.window.num"] * settings["quota.window.size.seconds"]
-        self._buckets: dict[tuple[str, Share], Bucket] = {}
+        self._buckets: dict[tuple[str, EffectiveQuota], Bucket] = {}
         self._swept_at = max_shares
         self.values: Mapping[QuotaEntity, Values] = {}
         self._rates: dict[str, dict[QuotaEntity, float]] = {}
-        self._shares: dict[tuple[str, Payer], Share | None] = {}
+        self._shares: dict[tuple[str, QuotaPrincipal], EffectiveQuota | None] = {}
         self.is_any = False
         # Without its quotas the broker would let those in who broke it before: an unreadable file stops it.
         stored = read_state(disk, FILE_NAME, _parse)
@@ -88,7 +88,7 @@ class Quotas:
 
     def find(self, wanted: QuotaFilter) -> dict[QuotaEntity, Values]:
         """The entities that a filter takes, and their quotas."""
-        return {entity: values for entity, values in self.values.items() if wanted.takes(entity)}
+        return {entity: values for entity, values in self.values.items() if wanted.matches(entity)}
 
     def alter(
         self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]], *, is_test: bool
@@ -110,7 +110,7 @@ class Quotas:
         for entity, each in changes:
             error = None
             try:
-                values = altered(entity, result.get(entity, {}), each)
+                values = apply_changes(entity, result.get(entity, {}), each)
             except BrokerError as refusal:
                 error = refusal
             else:
@@ -140,29 +140,29 @@ class Quotas:
 
     # What is used
 
-    def charge(self, key: str, payer: Payer | None, amount: float, now_ms: int) -> None:
+    def charge(self, key: str, principal: QuotaPrincipal | None, amount: float, now_ms: int) -> None:
         """It was used, however much was left."""
-        share = self._share(key, payer)
+        share = self._share(key, principal)
         if share is not None:
             at = key, share
-            self._buckets[at] = charged(self._buckets.get(at, EMPTY), amount, share.rate, now_ms)
+            self._buckets[at] = charge(self._buckets.get(at, EMPTY), amount, share.rate, now_ms)
             if len(self._buckets) > self._swept_at:
                 self._sweep(now_ms)
 
-    def wait_ms(self, key: str, payer: Payer | None, now_ms: int) -> int:
+    def wait_ms(self, key: str, principal: QuotaPrincipal | None, now_ms: int) -> int:
         """How long its client should not come again."""
-        share = self._share(key, payer)
+        share = self._share(key, principal)
         if share is None:
             return 0
         bucket = self._buckets.get((key, share), EMPTY)
         return decide_wait_ms(bucket, key, share.rate, self._burst_seconds, now_ms)
 
-    def take(self, key: str, payer: Payer | None, amount: float, now_ms: int) -> None:
+    def take(self, key: str, principal: QuotaPrincipal | None, amount: float, now_ms: int) -> None:
         """Use it if nothing is owed. Raises ThrottlingQuotaExceeded, and nothing is used."""
-        wait_ms = self.wait_ms(key, payer, now_ms)
+        wait_ms = self.wait_ms(key, principal, now_ms)
         if wait_ms:
             raise ThrottlingQuotaExceeded(f"{key} is exceeded; try again in {wait_ms} ms")
-        self.charge(key, payer, amount, now_ms)
+        self.charge(key, principal, amount, now_ms)
 
     def mutate(self, request: Request, partition_count: int, first_strict_version: int, now_ms: int) -> None:
         """Partitions are about to be created or deleted. Raises ThrottlingQuotaExceeded to who knows it."""
@@ -171,26 +171,26 @@ class Quotas:
         else:
             self.charge(MUTATIONS, request.quota_principal, partition_count, now_ms)
 
-    def max_fetch_bytes(self, payer: Payer | None) -> float:
+    def max_fetch_bytes(self, principal: QuotaPrincipal | None) -> float:
         """What a fetch may bring at once."""
-        share = self._share(CONSUMER_BYTES, payer)
+        share = self._share(CONSUMER_BYTES, principal)
         return float("inf") if share is None else max(share.rate * self._burst_seconds, 1)
 
-    def _share(self, key: str, payer: Payer | None) -> Share | None:
-        if payer is None or key not in self._rates:
+    def _share(self, key: str, principal: QuotaPrincipal | None) -> EffectiveQuota | None:
+        if principal is None or key not in self._rates:
             return None
-        at = key, payer
+        at = key, principal
         if at in self._shares:
             return self._shares[at]
         if len(self._shares) >= self._max_shares:
             self._shares.clear()
-        share = self._shares[at] = find_share(self._rates[key], payer)
+        share = self._shares[at] = find_effective_quota(self._rates[key], principal)
         return share
 
     def _sweep(self, now_ms: int) -> None:
         """Forget empty buckets; it pays for itself, for as many must come before the next time."""
         self._buckets = {
-            at: bucket for at, bucket in self._buckets.items() if drained(bucket, at[1].rate, now_ms).amount
+            at: bucket for at, bucket in self._buckets.items() if drain(bucket, at[1].rate, now_ms).amount
         }
         self._swept_at = max(2 * len(self._buckets), self._max_shares)
 
@@ -200,23 +200,25 @@ class Quotas:
         """Count a connection; 0, or how long one too many is kept waiting before it is closed (ms)."""
         if CONNECTIONS not in self._rates:
             return 0
-        payer = Payer(ip=ip)
-        wait_ms = self.wait_ms(CONNECTIONS, payer, now_ms)
+        principal = QuotaPrincipal(ip=ip)
+        wait_ms = self.wait_ms(CONNECTIONS, principal, now_ms)
         if wait_ms:
             self._throttled[CONNECTIONS] += 1
         else:
-            self.charge(CONNECTIONS, payer, 1, now_ms)
+            self.charge(CONNECTIONS, principal, 1, now_ms)
         return wait_ms
 
-    def charge_produce(self, payer: Payer | None, size_bytes: int, now_ms: int) -> None:
+    def charge_produce(self, principal: QuotaPrincipal | None, size_bytes: int, now_ms: int) -> None:
         """Charge a Produce request of this size."""
-        self.charge(PRODUCER_BYTES, payer, size_bytes, now_ms)
+        self.charge(PRODUCER_BYTES, principal, size_bytes, now_ms)
 
-    def charge_request_time(self, payer: Payer | None, seconds: float, now_ms: int) -> None:
+    def charge_request_time(self, principal: QuotaPrincipal | None, seconds: float, now_ms: int) -> None:
         """Charge so much of the thread's time: reading a request, carrying it out, writing its answer."""
-        self.charge(REQUEST_PERCENTAGE, payer, seconds * 100, now_ms)
+        self.charge(REQUEST_PERCENTAGE, principal, seconds * 100, now_ms)
 
-    def throttle_response(self, api_key: int, payer: Payer | None, answer: Any, now_ms: int) -> int:
+    def throttle_response(
+        self, api_key: int, principal: QuotaPrincipal | None, answer: Any, now_ms: int
+    ) -> int:
         """An answer (None: there is none) is about to leave, and is told the throttle time returned (ms).
 
         For that long nothing more of its connection is to be handled (KIP-219).
@@ -225,10 +227,10 @@ class Quotas:
             size_bytes = sum(
                 len(part.records or b"") for topic in answer.responses for part in topic.partitions
             )
-            self.charge(CONSUMER_BYTES, payer, size_bytes, now_ms)
+            self.charge(CONSUMER_BYTES, principal, size_bytes, now_ms)
         longest_ms = 0
         for key in _QUOTAS_OF_API.get(api_key, _OTHERS):
-            wait_ms = self.wait_ms(key, payer, now_ms)
+            wait_ms = self.wait_ms(key, principal, now_ms)
             if wait_ms:
                 self._throttled[key] += 1
                 longest_ms = max(longest_ms, wait_ms)
@@ -240,6 +242,6 @@ class Quotas:
 def _parse(content: dict[str, Any]) -> dict[QuotaEntity, Values]:
     found = {}
     for row in content["quotas"]:
-        entity = checked(entity_of(row["entity"].items()))
-        found[entity] = altered(entity, {}, row["quotas"].items())
+        entity = normalize_entity(parse_entity(row["entity"].items()))
+        found[entity] = apply_changes(entity, {}, row["quotas"].items())
     return found

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from oncelog.broker.purgatory import Disconnect, PendingResponse
-from oncelog.broker.security.acl_operations import NEEDS
-from oncelog.broker.security.authenticator import Door, Farewell
-from oncelog.broker.security.authorizer import EVERYTHING, Access, refusal_of
-from oncelog.rules.limits.quotas import Payer
+from oncelog.broker.security.acl_operations import REQUIRED_OPERATIONS
+from oncelog.broker.security.authenticator import Authenticator, CloseAfterResponse
+from oncelog.broker.security.authorizer import FULL_ACCESS, Access, refusal_of
+from oncelog.rules.limits.quotas import QuotaPrincipal
 from oncelog.rules.security.authorization import CLUSTER_NAME, ResourceType
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import Message
 
-Answer = Message | PendingResponse | Disconnect | Farewell | None
+Answer = Message | PendingResponse | Disconnect | CloseAfterResponse | None
 """None: this request has no response (acks=0)."""
 
 
@@ -30,17 +30,19 @@ class Request:
     header: RequestHeader
     message: Any
     client_host: str = ""
-    authenticator: Door | None = None
+    authenticator: Authenticator | None = None
 
     @property
     def access(self) -> Access:
         """The client's permissions."""
-        return EVERYTHING if self.authenticator is None else self.authenticator.access
+        return FULL_ACCESS if self.authenticator is None else self.authenticator.access
 
     @property
-    def quota_principal(self) -> Payer | None:
+    def quota_principal(self) -> QuotaPrincipal | None:
         """The user and client id whose quotas apply; None if the client is not authenticated."""
-        return None if self.authenticator is None else self.authenticator.payer(self.header.client_id)
+        return (
+            None if self.authenticator is None else self.authenticator.quota_principal(self.header.client_id)
+        )
 
     @property
     def principal(self) -> str:
@@ -53,8 +55,8 @@ class Request:
         The operations are in `broker.security.acl_operations`.
         """
         access = self.access
-        return access is EVERYTHING or access.may(
-            NEEDS[self.message.api.name][resource_type], resource_type, name
+        return access is FULL_ACCESS or access.may(
+            REQUIRED_OPERATIONS[self.message.api.name][resource_type], resource_type, name
         )
 
     def authorize(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> None:

@@ -23,8 +23,8 @@ from oncelog.broker.periodic import PeriodicTasks
 from oncelog.broker.purgatory import FetchPurgatory
 from oncelog.broker.quota_manager import Quotas
 from oncelog.broker.request import Request
-from oncelog.broker.security.authenticator import Door
-from oncelog.broker.security.authorizer import EVERYTHING, Access, Authorizer
+from oncelog.broker.security.authenticator import Authenticator
+from oncelog.broker.security.authorizer import FULL_ACCESS, Access, Authorizer
 from oncelog.broker.security.sasl import TokenCheck, token_check
 from oncelog.broker.security.users import Users
 from oncelog.broker.settings.dynamic_config import DynamicConfig
@@ -34,7 +34,7 @@ from oncelog.broker.topics.takeover import take_over
 from oncelog.broker.topics.topics import Topics
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
-from oncelog.rules.limits.connections import Holdings
+from oncelog.rules.limits.connections import MemoryBudget
 from oncelog.rules.security.authorization import ANONYMOUS
 from oncelog.settings import Settings
 from oncelog.types import BrokerAddress, TopicPartition
@@ -99,8 +99,8 @@ class BrokerState:
         self.connection_count = 0
         self.opened_cost = 0
         """The cost of opening batches of Produce requests so far, in records."""
-        self.request_memory: Holdings[Any] = Holdings(settings["queued.max.request.bytes"])
-        self.response_memory: Holdings[Any] = Holdings(settings["oncelog.queued.max.response.bytes"])
+        self.request_memory: MemoryBudget[Any] = MemoryBudget(settings["queued.max.request.bytes"])
+        self.response_memory: MemoryBudget[Any] = MemoryBudget(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid
         self._appended: dict[TopicPartition, int] = {}
         self.groups = self.new_group_coordinator()
@@ -152,9 +152,9 @@ class BrokerState:
 
     def new_authenticator(
         self, listener: Listener, host: str = "", *, needs_sasl: bool = False, principal: str = ANONYMOUS
-    ) -> Door:
+    ) -> Authenticator:
         """Return the authenticator of a new connection from a host (an address)."""
-        return Door(
+        return Authenticator(
             listener,
             host,
             needs_sasl=needs_sasl,
@@ -197,7 +197,7 @@ class BrokerState:
 
     def access(self, principal: str, host: str) -> Access:
         """What a principal may do from a host (an address)."""
-        return EVERYTHING if self.authorizer is None else self.authorizer.access(principal, host)
+        return FULL_ACCESS if self.authorizer is None else self.authorizer.access(principal, host)
 
     def address(self, request: Request) -> BrokerAddress:
         """What a client is told to connect to: the listener by which it asked."""

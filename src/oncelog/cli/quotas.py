@@ -75,12 +75,12 @@ def _parts(given: dict[str, Any]) -> dict[str, str]:
 
 
 def _entity(given: dict[str, Any]) -> Any:
-    from oncelog.rules.limits.quotas import entity_of
+    from oncelog.rules.limits.quotas import parse_entity
 
     parts = _parts(given)
     if not parts:
         raise click.UsageError("say whose: --user, --client-id or --ip, or their -default")
-    return entity_of((kind, name or None) for kind, name in parts.items())
+    return parse_entity((kind, name or None) for kind, name in parts.items())
 
 
 @command.command("list")

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from oncelog.broker.handlers import join_group, produce, sync_group
 from oncelog.broker.state import BrokerState
 from oncelog.errors import ConfigError, OncelogError, PeerError
-from oncelog.rules.limits.connections import Bound, Holdings, Phase, Standing
+from oncelog.rules.limits.connections import CloseReason, ConnectionActivity, MemoryBudget, Phase
 from oncelog.runtime.clock import Clock
 from oncelog.runtime.event_log import log_event
 from oncelog.server.acceptor import Acceptor
@@ -78,11 +78,11 @@ class ConnectionOwner(Protocol):
         """Remove a connection that has ended. May be called twice."""
         ...
 
-    def note_end(self, peer: str, reason: str, bound: Bound | None) -> None:
+    def note_end(self, peer: str, reason: str, bound: CloseReason | None) -> None:
         """Count and log a connection that the broker closes."""
         ...
 
-    def evict(self, budget: Holdings[Any], bound: Bound, now_ms: int) -> None:
+    def evict(self, budget: MemoryBudget[Any], bound: CloseReason, now_ms: int) -> None:
         """Close connections until a memory budget is kept."""
         ...
 
@@ -392,7 +392,7 @@ class Connection(Accepted):
             else:
                 self._transport.resume_reading()
 
-    def standing(self, now_ms: int) -> Standing:
+    def activity(self, now_ms: int) -> ConnectionActivity:
         """Return the facts on which the connection's deadlines depend."""
         if self._is_read_paused and self.reader.incomplete_since_ms is not None:
             self.reader.incomplete_since_ms = now_ms  # the client cannot send the rest of its request
@@ -401,17 +401,19 @@ class Connection(Accepted):
         elif self._transport is None:
             phase = Phase.HANDSHAKE
         else:
-            phase = Phase.KNOWN if self.auth.is_authenticated else Phase.STRANGER
+            phase = Phase.AUTHENTICATED if self.auth.is_authenticated else Phase.UNAUTHENTICATED
         # A muted connection is not read, so only the idle limit shows that its client is gone (KIP-219).
         # A client that is gone must not wait longer for its group, either.
         is_waiting = bool(self._responses.slots) and not self._responses.is_abandoned
-        return Standing(phase, self.opened_ms, self.active_ms, self.reader.incomplete_since_ms, is_waiting)
+        return ConnectionActivity(
+            phase, self.opened_ms, self.active_ms, self.reader.incomplete_since_ms, is_waiting
+        )
 
     def _begin_closing(self) -> None:
         self.is_closing = True
         self._requests.cancel()
 
-    def close(self, reason: str, *, bound: Bound | None = None, at_once: bool = False) -> None:
+    def close(self, reason: str, *, bound: CloseReason | None = None, at_once: bool = False) -> None:
         """Close the connection for a cause. Responses that are ready are still sent, unless `at_once`."""
         if self.is_closing and not at_once:
             return

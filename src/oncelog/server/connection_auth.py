@@ -11,7 +11,7 @@ from collections.abc import Callable
 from oncelog.broker.security.authorizer import Access
 from oncelog.broker.settings.listeners import Listener
 from oncelog.broker.state import BrokerState
-from oncelog.rules.limits.quotas import Payer
+from oncelog.rules.limits.quotas import QuotaPrincipal
 
 
 class ConnectionAuth:
@@ -42,19 +42,19 @@ class ConnectionAuth:
 
     def update(self) -> None:
         """Read the authenticator's state, which SASL requests change."""
-        self.allows_any_request = self.authenticator.is_plain
-        if self.authenticator.is_open:
+        self.allows_any_request = self.authenticator.allows_any_request
+        if self.authenticator.is_authenticated:
             self.access = None if self._node.authorizer is None else self.authenticator.access
             self._on_authenticated()
 
     @property
     def is_authenticated(self) -> bool:
-        return self.authenticator.is_open
+        return self.authenticator.is_authenticated
 
     def check(self, api_key: int, now_ms: int) -> str | None:
         """Return the reason for which a request must not be carried out; None if it may be."""
-        return None if self.allows_any_request else self.authenticator.pass_through(api_key, now_ms)
+        return None if self.allows_any_request else self.authenticator.check_request_allowed(api_key, now_ms)
 
-    def quota_principal(self, client_id: str | None) -> Payer | None:
+    def quota_principal(self, client_id: str | None) -> QuotaPrincipal | None:
         """Return whose quotas the client's requests use; None before it is authenticated."""
-        return self.authenticator.payer(client_id)
+        return self.authenticator.quota_principal(client_id)

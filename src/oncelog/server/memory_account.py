@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from oncelog.rules.limits.connections import Bound, Holdings
+from oncelog.rules.limits.connections import CloseReason, MemoryBudget
 
-Evict = Callable[[Holdings[Any], Bound, int], None]
+Evict = Callable[[MemoryBudget[Any], CloseReason, int], None]
 """(budget, reason, now_ms): close connections until the budget is kept."""
 
 
@@ -30,7 +30,7 @@ class MemoryAccount:
     )
 
     def __init__(
-        self, owner: object, requests: Holdings[Any], responses: Holdings[Any], evict: Evict
+        self, owner: object, requests: MemoryBudget[Any], responses: MemoryBudget[Any], evict: Evict
     ) -> None:
         self._owner, self._requests, self._responses, self._evict = owner, requests, responses, evict
         self._flushed_bytes = 0
@@ -44,8 +44,8 @@ class MemoryAccount:
         `received_bytes`: bytes received since the connection opened.
         """
         self.is_holding_requests = held_bytes > 0
-        if self._requests.hold(self._owner, held_bytes, received_bytes, now_ms):
-            self._evict(self._requests, Bound.REQUEST_BYTES, now_ms)
+        if self._requests.update(self._owner, held_bytes, received_bytes, now_ms):
+            self._evict(self._requests, CloseReason.REQUEST_BYTES, now_ms)
 
     def set_responses(self, held_bytes: int, flushed_bytes: int, now_ms: int) -> None:
         """Record the memory that the responses hold.
@@ -54,8 +54,8 @@ class MemoryAccount:
         """
         if self._is_closed or not (held_bytes or self._owner in self._responses):
             return
-        if self._responses.hold(self._owner, held_bytes, flushed_bytes, now_ms):
-            self._evict(self._responses, Bound.ANSWER_BYTES, now_ms)
+        if self._responses.update(self._owner, held_bytes, flushed_bytes, now_ms):
+            self._evict(self._responses, CloseReason.RESPONSE_BYTES, now_ms)
 
     def note_flushed(self, flushed_bytes: int) -> bool:
         """Return True if the client has accepted more response bytes since the last call."""
@@ -67,5 +67,5 @@ class MemoryAccount:
     def close(self) -> None:
         """Give all memory back: the connection has ended."""
         self._is_closed = True
-        self._requests.drop(self._owner)
-        self._responses.drop(self._owner)
+        self._requests.release(self._owner)
+        self._responses.release(self._owner)

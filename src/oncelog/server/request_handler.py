@@ -18,7 +18,7 @@ from oncelog.broker.handlers.produce_direct import answer as answer_produce
 from oncelog.broker.purgatory import Disconnect, PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.request_limits import max_elements
-from oncelog.broker.security.authenticator import Farewell
+from oncelog.broker.security.authenticator import CloseAfterResponse
 from oncelog.broker.state import BrokerState
 from oncelog.rules.security.auth_state import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from oncelog.runtime.clock import Clock
@@ -62,7 +62,7 @@ class RequestHandler:
         self._auth, self._throttle, self._responses = auth, throttle, responses
         self._close, self._on_late_response = close, on_late_response
         self._quotas = node.quotas
-        self._farewell_timer: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
 
     def carry_out(self, frame: memoryview, now_ms: int, started: float) -> int:
         """Carry out a request received at `now_ms` and `started` (perf_counter), and send its response.
@@ -113,11 +113,11 @@ class RequestHandler:
         self._respond(header, response, started)
 
     def _respond(self, header: RequestHeader, response: Any, started: float) -> None:
-        if isinstance(response, Farewell):
+        if isinstance(response, CloseAfterResponse):
             self._responses.block()
             later = asyncio.get_running_loop().call_later
-            self._farewell_timer = later(
-                response.delay_ms / 1000, self._say_farewell, header, response, started
+            self._close_timer = later(
+                response.delay_ms / 1000, self._send_and_close, header, response, started
             )
         elif isinstance(response, PendingResponse):
             slot = self._responses.reserve(response)
@@ -130,10 +130,10 @@ class RequestHandler:
         else:
             self._responses.send(self._encode(header, response, started))
 
-    def _say_farewell(self, header: RequestHeader, farewell: Farewell, started: float) -> None:
+    def _send_and_close(self, header: RequestHeader, closing: CloseAfterResponse, started: float) -> None:
         if not self._responses.slots:
-            self._responses.send(self._encode(header, farewell.answer, started))
-        self._close(farewell.reason)
+            self._responses.send(self._encode(header, closing.response, started))
+        self._close(closing.reason)
 
     def _measure_later(self, header: RequestHeader, work: Callable[[], T]) -> T:
         """Call `work` and charge the client for its time: it is part of a response that comes later."""
@@ -169,5 +169,5 @@ class RequestHandler:
 
     def cancel(self) -> None:
         """Stop the timer of the last response: the connection has ended, or closes for another reason."""
-        if self._farewell_timer is not None:
-            self._farewell_timer.cancel()
+        if self._close_timer is not None:
+            self._close_timer.cancel()

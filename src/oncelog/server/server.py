@@ -20,7 +20,14 @@ from oncelog.broker.settings.listeners import Listener
 from oncelog.broker.state import BrokerState
 from oncelog.errors import ConfigError
 from oncelog.log.partition import Partition
-from oncelog.rules.limits.connections import Admission, Bound, Deadlines, Holdings, overdue, parse_overrides
+from oncelog.rules.limits.connections import (
+    CloseReason,
+    ConnectionLimiter,
+    Deadlines,
+    MemoryBudget,
+    expired_deadline,
+    parse_overrides,
+)
 from oncelog.runtime.clock import Clock
 from oncelog.runtime.event_log import log_event
 from oncelog.runtime.tls import WatchedFile
@@ -44,16 +51,16 @@ LOGGED_ENDS = 20
 """So many closed connections are logged one by one in SWEEP_SECONDS; of more there is the number."""
 
 _WORDS = {
-    Bound.CONNECTIONS: "max.connections is reached",
-    Bound.ADDRESS: "max.connections.per.ip is reached",
-    Bound.DESCRIPTORS: "too many open files; raise the limit (ulimit -n, LimitNOFILE=)",
-    Bound.HANDSHAKE: "TLS' handshake was not done in time",
-    Bound.AUTHENTICATION: "did not authenticate in time",
-    Bound.REQUEST: "a request did not arrive in time (oncelog.request.read.timeout.ms)",
-    Bound.IDLE: "idle (connections.max.idle.ms)",
-    Bound.LINGER: "did not take its last answers in time",
-    Bound.REQUEST_BYTES: "queued.max.request.bytes is reached, and it is among the slowest",
-    Bound.ANSWER_BYTES: "oncelog.queued.max.response.bytes is reached, and it is among the slowest",
+    CloseReason.CONNECTIONS: "max.connections is reached",
+    CloseReason.ADDRESS: "max.connections.per.ip is reached",
+    CloseReason.DESCRIPTORS: "too many open files; raise the limit (ulimit -n, LimitNOFILE=)",
+    CloseReason.HANDSHAKE: "TLS' handshake was not done in time",
+    CloseReason.AUTHENTICATION: "did not authenticate in time",
+    CloseReason.REQUEST: "a request did not arrive in time (oncelog.request.read.timeout.ms)",
+    CloseReason.IDLE: "idle (connections.max.idle.ms)",
+    CloseReason.LINGER: "did not take its last answers in time",
+    CloseReason.REQUEST_BYTES: "queued.max.request.bytes is reached, and it is among the slowest",
+    CloseReason.RESPONSE_BYTES: "oncelog.queued.max.response.bytes is reached, and it is among the slowest",
 }
 
 
@@ -78,7 +85,7 @@ class Server:
             idle=settings["connections.max.idle.ms"],
             linger=LINGER_MS,
         )
-        self._admission = Admission(
+        self._limiter = ConnectionLimiter(
             settings["max.connections"],
             settings["max.connections.per.ip"],
             parse_overrides(settings["max.connections.per.ip.overrides"]),
@@ -138,7 +145,7 @@ class Server:
         self.node.connection_count = len(self.connections)
         self.node.metrics.connections_opened += 1
         limit = _descriptor_limit()
-        bound = self._admission.enter(connection.address, descriptor=descriptor, descriptor_limit=limit)
+        bound = self._limiter.enter(connection.address, descriptor=descriptor, descriptor_limit=limit)
         if bound is not None:
             connection.close(_WORDS[bound], bound=bound, at_once=True)
             self.lost(connection)
@@ -149,10 +156,10 @@ class Server:
         if connection in self.connections:
             del self.connections[connection]
             self.node.connection_count = len(self.connections)
-            self._admission.leave(connection.address)
+            self._limiter.leave(connection.address)
             connection.memory.close()
 
-    def note_end(self, peer: str, reason: str, bound: Bound | None) -> None:
+    def note_end(self, peer: str, reason: str, bound: CloseReason | None) -> None:
         """Count and log a connection that the broker ends."""
         self.node.metrics.connections_closed_for_cause += 1
         if bound is not None:
@@ -161,10 +168,10 @@ class Server:
         if self._ends <= LOGGED_ENDS:
             log_event("warning", "connection closed", peer=peer, reason=reason)
 
-    def evict(self, budget: Holdings[Any], bound: Bound, now_ms: int) -> None:
+    def evict(self, budget: MemoryBudget[Any], bound: CloseReason, now_ms: int) -> None:
         """Close the connections that move their bytes slowest, until a memory budget is kept."""
-        for connection in budget.slowest(now_ms):
-            budget.drop(connection)
+        for connection in budget.eviction_candidates(now_ms):
+            budget.release(connection)
             connection.close(_WORDS[bound], bound=bound, at_once=True)
 
     def after_round(self, now_ms: int) -> None:
@@ -232,7 +239,7 @@ class Server:
         loop, now_ms = asyncio.get_running_loop(), self.clock.now_ms()
         for connection in connections[-SWEEP_SLICE:]:
             connection.note_responses(now_ms)
-            bound = overdue(connection.standing(now_ms), self.deadlines, now_ms)
+            bound = expired_deadline(connection.activity(now_ms), self.deadlines, now_ms)
             if bound is not None and connection in self.connections:
                 connection.close(_WORDS[bound], bound=bound, at_once=True)
         del connections[-SWEEP_SLICE:]

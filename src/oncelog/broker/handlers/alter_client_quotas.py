@@ -11,7 +11,7 @@ from collections import Counter
 from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, InvalidRequest, KafkaStorageError, StorageError
-from oncelog.rules.limits.quotas import checked, entity_of
+from oncelog.rules.limits.quotas import normalize_entity, parse_entity
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AlterClientQuotasRequest, AlterClientQuotasResponse
 
@@ -38,7 +38,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterClientQuot
             if named[name] > 1:
                 raise InvalidRequest("the entity is named twice; one change to it in a request")
             changes = [(op.key, None if op.remove else op.value) for op in asked.ops]
-            sound.append((result, (checked(entity_of(name)), changes)))
+            sound.append((result, (normalize_entity(parse_entity(name)), changes)))
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
     try:

@@ -55,7 +55,7 @@ def _find(
             continue
         taken: list[Acl] = []
         for acl in table.candidates(each):
-            if each.takes(acl):
+            if each.matches(acl):
                 taken.append(acl)
             if budget.spend():
                 yield None

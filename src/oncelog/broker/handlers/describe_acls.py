@@ -27,7 +27,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeAclsRes
         wanted = acl_filter(request.message)
     except BrokerError as error:
         return DescribeAclsResponse(error_code=error.code, error_message=error.message)
-    found = sorted(acl for acl in state.authorizer.acls if wanted.takes(acl))
+    found = sorted(acl for acl in state.authorizer.acls if wanted.matches(acl))
     by_resource = groupby(found, lambda acl: (acl.resource_type, acl.name, acl.pattern_type))
     return DescribeAclsResponse(
         resources=[

@@ -149,8 +149,8 @@ class _Fetch:
             self.max_bytes = int(min(self.max_bytes, state.quotas.max_fetch_bytes(request.quota_principal)))
 
     def read(self) -> Iterator[tuple[Target, _Result]]:
-        share_bytes = self.state.response_memory.share_bytes()
-        left_bytes = self.max_bytes if share_bytes is None else min(self.max_bytes, share_bytes)
+        response_budget = self.state.response_memory.response_budget()
+        left_bytes = self.max_bytes if response_budget is None else min(self.max_bytes, response_budget)
         has_data = False
         for target in self.context.targets:
             result = self._read_one(target, left_bytes, at_least_one=not has_data)

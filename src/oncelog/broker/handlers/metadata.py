@@ -14,7 +14,7 @@ from typing import Any
 
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
-from oncelog.broker.security.authorizer import EVERYTHING, allowed_bits
+from oncelog.broker.security.authorizer import FULL_ACCESS, allowed_bits
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.broker.topics.names import check_topic_name
@@ -66,7 +66,7 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     may_create = message.allow_auto_topic_creation and state.settings["auto.create.topics.enable"]
     tells = message.include_topic_authorized_operations, message.include_cluster_authorized_operations
     key = version, asked, may_create, tells, state.address(request)
-    is_for_all = request.access is EVERYTHING
+    is_for_all = request.access is FULL_ACCESS
     known = state.topics.large_answers.get(key) if is_for_all else None
     if known is not None:
         return _Encoded(known)

@@ -8,7 +8,7 @@ client must authenticate again (KIP-368).
 from __future__ import annotations
 
 from oncelog.broker.request import Answer, Request
-from oncelog.broker.security.authenticator import Farewell
+from oncelog.broker.security.authenticator import CloseAfterResponse
 from oncelog.broker.state import BrokerState
 from oncelog.errors import IllegalSaslState, SaslAuthenticationFailed
 from oncelog.wire.messages import SaslAuthenticateRequest, SaslAuthenticateResponse
@@ -18,13 +18,15 @@ KEY = 36
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: SaslAuthenticateRequest = request.message
-    door = request.authenticator
-    if door is None or not door.is_authenticating:
+    authenticator = request.authenticator
+    if authenticator is None or not authenticator.is_authenticating:
         return SaslAuthenticateResponse(error_code=IllegalSaslState.code)
     try:
-        data, lifetime_ms = door.answer(message.auth_bytes, now_ms)
+        data, lifetime_ms = authenticator.answer(message.auth_bytes, now_ms)
     except SaslAuthenticationFailed as error:
         state.metrics.authentications_failed += 1
         refusal = SaslAuthenticateResponse(error_code=error.code, error_message=error.message)
-        return Farewell(refusal, str(error), state.settings["connection.failed.authentication.delay.ms"])
+        return CloseAfterResponse(
+            refusal, str(error), state.settings["connection.failed.authentication.delay.ms"]
+        )
     return SaslAuthenticateResponse(auth_bytes=data, session_lifetime_ms=lifetime_ms)

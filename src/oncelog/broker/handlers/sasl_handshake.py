@@ -7,7 +7,7 @@ is known and may not authenticate again now (`oncelog.rules.security.auth_state`
 from __future__ import annotations
 
 from oncelog.broker.request import Answer, Request
-from oncelog.broker.security.authenticator import Farewell
+from oncelog.broker.security.authenticator import CloseAfterResponse
 from oncelog.broker.state import BrokerState
 from oncelog.errors import IllegalSaslState, UnsupportedSaslMechanism
 from oncelog.wire.messages import SaslHandshakeRequest, SaslHandshakeResponse
@@ -17,12 +17,14 @@ KEY = 17
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: SaslHandshakeRequest = request.message
-    door = request.authenticator
-    if door is None or not door.is_authenticating:
+    authenticator = request.authenticator
+    if authenticator is None or not authenticator.is_authenticating:
         return SaslHandshakeResponse(error_code=IllegalSaslState.code, mechanisms=[])
     try:
-        door.choose(message.mechanism)
+        authenticator.select_mechanism(message.mechanism)
     except UnsupportedSaslMechanism as error:
-        refusal = SaslHandshakeResponse(error_code=error.code, mechanisms=door.mechanisms)
-        return Farewell(refusal, str(error), state.settings["connection.failed.authentication.delay.ms"])
-    return SaslHandshakeResponse(mechanisms=door.mechanisms)
+        refusal = SaslHandshakeResponse(error_code=error.code, mechanisms=authenticator.mechanisms)
+        return CloseAfterResponse(
+            refusal, str(error), state.settings["connection.failed.authentication.delay.ms"]
+        )
+    return SaslHandshakeResponse(mechanisms=authenticator.mechanisms)

@@ -1,9 +1,9 @@
-"""What each API needs to be allowed: one operation for each type of resource it names.
+"""The ACL operation that each API requires, for each type of resource that its requests name.
 
-Denied, the resource is answered with its ..._AUTHORIZATION_FAILED; what was only listed is left out. What
-does not fit the table (either of two, a second operation) is said in the API's own file. Where the brokers
-are is told to everybody, as by Kafka's (Metadata, DescribeCluster).
-Source: Kafka's KafkaApis and ControllerApis.
+A resource without that permission gets its ..._AUTHORIZATION_FAILED error; resources that a request did not
+name are left out of the response. Rules that do not fit the table, such as a choice of two operations, are in
+the file of the API. Every client may learn the brokers' addresses (Metadata, DescribeCluster), as in Kafka.
+Source: kafka KafkaApis and ControllerApis.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _O = Operation
 _TOPIC, _GROUP, _CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 _TRANSACTION = ResourceType.TRANSACTIONAL_ID
 
-NEEDS: dict[str, dict[ResourceType, Operation]] = {
+REQUIRED_OPERATIONS: dict[str, dict[ResourceType, Operation]] = {
     "Produce": {_TOPIC: _O.WRITE, _TRANSACTION: _O.WRITE},
     "Fetch": {_TOPIC: _O.READ},
     "ListOffsets": {_TOPIC: _O.DESCRIBE},
@@ -62,16 +62,16 @@ NEEDS: dict[str, dict[ResourceType, Operation]] = {
     "ListPartitionReassignments": {_CLUSTER: _O.DESCRIBE},
     "DescribeQuorum": {_CLUSTER: _O.DESCRIBE},
     "UpdateFeatures": {_CLUSTER: _O.ALTER},
-    # who may do what
+    # ACLs and users
     "DescribeAcls": {_CLUSTER: _O.DESCRIBE},
     "CreateAcls": {_CLUSTER: _O.ALTER},
     "DeleteAcls": {_CLUSTER: _O.ALTER},
     "DescribeUserScramCredentials": {_CLUSTER: _O.DESCRIBE},
     "AlterUserScramCredentials": {_CLUSTER: _O.ALTER},
-    # how much
+    # quotas
     "DescribeClientQuotas": {_CLUSTER: _O.DESCRIBE_CONFIGS},
     "AlterClientQuotas": {_CLUSTER: _O.ALTER_CONFIGS},
 }
 
-FREE = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})
-"""APIs that need nothing."""
+APIS_WITHOUT_ACL = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})
+"""APIs that require no permission."""

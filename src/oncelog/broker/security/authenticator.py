@@ -1,7 +1,8 @@
-"""One connection's way in: who its client is, and what it may send before that is known.
+"""The authenticator of one connection: who its client is, and which requests it may send before that is
+known.
 
-The states are in `rules.security.auth_state`. Without SASL the client is known from the start: by its
-certificate, or as ANONYMOUS.
+The states are in `rules.security.auth_state`. Without SASL the client is authenticated from the start: by its
+certificate, or as User:ANONYMOUS. Source: kafka SaslServerAuthenticator.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from oncelog.broker.security.authorizer import NOTHING, Access
+from oncelog.broker.security.authorizer import NO_ACCESS, Access
 from oncelog.broker.security.sasl import BearerExchange, Exchange, PlainExchange, ScramExchange, TokenCheck
 from oncelog.broker.security.users import Users
 from oncelog.broker.settings.listeners import Listener
 from oncelog.errors import SaslAuthenticationFailed, UnsupportedSaslMechanism
-from oncelog.rules.limits.quotas import Payer
+from oncelog.rules.limits.quotas import QuotaPrincipal
 from oncelog.rules.security.auth_state import (
-    DoorState,
+    AuthState,
     may_authenticate_again,
     next_state,
     session_lifetime_ms,
@@ -29,19 +30,19 @@ _SCRAM = {mechanism.label: mechanism for mechanism in Mechanism}
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
-    """An answer after which the connection ends, `delay_ms` from now."""
+class CloseAfterResponse:
+    """A response after which the connection is closed. Both happen `delay_ms` from now."""
 
-    answer: Message
+    response: Message
     reason: str
     delay_ms: int
 
 
-class Door:
-    """Authenticates the client of one connection.
+class Authenticator:
+    """The authentication of one connection's client.
 
-    `needs_sasl`: clients of this listener authenticate with SASL. `host`: the address they come from.
-    `access` returns the permissions of a principal and host; `wall_ms` turns `now_ms` into wall-clock time.
+    `needs_sasl` is true if the listener uses SASL. `host` is the client's address. `access` returns the
+    permissions of a principal and host; `wall_ms` turns `now_ms` into wall-clock time.
     """
 
     def __init__(
@@ -62,63 +63,76 @@ class Door:
         self._access_of, self._wall_ms = access, wall_ms
         self.needs_sasl = needs_sasl
         self.principal: str | None = None if needs_sasl else principal
-        self.access: Access = NOTHING if needs_sasl else access(principal, host)
-        self._state = DoorState.STRANGER if needs_sasl else DoorState.KNOWN
+        self.access: Access = NO_ACCESS if needs_sasl else access(principal, host)
+        self._state = AuthState.UNAUTHENTICATED if needs_sasl else AuthState.AUTHENTICATED
         self._mechanism = ""
         self._exchange: Exchange | None = None
         self._expires_ms: int | None = None
         self._authenticated_again_ms: int | None = None
         self._client_id: str | None = None
-        self._payer: Payer | None = None
+        self._quota_principal: QuotaPrincipal | None = None
 
     @property
-    def is_open(self) -> bool:
-        """Whether it is known who the client is; it may have to say so again."""
+    def is_authenticated(self) -> bool:
+        """True if the client is known, even if it must re-authenticate."""
         return self.principal is not None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether any request may come, whatever the time is."""
-        return self._state is DoorState.KNOWN and self._expires_ms is None
+    def allows_any_request(self) -> bool:
+        """True if every request is allowed at any time, because the session never expires."""
+        return self._state is AuthState.AUTHENTICATED and self._expires_ms is None
 
-    def payer(self, client_id: str | None) -> Payer | None:
-        """Whose quotas its requests use; nobody's while it is not known who it is."""
+    def quota_principal(self, client_id: str | None) -> QuotaPrincipal | None:
+        """Return the user and client id whose quotas apply; None if the client is not authenticated."""
         if self.principal is None:
             return None
-        if client_id != self._client_id or self._payer is None:
-            self._client_id, self._payer = client_id, Payer(self.principal.partition(":")[2], client_id or "")
-        return self._payer
+        if client_id != self._client_id or self._quota_principal is None:
+            self._client_id, self._quota_principal = (
+                client_id,
+                QuotaPrincipal(self.principal.partition(":")[2], client_id or ""),
+            )
+        return self._quota_principal
 
-    def pass_through(self, api_key: int, now_ms: int) -> str | None:
-        """Take note of a request that is about to be handled; why it may not be, if so."""
+    def check_request_allowed(self, api_key: int, now_ms: int) -> str | None:
+        """Move to the next state for a request that is about to be handled.
+
+        Return None if it is allowed, else the reason why not: the connection must be closed.
+        """
         if not self.needs_sasl:
             return None
-        if self._state is DoorState.KNOWN and self._expires_ms is not None and now_ms >= self._expires_ms:
-            self._state = DoorState.EXPIRED
+        if (
+            self._state is AuthState.AUTHENTICATED
+            and self._expires_ms is not None
+            and now_ms >= self._expires_ms
+        ):
+            self._state = AuthState.SESSION_EXPIRED
         may_again = may_authenticate_again(self._expires_ms, self._authenticated_again_ms, now_ms)
         state = next_state(self._state, api_key, may_authenticate_again=may_again)
         if state is None:
             return f"API key {api_key} while {self._state.value}"
-        if state is DoorState.CHOSEN_AGAIN and self._state is not state:
+        if state is AuthState.REAUTHENTICATING and self._state is not state:
             self._authenticated_again_ms = now_ms
         self._state = state
         return None
 
     @property
     def is_authenticating(self) -> bool:
-        """Return True while SASL requests are expected: they are out of place before and after."""
-        return self._state in (DoorState.CHOSEN, DoorState.CHOSEN_AGAIN)
+        """True while SASL requests are expected. At any other time they get ILLEGAL_SASL_STATE."""
+        return self._state in (AuthState.HANDSHAKE_DONE, AuthState.REAUTHENTICATING)
 
     @property
     def mechanisms(self) -> list[str]:
         return list(self.listener.settings["sasl.enabled.mechanisms"])
 
-    def choose(self, mechanism: str) -> None:
-        """Raises UnsupportedSaslMechanism."""
+    def select_mechanism(self, mechanism: str) -> None:
+        """Begin an exchange with this mechanism.
+
+        Raises UnsupportedSaslMechanism if it is not enabled, or differs from the first one.
+        """
         if mechanism not in self.mechanisms:
-            raise UnsupportedSaslMechanism(f"{mechanism!r} is not offered")
+            raise UnsupportedSaslMechanism(f"{mechanism!r} is not enabled")
         if self._mechanism not in ("", mechanism):
-            raise UnsupportedSaslMechanism("authenticating again takes the mechanism of the first time")
+            raise UnsupportedSaslMechanism("re-authentication must use the mechanism of the first login")
         self._mechanism, self._exchange = mechanism, self._new_exchange(mechanism)
 
     def _new_exchange(self, mechanism: str) -> Exchange:
@@ -128,29 +142,30 @@ class Door:
             return BearerExchange(self._check_token)
         if mechanism == "PLAIN":
             return PlainExchange(self._users)
-        raise UnsupportedSaslMechanism(f"{mechanism!r} is not served")
+        raise UnsupportedSaslMechanism(f"{mechanism!r} is not implemented")
 
     def answer(self, data: bytes, now_ms: int) -> tuple[bytes, int]:
-        """The next message of the exchange and how long the client is then known (ms; 0: no end, or not yet).
+        """Return the next message of the exchange and the session lifetime in ms.
 
+        The lifetime is 0 if the session never expires, or while the exchange is not complete.
         Raises SaslAuthenticationFailed.
         """
         if self._exchange is None:
-            raise SaslAuthenticationFailed("a mechanism must be chosen first")
+            raise SaslAuthenticationFailed("a mechanism must be selected first")
         wall_ms = self._wall_ms(now_ms)
         answer = self._exchange.answer(data, wall_ms)
         if self._exchange.user is None:
             return answer, 0
         expires_ms = self._exchange.expires_ms
         token_ms = None if expires_ms is None else max(expires_ms - wall_ms, 1)
-        return answer, self._let_in(f"User:{self._exchange.user}", token_ms, now_ms)
+        return answer, self._complete(f"User:{self._exchange.user}", token_ms, now_ms)
 
-    def _let_in(self, principal: str, token_ms: int | None, now_ms: int) -> int:
+    def _complete(self, principal: str, token_ms: int | None, now_ms: int) -> int:
         if self.principal not in (None, principal):
-            raise SaslAuthenticationFailed("a connection does not change its user")
+            raise SaslAuthenticationFailed("re-authentication must not change the user")
         lifetime_ms = session_lifetime_ms(self.listener.settings["connections.max.reauth.ms"], token_ms)
         self._expires_ms = now_ms + lifetime_ms if lifetime_ms else None
         if self.principal is None:
             self.access = self._access_of(principal, self._host)
-        self.principal, self._state, self._exchange = principal, DoorState.KNOWN, None
+        self.principal, self._state, self._exchange = principal, AuthState.AUTHENTICATED, None
         return lifetime_ms

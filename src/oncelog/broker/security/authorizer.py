@@ -1,7 +1,7 @@
-"""The ACLs of this node and what follows from them; decided by `rules.security.authorization`.
+"""The broker's ACLs in their file, and cached answers to authorization checks.
 
-One file, replaced durably with every change. Without `authorizer.class.name` there is none, and everybody
-may do everything.
+`rules.security.authorization` makes the decisions. Each change durably replaces the whole file. Without
+`authorizer.class.name` there is no authorizer, and every operation is allowed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from oncelog.rules.security.authorization import (
 
 FILE_NAME = "oncelog-acls.json"
 KEPT_BYTES = 1 << 20
-"""Memory for the answers that are kept of one principal at one host. Clients choose the names."""
+"""Memory for cached answers per principal and host. It needs a limit because clients choose the names."""
 MAX_KEPT_NAME = 256
-"""Answers about longer names are not kept."""
+"""Answers about longer resource names are not cached."""
 _ENTRY_BYTES = 250
-"""An answer that is kept takes this, and the name."""
+"""Memory of a cached answer besides the resource name."""
 
 _REFUSALS: dict[ResourceType, type[BrokerError]] = {
     ResourceType.TOPIC: TopicAuthorizationFailed,
@@ -58,20 +58,22 @@ OPERATIONS_ON: dict[ResourceType, tuple[Operation, ...]] = {
         _O.IDEMPOTENT_WRITE,
     ),
 }  # fmt: skip
-"""What there is to do with a resource. Source: Kafka's AclEntry.supportedOperations."""
+"""Operations that apply to each type of resource. Source: kafka AclEntry.supportedOperations."""
 
 
 class Access(Protocol):
-    """What one client may do."""
+    """The permissions of one client."""
 
-    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool: ...
+    def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        """Return True if the operation is allowed on this resource."""
+        ...
 
     def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
-        """On any resource of the type that could be there."""
+        """Return True if the operation is allowed on any resource of the type that could exist."""
         ...
 
 
-class _Everything:
+class _FullAccess:
     def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         return True
 
@@ -79,7 +81,7 @@ class _Everything:
         return True
 
 
-class _Nothing:
+class _NoAccess:
     def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         return False
 
@@ -87,53 +89,54 @@ class _Nothing:
         return False
 
 
-EVERYTHING: Access = _Everything()
-NOTHING: Access = _Nothing()
-"""Of those who have not said who they are."""
+FULL_ACCESS: Access = _FullAccess()
+NO_ACCESS: Access = _NoAccess()
+"""The permissions of clients that are not authenticated."""
 
 
 def refusal_of(resource_type: ResourceType) -> BrokerError:
-    """..._AUTHORIZATION_FAILED."""
+    """Return the ..._AUTHORIZATION_FAILED error for a type of resource."""
     return _REFUSALS[resource_type]()
 
 
 def allowed_bits(access: Access, resource_type: ResourceType, name: str) -> int:
-    """What Metadata and the describing APIs tell as authorized operations: a bit for each."""
-    return sum(1 << each for each in OPERATIONS_ON[resource_type] if access.may(each, resource_type, name))
+    """Return the authorized operations as Metadata and the Describe APIs encode them: one bit for each."""
+    operations = OPERATIONS_ON[resource_type]
+    return sum(1 << operation for operation in operations if access.may(operation, resource_type, name))
 
 
 class Authorizer:
-    """All ACLs. `version` counts their changes."""
+    """All ACLs of the broker. `version` counts their changes."""
 
     def __init__(self, disk: Disk, super_users: str, *, allows_if_none: bool) -> None:
         self._disk = disk
         self.super_users = parse_super_users(super_users)
         self.allows_if_none = allows_if_none
         self.version = 0
-        # Without its ACLs the broker would let in whom they deny: an unreadable file stops it.
+        # An unreadable file stops the broker: without its ACLs it would allow what they deny.
         self.acls = AclTable(read_state(disk, FILE_NAME, _parse) or ())
         self._accesses: WeakValueDictionary[tuple[str, str], AccessByAcls] = WeakValueDictionary()
 
     def access(self, principal: str, host: str) -> Access:
-        """Return what this principal may do from this host; its connections share what is remembered."""
+        """Return the permissions of a principal at a host. Its connections share one cache."""
         if principal in self.super_users:
-            return EVERYTHING
+            return FULL_ACCESS
         access = self._accesses.get((principal, host))
         if access is None:
             access = self._accesses[principal, host] = AccessByAcls(self, principal, host)
         return access
 
     def add(self, acls: Collection[Acl]) -> None:
-        """All of them, durably. Raises StorageError, and none is added."""
+        """Add ACLs durably. Raises StorageError; then none is added."""
         if any(acl not in self.acls for acl in acls):
             self._save([*self.acls, *acls])
 
     def replace(self, acls: Collection[Acl]) -> None:
-        """Have these in place of all others, durably. Raises StorageError, and all is as it was."""
+        """Replace all ACLs durably. Raises StorageError; then nothing has changed."""
         self._save(list(acls))
 
     def remove(self, acls: Collection[Acl]) -> None:
-        """Remove those that are there, durably. Raises StorageError, and none is removed."""
+        """Remove ACLs durably, if they exist. Raises StorageError; then none is removed."""
         left = [acl for acl in self.acls if acl not in acls]
         if len(left) < len(self.acls):
             self._save(left)
@@ -158,9 +161,9 @@ class Authorizer:
 
 
 class AccessByAcls:
-    """The access of one principal at one host. It remembers answers until an ACL changes.
+    """The permissions of one principal at one host, with answers cached until an ACL changes.
 
-    `kept_bytes`: about what they take, at most KEPT_BYTES.
+    `kept_bytes` is the approximate memory of the cache, at most KEPT_BYTES.
     """
 
     __slots__ = ("__weakref__", "_authorizer", "_host", "_known", "_principal", "_version", "kept_bytes")
@@ -183,7 +186,7 @@ class AccessByAcls:
         return known
 
     def _decide(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
-        acls = self._authorizer.acls.speaking_of(resource_type, name)
+        acls = self._authorizer.acls.acls_matching(resource_type, name)
         if_none = self._authorizer.allows_if_none
         return is_allowed(acls, self._principal, self._host, operation, if_none=if_none)
 
@@ -200,7 +203,8 @@ class AccessByAcls:
         self._version = self._authorizer.version
 
     def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
-        # A name nobody uses: allowed where nothing is spoken of, or everything.
+        # "hardcode" stands for a name without ACLs of its own, as in Kafka's Authorizer: it is allowed by an
+        # ACL on all names, or by allow.everyone.if.no.acl.found.
         return self.may(operation, resource_type, "hardcode") or is_allowed_somewhere(
             self._authorizer.acls, self._principal, self._host, operation, resource_type
         )

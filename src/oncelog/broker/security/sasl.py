@@ -1,7 +1,7 @@
-"""The broker's side of SASL exchanges: bytes from the client in, bytes for it out, at last its principal.
+"""The broker's side of SASL exchanges: each takes the client's messages, answers them, and yields a user.
 
-An exchange that fails raises SaslAuthenticationFailed and says no more than that: not whether there is such
-a user. Source: RFC 4616 (PLAIN), RFC 5802 (SCRAM), RFC 7628 (OAUTHBEARER).
+A failed exchange raises SaslAuthenticationFailed. Its text must not reveal whether the user exists.
+Source: RFC 4616 (PLAIN), RFC 5802 (SCRAM), RFC 7628 (OAUTHBEARER).
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from oncelog.errors import SaslAuthenticationFailed
 from oncelog.rules.security.scram import Credential, Mechanism
 
 TokenCheck = Callable[[str, int], tuple[str, int]]
-"""(token, now_ms) -> (user's name, end of the token in ms). Raises SaslAuthenticationFailed."""
+"""(token, now_ms) -> (user name, expiry of the token in ms). Raises SaslAuthenticationFailed."""
 
 _SEPARATOR = "\x01"
 MAX_SCRAM_BYTES = 4_096
-"""Of one SCRAM message. A name is prepared character by character: 500 KB take a second of the one thread."""
+"""Longest SCRAM message. Names are prepared character by character: 500 KB would block for a second."""
 
 
 class Exchange(Protocol):
-    """One authentication. `user` None: not complete yet; `expires_ms` None: what was shown has no end."""
+    """One SASL exchange. `user` is None until it is complete; `expires_ms` is None without an expiry."""
 
     user: str | None
     expires_ms: int | None
 
     def answer(self, data: bytes, now_ms: int) -> bytes:
-        """Raises SaslAuthenticationFailed."""
+        """Return the response to a message of the client. Raises SaslAuthenticationFailed."""
         ...
 
 
 class PlainExchange:
-    """User and password as they are; checked against the SCRAM users."""
+    """PLAIN: user and password in clear text, checked against the SCRAM credentials."""
 
     def __init__(self, users: Users) -> None:
         self._users = users
@@ -46,10 +46,10 @@ class PlainExchange:
     def answer(self, data: bytes, now_ms: int) -> bytes:
         parts = _text(data).split("\0")
         if len(parts) != 3:
-            raise SaslAuthenticationFailed("a PLAIN message is authorization id, user and password")
+            raise SaslAuthenticationFailed("a PLAIN message has an authorization id, a user and a password")
         authorization_id, user, password = parts
         if authorization_id not in ("", user):
-            raise SaslAuthenticationFailed("nobody may act for another user")
+            raise SaslAuthenticationFailed("the authorization id must be empty or equal to the user")
         if not user or not password or not self._users.has_password(user, password):
             raise SaslAuthenticationFailed("wrong user or password")
         self.user = user
@@ -57,7 +57,10 @@ class PlainExchange:
 
 
 class ScramExchange:
-    """The password never crosses the wire. A user who is not there gets the answers of a wrong password."""
+    """SCRAM: the password never crosses the wire.
+
+    An unknown user gets the same responses as a known user with a wrong password.
+    """
 
     def __init__(self, users: Users, mechanism: Mechanism, nonce: str) -> None:
         from scramp import ScramMechanism
@@ -71,13 +74,13 @@ class ScramExchange:
 
     def _credential(self, user: str) -> Credential:
         self._user = user
-        found = self._users.get(user, self._mechanism)
-        if found is not None:
-            return found
-        made_up = hmac.digest(self._users.secret, user.encode(), "sha512")
+        credential = self._users.get(user, self._mechanism)
+        if credential is not None:
+            return credential
+        fake = hmac.digest(self._users.secret, user.encode(), "sha512")
         size = hashlib.new(self._mechanism.hash_name).digest_size
-        salt = made_up[: self._users.usual_salt_bytes]
-        return Credential(salt, made_up[-size:], made_up[:size], self._users.usual_iterations)
+        salt = fake[: self._users.usual_salt_bytes]
+        return Credential(salt, fake[-size:], fake[:size], self._users.usual_iterations)
 
     def answer(self, data: bytes, now_ms: int) -> bytes:
         from scramp import ScramException
@@ -93,14 +96,14 @@ class ScramExchange:
             self._server.set_client_final(text)
             final = str(self._server.get_server_final()).encode()
         except ScramException:
-            # Its text could tell a wrong user from a wrong password.
+            # The text of scramp's error could reveal whether the user exists.
             raise SaslAuthenticationFailed("wrong user or password") from None
         self.user = self._user
         return final
 
 
 class BearerExchange:
-    """A signed token (JWT)."""
+    """OAUTHBEARER: a signed JSON Web Token."""
 
     def __init__(self, check: TokenCheck) -> None:
         self._check = check
@@ -112,7 +115,7 @@ class BearerExchange:
         token = next((f[len("auth=") :] for f in fields if f.startswith("auth=")), "")
         scheme, _, token = token.partition(" ")
         if not header.startswith("n,") or scheme.lower() != "bearer" or not token:
-            raise SaslAuthenticationFailed("an OAUTHBEARER message carries auth=Bearer TOKEN")
+            raise SaslAuthenticationFailed("an OAUTHBEARER message must contain auth=Bearer TOKEN")
         self.user, self.expires_ms = self._check(token.strip(), now_ms)
         return b""
 
@@ -125,7 +128,10 @@ def _text(data: bytes) -> str:
 
 
 def token_check(settings: Any, keys: Callable[[], str | None]) -> TokenCheck:
-    """Checks tokens by settings `sasl.oauthbearer.*`; `keys` gives the present key set as JSON."""
+    """Return a check of tokens by the settings `sasl.oauthbearer.*`.
+
+    `keys` returns the current JSON Web Key Set as text; None if there is none.
+    """
 
     def check(token: str, now_ms: int) -> tuple[str, int]:
         from joserfc import jwt
@@ -134,38 +140,38 @@ def token_check(settings: Any, keys: Callable[[], str | None]) -> TokenCheck:
 
         text = keys()
         if text is None:
-            raise SaslAuthenticationFailed("sasl.oauthbearer.jwks.endpoint.url gives no keys")
+            raise SaslAuthenticationFailed("sasl.oauthbearer.jwks.endpoint.url provides no keys")
         try:
             decoded = jwt.decode(token, KeySet.import_key_set(_json(text)), algorithms=_ALGORITHMS)
             _registry(settings, now_ms).validate(decoded.claims)
             user = decoded.claims[settings["sasl.oauthbearer.sub.claim.name"]]
             return _checked_name(user), min(int(decoded.claims["exp"]) * 1000, INT64_MAX)
         except (JoseError, ValueError, KeyError, TypeError, OverflowError) as error:
-            raise SaslAuthenticationFailed(f"the token does not hold: {type(error).__name__}") from None
+            raise SaslAuthenticationFailed(f"the token is invalid: {type(error).__name__}") from None
 
     return check
 
 
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
-"""Signatures of a private key: neither none, nor a secret that the broker would share with the issuer."""
+"""Signatures with a private key. "none" and secrets shared with the issuer are not accepted."""
 
 
 def _registry(settings: Any, now_ms: int) -> Any:
     from joserfc.jwt import JWTClaimsRegistry
 
-    wanted: dict[str, Any] = {"exp": {"essential": True}}
+    claims: dict[str, Any] = {"exp": {"essential": True}}
     audience, issuer = (settings[f"sasl.oauthbearer.expected.{name}"] for name in ("audience", "issuer"))
     if audience:
-        wanted["aud"] = {"essential": True, "values": audience}
+        claims["aud"] = {"essential": True, "values": audience}
     if issuer:
-        wanted["iss"] = {"essential": True, "value": issuer}
+        claims["iss"] = {"essential": True, "value": issuer}
     leeway = settings["sasl.oauthbearer.clock.skew.seconds"]
-    return JWTClaimsRegistry(now=now_ms // 1000, leeway=leeway, **wanted)
+    return JWTClaimsRegistry(now=now_ms // 1000, leeway=leeway, **claims)
 
 
 def _checked_name(user: object) -> str:
     if not isinstance(user, str) or not user:
-        raise SaslAuthenticationFailed("the token names nobody")
+        raise SaslAuthenticationFailed("the token names no user")
     return user
 
 

@@ -1,6 +1,7 @@
-"""SCRAM users: what the broker keeps of a password is enough to check it, not to use it (RFC 5802).
+"""The SCRAM users of the broker in their file.
 
-One file, replaced durably with every change. PLAIN checks against the same users.
+A stored credential is enough to verify a password, but not to log in with it (RFC 5802). PLAIN is checked
+against the same users. Each change durably replaces the whole file.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from oncelog.errors import (
 )
 from oncelog.log.disk import Disk
 from oncelog.rules.security.scram import (
-    LEAST_ITERATIONS,
-    MOST_ITERATIONS,
+    MAX_ITERATIONS,
+    MIN_ITERATIONS,
     Credential,
     Mechanism,
     check_mechanism,
@@ -38,28 +39,28 @@ _Key = tuple[str, Mechanism]
 
 
 SALT_BYTES = 24
-"""Of the salts that our tools make."""
+"""Length of the salts that this project's tools generate."""
 
 
 class Users:
     """Credentials by (user, mechanism).
 
-    `secret` makes up the salts of users who are not there. It is kept in the file, so that a made-up salt
-    stays the same over restarts, as a user's does; `new_secret` is taken where the file has none.
+    `secret` derives the fake salts of unknown users. It is stored in the file, so that a fake salt survives
+    restarts, as a real one does. `new_secret` is used if the file has none.
     """
 
     def __init__(self, disk: Disk, new_secret: bytes = b"") -> None:
         self._disk = disk
         self._credentials: dict[_Key, Credential] = {}
         self.secret = new_secret
-        found = read_state(disk, FILE_NAME, _parse, is_private=True)
-        if found is None:
+        content = read_state(disk, FILE_NAME, _parse, is_private=True)
+        if content is None:
             return
-        self._credentials, stored = found
-        if stored:
-            self.secret = stored
+        self._credentials, stored_secret = content
+        if stored_secret:
+            self.secret = stored_secret
         elif new_secret:
-            with suppress(StorageError):  # a broker starts on a full disk, too
+            with suppress(StorageError):  # a broker must start on a full disk, too
                 self._save(self._credentials)
 
     def get(self, name: str, mechanism: Mechanism) -> Credential | None:
@@ -69,40 +70,41 @@ class Users:
         return sorted({name for name, _ in self._credentials})
 
     def of(self, name: str) -> Iterator[tuple[Mechanism, Credential]]:
-        """A user's credentials."""
+        """Yield a user's credentials with their mechanisms."""
         for mechanism in Mechanism:
-            found = self.get(name, mechanism)
-            if found is not None:
-                yield mechanism, found
+            credential = self.get(name, mechanism)
+            if credential is not None:
+                yield mechanism, credential
 
     @property
     def usual_iterations(self) -> int:
-        """What most users have: a made-up one must not stand out."""
+        """The most common iteration count, so that an unknown user does not stand out."""
         counted = Counter(held.iterations for held in self._credentials.values())
-        return counted.most_common(1)[0][0] if counted else LEAST_ITERATIONS
+        return counted.most_common(1)[0][0] if counted else MIN_ITERATIONS
 
     @property
     def usual_salt_bytes(self) -> int:
-        """Return the length of most users' salts, for the same reason."""
+        """The most common length of a salt, for the same reason."""
         counted = Counter(len(held.salt) for held in self._credentials.values())
         return counted.most_common(1)[0][0] if counted else SALT_BYTES
 
     def alter(
         self, name: str, deletions: Iterable[int], upsertions: Iterable[tuple[int, bytes, bytes, int]]
     ) -> None:
-        """Remove mechanisms of a user, add or replace (mechanism, salt, salted password, iterations).
+        """Delete credentials of a user, and add or replace others.
 
-        Raises ResourceNotFound, UnacceptableCredential, UnsupportedSaslMechanism, StorageError; then nothing
-        has changed.
+        `deletions` are mechanisms, `upsertions` are (mechanism, salt, salted password, iterations). Raises
+        ResourceNotFound, UnacceptableCredential, UnsupportedSaslMechanism or StorageError; then nothing has
+        changed.
         """
         (error,) = self.alter_all([(name, deletions, upsertions)])
         if error is not None:
             raise error
 
     def alter_all(self, changes: Iterable[UserChange]) -> list[BrokerError | None]:
-        """Change several users as `alter` does; returns what was wrong with each.
+        """Change several users as `alter` does, and return an error or None for each.
 
-        The file is written once, however many they are. Raises StorageError; then nothing has changed.
+        The file is written once for all of them. Raises StorageError; then nothing has changed.
         """
         credentials, errors = dict(self._credentials), []
         for name, deletions, upsertions in changes:
@@ -123,7 +125,7 @@ class Users:
     def check(
         self, name: str, deletions: Iterable[int], upsertions: Iterable[tuple[int, bytes, bytes, int]]
     ) -> None:
-        """Raise as `alter` would; nothing changes."""
+        """Raise what `alter` would raise for this change, without making it."""
         self._checked(self._credentials, name, deletions, upsertions)
 
     def _checked(
@@ -133,10 +135,10 @@ class Users:
         deletions: Iterable[int],
         upsertions: Iterable[tuple[int, bytes, bytes, int]],
     ) -> tuple[set[_Key], dict[_Key, Credential]]:
-        """Return what a change removes and adds. Raises as `alter`."""
+        """Return the credentials that a change removes and adds. Raises what `alter` raises."""
         removed: set[_Key] = set()
         if not name:
-            raise UnacceptableCredential("a user needs a name")
+            raise UnacceptableCredential("the user name is empty")
         for number in deletions:
             key = name, check_mechanism(number)
             if key not in credentials or key in removed:
@@ -150,16 +152,16 @@ class Users:
         return removed, added
 
     def take_over(self, credentials: dict[tuple[str, Mechanism], Credential]) -> None:
-        """Replace all credentials by another broker's. Raises StorageError."""
+        """Replace all credentials by those of an adopted data directory. Raises StorageError."""
         self._save(dict(credentials))
 
     def has_password(self, name: str, password: str) -> bool:
-        """Whether it is the user's; the first credential there is tells. Takes milliseconds."""
-        for mechanism, held in self.of(name):
-            salted = salt_password(mechanism, password, held.salt, held.iterations)
-            given = make_credential(mechanism, held.salt, salted, held.iterations)
-            return hmac.compare_digest(given.stored_key, held.stored_key)
-        # As slow as for a user.
+        """Return True if the password matches the user's first credential. Takes milliseconds."""
+        for mechanism, stored in self.of(name):
+            salted = salt_password(mechanism, password, stored.salt, stored.iterations)
+            received = make_credential(mechanism, stored.salt, salted, stored.iterations)
+            return hmac.compare_digest(received.stored_key, stored.stored_key)
+        # Take as long as for a known user, so that the time does not reveal which users exist.
         salt_password(Mechanism.SCRAM_SHA_256, password, b"nobody", self.usual_iterations)
         return False
 
@@ -183,9 +185,9 @@ class Users:
 
 
 def _check(salt: bytes, salted_password: bytes, iterations: int) -> None:
-    if not LEAST_ITERATIONS <= iterations <= MOST_ITERATIONS:
+    if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
         raise UnacceptableCredential(
-            f"{iterations} iterations; {LEAST_ITERATIONS} to {MOST_ITERATIONS} are accepted"
+            f"{iterations} iterations; {MIN_ITERATIONS} to {MAX_ITERATIONS} are accepted"
         )
     if not salt or not salted_password:
         raise UnacceptableCredential("neither salt nor password may be empty")
@@ -196,7 +198,7 @@ def _to_text(data: bytes) -> str:
 
 
 def _parse(content: dict[str, Any]) -> tuple[dict[_Key, Credential], bytes]:
-    """Return the credentials, and the secret; empty if an earlier release wrote the file."""
+    """Return the credentials and the secret. The secret is empty if an earlier release wrote the file."""
     credentials = {
         (row["user"], Mechanism[row["mechanism"].replace("-", "_")]): Credential(
             base64.b64decode(row["salt"]),

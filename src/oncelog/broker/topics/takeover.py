@@ -45,7 +45,7 @@ from oncelog.config import BROKER, TOPIC
 from oncelog.errors import BrokerError, ConfigError, InvalidConfig, StorageError
 from oncelog.log.checkpoint import LOG_STARTS, RECOVERY_POINTS, encode_uuid
 from oncelog.log.manager import LogManager
-from oncelog.rules.limits.quotas import QuotaEntity, altered, checked, entity_of
+from oncelog.rules.limits.quotas import QuotaEntity, apply_changes, normalize_entity, parse_entity
 from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.rules.security.scram import Credential, Mechanism
 from oncelog.settings import Settings
@@ -432,8 +432,8 @@ class _Security:
         found: dict[QuotaEntity, Mapping[str, float]] = {}
         for pairs, rates in self._metadata.quotas.items():
             try:
-                entity = checked(entity_of(pairs))
-                found[entity] = altered(entity, {}, rates.items())
+                entity = normalize_entity(parse_entity(pairs))
+                found[entity] = apply_changes(entity, {}, rates.items())
             except BrokerError as error:
                 self._plan.refuse("quotas", f"quotas {rates} of {dict(pairs)}: {error}")
         quotas = Quotas(self._disk, self._settings, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from oncelog.errors import raise_for_code
-from oncelog.rules.limits.quotas import DEFAULT, QuotaEntity, QuotaFilter, Values, entity_of
+from oncelog.rules.limits.quotas import DEFAULT, QuotaEntity, QuotaFilter, Values, parse_entity
 from oncelog.wire.messages import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
@@ -35,7 +35,7 @@ def described_quotas(response: DescribeClientQuotasResponse) -> Mapping[QuotaEnt
     """Return the quotas by entity. Raises BrokerError."""
     raise_for_code(response.error_code, response.error_message or "describing client quotas")
     return {
-        entity_of((part.entity_type, part.entity_name) for part in entry.entity): {
+        parse_entity((part.entity_type, part.entity_name) for part in entry.entity): {
             value.key: value.value for value in entry.values
         }
         for entry in response.entries or ()

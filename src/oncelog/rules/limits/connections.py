@@ -1,12 +1,16 @@
-"""Who may connect, how long a connection may take for what, and who goes when memory is short.
+"""Limits of connections: how many are accepted, their deadlines, and which are closed when memory is short.
 
-Admission   max.connections, then max.connections.per.ip (or its override), then descriptors: some are kept
-            for the log. A connection counts from its first packet on, so also amid TLS' handshake.
-Deadlines   TLS' handshake, authentication, a request's last byte, its last answers when it is being closed,
-            and connections.max.idle.ms for one that neither sends nor takes anything and waits for nothing.
-Memory      what is kept for all connections together has a limit in each direction; above it those go
-            that move their bytes slowest, until enough is free.
-Source: Kafka's ConnectionQuotas and Selector (limits by address, idle connections); the rest is ours.
+Accepting: max.connections, then max.connections.per.ip or its override, then file descriptors, of which some
+are reserved for the log. A connection counts from its first packet on, including during the TLS handshake.
+
+Deadlines: for the TLS handshake, for authentication, for the last byte of a request, and for the last
+responses of a connection that is being closed. The timeout connections.max.idle.ms is for a connection that
+neither sends nor receives, and that waits for no response.
+
+Memory: a limit in each direction for all connections together. Above it, the connections that move their
+bytes slowest are closed until enough memory is free.
+
+Source: kafka ConnectionQuotas and Selector for limits by address and idle connections; the rest is ours.
 """
 
 from __future__ import annotations
@@ -22,13 +26,13 @@ from oncelog.errors import ConfigError
 Key = TypeVar("Key")
 
 CREDIT_BYTES, CREDIT_MS = 1 << 20, 1_000
-"""Who has just begun counts as one who has moved so much in such a time."""
+"""A new connection counts as one that has moved this many bytes in this time."""
 _RELIEF = 0.75
-"""How full memory may still be when the slowest are gone."""
+"""Fraction of the memory limit that may be in use after the slowest connections are closed."""
 
 
-class Bound(StrEnum):
-    """What a connection ran into, as metrics name it."""
+class CloseReason(StrEnum):
+    """The reasons for which the broker closes a connection, with their names in metrics."""
 
     CONNECTIONS = "max.connections"
     ADDRESS = "max.connections.per.ip"
@@ -39,35 +43,37 @@ class Bound(StrEnum):
     IDLE = "connections.max.idle.ms"
     LINGER = "linger"
     REQUEST_BYTES = "queued.max.request.bytes"
-    ANSWER_BYTES = "oncelog.queued.max.response.bytes"
+    RESPONSE_BYTES = "oncelog.queued.max.response.bytes"
 
 
 @dataclass(slots=True)
-class Admission:
-    """Connections there are, in all and by address. `overrides`: address -> its own limit."""
+class ConnectionLimiter:
+    """The number of connections, in total and by address. `overrides` maps addresses to their limits."""
 
-    most: int
-    most_by_address: int
+    max_connections: int
+    max_per_address: int
     overrides: Mapping[str, int]
     count: int = 0
     counts: dict[str, int] = field(default_factory=dict)
 
-    def enter(self, address: str, *, descriptor: int | None, descriptor_limit: int) -> Bound | None:
-        """Count one more; what it exceeds, if anything (it counts until it leaves all the same).
+    def enter(self, address: str, *, descriptor: int | None, descriptor_limit: int) -> CloseReason | None:
+        """Count a new connection and return the limit that it exceeds, if any.
 
-        The system gives the lowest free descriptor, so its number says how many are in use.
+        It counts until `leave` in either case. The operating system allocates the lowest free descriptor, so
+        the descriptor's number tells how many are in use.
         """
         self.count += 1
-        here = self.counts[address] = self.counts.get(address, 0) + 1
-        if self.count > self.most:
-            return Bound.CONNECTIONS
-        if here > self.overrides.get(address, self.most_by_address):
-            return Bound.ADDRESS
+        address_count = self.counts[address] = self.counts.get(address, 0) + 1
+        if self.count > self.max_connections:
+            return CloseReason.CONNECTIONS
+        if address_count > self.overrides.get(address, self.max_per_address):
+            return CloseReason.ADDRESS
         if descriptor is not None and descriptor >= usable_descriptors(descriptor_limit):
-            return Bound.DESCRIPTORS
+            return CloseReason.DESCRIPTORS
         return None
 
     def leave(self, address: str) -> None:
+        """Stop counting a connection from this address."""
         self.count -= 1
         self.counts[address] -= 1
         if not self.counts[address]:
@@ -75,39 +81,40 @@ class Admission:
 
 
 def parse_overrides(text: str) -> dict[str, int]:
-    """`max.connections.per.ip.overrides`: address -> limit. Raises ConfigError."""
+    """Parse max.connections.per.ip.overrides into a limit per address. Raises ConfigError."""
     limits = {}
-    for part in filter(None, (each.strip() for each in text.split(","))):
+    for part in filter(None, (item.strip() for item in text.split(","))):
         address, _, limit = part.rpartition(":")
         try:
             limits[str(ip_address(address.strip("[]")))] = int(limit)
         except ValueError:
             raise ConfigError(
-                f"max.connections.per.ip.overrides: {part!r} is no ADDRESS:LIMIT such as 10.0.0.1:50 "
+                f"max.connections.per.ip.overrides: {part!r} is not ADDRESS:LIMIT, such as 10.0.0.1:50 "
                 "or [::1]:200"
             ) from None
     return limits
 
 
 def usable_descriptors(limit: int) -> int:
-    """How many of a process' descriptors connections may take; the log needs some to open its files."""
+    """Return how many descriptors of the process connections may use; the log needs the others."""
     return limit - min(limit // 4, 1_024)
 
 
 class Phase(Enum):
-    """How far a connection is."""
+    """The phases of a connection."""
 
-    HANDSHAKE = "amid TLS' handshake"
-    STRANGER = "has not said who it is"
-    KNOWN = "may send requests"
-    CLOSING = "is being closed"
+    HANDSHAKE = "TLS handshake"
+    UNAUTHENTICATED = "not authenticated"
+    AUTHENTICATED = "authenticated"
+    CLOSING = "closing"
 
 
-class Standing(NamedTuple):
-    """What the deadlines of a connection depend on.
+class ConnectionActivity(NamedTuple):
+    """The facts about a connection that its deadlines depend on.
 
-    `active_ms`: when it last sent or took something. `request_ms`: since when an incomplete request is
-    there and read on. `is_waiting`: an answer is owed that is not the client's fault. A throttled one idles.
+    `active_ms` is the time at which it last sent or received bytes. `request_ms` is the start of an
+    incomplete request that is being read. `is_waiting` is true while a response is pending, unless the client
+    has to wait because it is throttled: such a connection counts as idle.
     """
 
     phase: Phase
@@ -119,7 +126,7 @@ class Standing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Milliseconds; `idle` and `request` below 0: never."""
+    """The timeouts of connections in milliseconds. A negative `idle` or `request` means no timeout."""
 
     handshake: int
     authentication: int
@@ -128,25 +135,25 @@ class Deadlines:
     linger: int
 
 
-def overdue(standing: Standing, deadlines: Deadlines, now_ms: int) -> Bound | None:
-    """Which deadline has passed."""
-    idle_ms, age_ms = now_ms - standing.active_ms, now_ms - standing.opened_ms
-    if standing.phase is Phase.CLOSING:
-        return Bound.LINGER if idle_ms > deadlines.linger else None
-    if standing.phase is Phase.HANDSHAKE:
-        return Bound.HANDSHAKE if age_ms > deadlines.handshake else None
-    if standing.phase is Phase.STRANGER and age_ms > deadlines.authentication:
-        return Bound.AUTHENTICATION
-    if standing.request_ms is not None and 0 <= deadlines.request < now_ms - standing.request_ms:
-        return Bound.REQUEST
-    if 0 <= deadlines.idle < idle_ms and not standing.is_waiting:
-        return Bound.IDLE
+def expired_deadline(activity: ConnectionActivity, deadlines: Deadlines, now_ms: int) -> CloseReason | None:
+    """Return the deadline that a connection has missed, or None."""
+    idle_ms, age_ms = now_ms - activity.active_ms, now_ms - activity.opened_ms
+    if activity.phase is Phase.CLOSING:
+        return CloseReason.LINGER if idle_ms > deadlines.linger else None
+    if activity.phase is Phase.HANDSHAKE:
+        return CloseReason.HANDSHAKE if age_ms > deadlines.handshake else None
+    if activity.phase is Phase.UNAUTHENTICATED and age_ms > deadlines.authentication:
+        return CloseReason.AUTHENTICATION
+    if activity.request_ms is not None and 0 <= deadlines.request < now_ms - activity.request_ms:
+        return CloseReason.REQUEST
+    if 0 <= deadlines.idle < idle_ms and not activity.is_waiting:
+        return CloseReason.IDLE
     return None
 
 
 @dataclass(slots=True)
-class Holding:
-    """Bytes kept for one connection since `since_ms`, when it had moved `moved_before` in all."""
+class Usage:
+    """Memory held for one connection since `since_ms`; until then it had moved `moved_before` bytes."""
 
     held_bytes: int
     moved_bytes: int
@@ -154,62 +161,61 @@ class Holding:
     since_ms: int
 
     def bytes_per_ms(self, now_ms: int) -> float:
+        """Return the rate at which the connection has moved bytes since then."""
         moved = self.moved_bytes - self.moved_before
         return (moved + CREDIT_BYTES) / (max(now_ms - self.since_ms, 0) + CREDIT_MS)
 
 
-class Holdings(Generic[Key]):
-    """What is kept for all connections in one direction. `limit_bytes` below 0: as much as they want."""
+class MemoryBudget(Generic[Key]):
+    """The memory held for all connections in one direction. A negative `limit_bytes` means no limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.total_bytes = 0
         self.unfinished_bytes = 0
-        """What answers that are still being made hold already."""
-        self._by_key: dict[Key, Holding] = {}
+        """Bytes that responses under construction hold already."""
+        self._by_key: dict[Key, Usage] = {}
 
     def __contains__(self, key: Key) -> bool:
         return key in self._by_key
 
-    def hold(self, key: Key, held_bytes: int, moved_bytes: int, now_ms: int) -> bool:
-        """So much is kept for it now, and it has moved so much in its life. Whether some have to go."""
-        holding = self._by_key.get(key)
-        if holding is None:
+    def update(self, key: Key, held_bytes: int, moved_bytes: int, now_ms: int) -> bool:
+        """Set a connection's current memory and its total of moved bytes; return True if memory is short."""
+        usage = self._by_key.get(key)
+        if usage is None:
             if held_bytes:
-                self._by_key[key] = Holding(held_bytes, moved_bytes, moved_bytes, now_ms)
+                self._by_key[key] = Usage(held_bytes, moved_bytes, moved_bytes, now_ms)
                 self.total_bytes += held_bytes
         elif held_bytes:
-            self.total_bytes += held_bytes - holding.held_bytes
-            holding.held_bytes, holding.moved_bytes = held_bytes, moved_bytes
+            self.total_bytes += held_bytes - usage.held_bytes
+            usage.held_bytes, usage.moved_bytes = held_bytes, moved_bytes
         else:
-            self.drop(key)
+            self.release(key)
         return 0 <= self.limit_bytes < self.total_bytes
 
-    def drop(self, key: Key) -> None:
-        """Nothing is kept for it any more."""
-        holding = self._by_key.pop(key, None)
-        if holding is not None:
-            self.total_bytes -= holding.held_bytes
+    def release(self, key: Key) -> None:
+        """Note that no memory is held for a connection any more."""
+        usage = self._by_key.pop(key, None)
+        if usage is not None:
+            self.total_bytes -= usage.held_bytes
 
-    def share_bytes(self) -> int | None:
-        """How much a single large answer may take: a quarter of what is free. None: no limit."""
+    def response_budget(self) -> int | None:
+        """Return the largest size of one response: a quarter of the free memory. None means no limit."""
         free_bytes = max(self.limit_bytes - self.total_bytes - self.unfinished_bytes, 0)
         return None if self.limit_bytes < 0 else free_bytes // 4
 
-    def slowest(self, now_ms: int) -> list[Key]:
-        """Who has to go so that memory is well below its limit again."""
+    def eviction_candidates(self, now_ms: int) -> list[Key]:
+        """Return the connections to close so that memory is well below its limit again."""
         excess_bytes = self.total_bytes - int(self.limit_bytes * _RELIEF)
         return slowest_first(self._by_key.items(), excess_bytes, now_ms)
 
 
-def slowest_first(holdings: Iterable[tuple[Key, Holding]], excess_bytes: int, now_ms: int) -> list[Key]:
-    """As many as together hold `excess_bytes`, the slowest first; of equally slow ones the largest."""
+def slowest_first(usages: Iterable[tuple[Key, Usage]], excess_bytes: int, now_ms: int) -> list[Key]:
+    """Return connections that together hold `excess_bytes`: the slowest first, then the largest."""
     chosen: list[Key] = []
-    for key, holding in sorted(
-        holdings, key=lambda item: (item[1].bytes_per_ms(now_ms), -item[1].held_bytes)
-    ):
+    for key, usage in sorted(usages, key=lambda item: (item[1].bytes_per_ms(now_ms), -item[1].held_bytes)):
         if excess_bytes <= 0:
             break
         chosen.append(key)
-        excess_bytes -= holding.held_bytes
+        excess_bytes -= usage.held_bytes
     return chosen

@@ -1,14 +1,15 @@
-"""May this principal do that to this resource? Deny first, then allow, then what holds where no ACL speaks.
+"""ACL decisions: deny first, then allow, then the default for resources without ACLs.
 
-    super user                                             allowed
-    an ACL denies the operation, or ALL                    denied
-    an ACL allows it, or ALL, or something that implies it allowed
-    ACLs speak of the resource, but not of this            denied
-    no ACL speaks of it                                    as allow.everyone.if.no.acl.found
-READ, WRITE, DELETE and ALTER imply DESCRIBE; ALTER_CONFIGS implies DESCRIBE_CONFIGS. A denied READ does not
-deny DESCRIBE. An ACL speaks of a resource by its name, by * or by a prefix; of a principal and a host by
-name or by *.
-Source: Kafka's StandardAuthorizerData, KIP-11, KIP-290.
+    super user                                                  allowed
+    an ACL denies the operation, or ALL                         denied
+    an ACL allows it, or ALL, or an operation that implies it   allowed
+    other ACLs match the resource                               denied
+    no ACL matches the resource                                 as allow.everyone.if.no.acl.found
+
+READ, WRITE, DELETE and ALTER imply DESCRIBE; ALTER_CONFIGS implies DESCRIBE_CONFIGS. Denying READ does not
+deny DESCRIBE. An ACL matches a resource by its name, by * or by a prefix; a principal and a host by name or
+by *.
+Source: kafka StandardAuthorizerData; KIP-11, KIP-290.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from oncelog.errors import InvalidRequest
 
 
 class ResourceType(IntEnum):
-    """What an ACL is about. Source: Kafka's ResourceType."""
+    """The types of resources. Source: kafka ResourceType."""
 
     ANY = 1
     TOPIC = 2
@@ -36,7 +37,7 @@ class ResourceType(IntEnum):
 
 
 class PatternType(IntEnum):
-    """How an ACL's name is meant; MATCH and ANY only in filters. Source: Kafka's PatternType."""
+    """The ways in which an ACL's name matches; MATCH and ANY are for filters. Source: kafka PatternType."""
 
     ANY = 1
     MATCH = 2
@@ -45,7 +46,7 @@ class PatternType(IntEnum):
 
 
 class Operation(IntEnum):
-    """What may be done. Source: Kafka's AclOperation."""
+    """The operations on resources. Source: kafka AclOperation."""
 
     ANY = 1
     ALL = 2
@@ -65,7 +66,7 @@ class Operation(IntEnum):
 
 
 class Permission(IntEnum):
-    """Source: Kafka's AclPermissionType."""
+    """The effect of an ACL. Source: kafka AclPermissionType."""
 
     ANY = 1
     DENY = 2
@@ -73,11 +74,11 @@ class Permission(IntEnum):
 
 
 CLUSTER_NAME = "kafka-cluster"
-"""The only name a resource of type CLUSTER has."""
+"""The only name of a resource of type CLUSTER."""
 WILDCARD = "*"
-ANYBODY = "User:*"
+ANY_USER = "User:*"
 ANONYMOUS = "User:ANONYMOUS"
-"""Who connects without saying who it is."""
+"""The principal of a client without authentication."""
 
 IMPLIED_BY = {
     Operation.DESCRIBE: {Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER},
@@ -86,8 +87,8 @@ IMPLIED_BY = {
 
 
 @lru_cache(maxsize=1_024)
-def usual_address(host: str) -> str:
-    """Return an IP address as sockets write it; any other text as it is."""
+def normalize_address(host: str) -> str:
+    """Return an IP address in the form that sockets use; any other text unchanged."""
     try:
         return str(ip_address(host))
     except ValueError:
@@ -96,7 +97,7 @@ def usual_address(host: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Acl:
-    """One binding. `principal` as User:alice, `host` an address in any spelling, or *."""
+    """One ACL binding. `principal` is like User:alice; `host` is an address in any spelling, or *."""
 
     resource_type: ResourceType
     name: str
@@ -106,17 +107,18 @@ class Acl:
     operation: Operation
     permission: Permission
 
-    def is_of(self, principals: Collection[str], host: str) -> bool:
-        """Whether it speaks of one of these principals at this host, an address as sockets write it.
+    def applies_to(self, principals: Collection[str], host: str) -> bool:
+        """Return True if the ACL matches one of these principals and this host, in the form that sockets use.
 
-        Java writes ::1 as 0:0:0:0:0:0:0:1, and so do ACLs that were made for Apache Kafka.
+        The host of the ACL is normalized, because Java writes ::1 as 0:0:0:0:0:0:0:1, and so do ACLs that
+        were created for Apache Kafka.
         """
-        if self.principal != ANYBODY and self.principal not in principals:
+        if self.principal != ANY_USER and self.principal not in principals:
             return False
-        return self.host in (WILDCARD, host) or usual_address(self.host) == host
+        return self.host in (WILDCARD, host) or normalize_address(self.host) == host
 
-    def speaks_of(self, name: str) -> bool:
-        """Whether a resource of its type and this name is meant."""
+    def matches_resource(self, name: str) -> bool:
+        """Return True if the ACL matches a resource of its type with this name."""
         if self.pattern_type is PatternType.PREFIXED:
             return name.startswith(self.name)
         return self.name in (name, WILDCARD)
@@ -124,7 +126,7 @@ class Acl:
 
 @dataclass(frozen=True, slots=True)
 class AclFilter:
-    """Which ACLs are meant; None and ANY mean any. MATCH: all that speak of a resource named `name`."""
+    """A filter of ACLs. None and ANY match everything; MATCH selects all ACLs that match resource `name`."""
 
     resource_type: ResourceType = ResourceType.ANY
     name: str | None = None
@@ -134,32 +136,37 @@ class AclFilter:
     operation: Operation = Operation.ANY
     permission: Permission = Permission.ANY
 
-    def takes(self, acl: Acl) -> bool:
+    def matches(self, acl: Acl) -> bool:
+        """Return True if the filter selects this ACL."""
         return (
             self.resource_type in (ResourceType.ANY, acl.resource_type)
-            and self._takes_name(acl)
+            and self._matches_name(acl)
             and self.principal in (None, acl.principal)
             and self.host in (None, acl.host)
             and self.operation in (Operation.ANY, acl.operation)
             and self.permission in (Permission.ANY, acl.permission)
         )
 
-    def _takes_name(self, acl: Acl) -> bool:
+    def _matches_name(self, acl: Acl) -> bool:
         if self.pattern_type not in (PatternType.ANY, PatternType.MATCH, acl.pattern_type):
             return False
         if self.name is None:
             return True
-        return acl.speaks_of(self.name) if self.pattern_type is PatternType.MATCH else acl.name == self.name
+        return (
+            acl.matches_resource(self.name)
+            if self.pattern_type is PatternType.MATCH
+            else acl.name == self.name
+        )
 
 
 class AclTable:
-    """All ACLs, found by what they are about."""
+    """All ACLs, indexed by resource."""
 
     def __init__(self, acls: Iterable[Acl] = ()) -> None:
         self._acls: dict[Acl, None] = {}
         self._by_name: dict[tuple[ResourceType, PatternType, str], list[Acl]] = {}
         self._prefix_lengths: dict[ResourceType, Counter[int]] = {}
-        """How many prefixes of each length there are: a name is only asked about at these lengths."""
+        """Number of prefixes of each length, so that a lookup only tries lengths that exist."""
         for acl in acls:
             self.add(acl)
 
@@ -173,19 +180,20 @@ class AclTable:
         return acl in self._acls
 
     def add(self, acl: Acl) -> None:
-        """Once, however often it is added."""
+        """Add an ACL if it is not in the table."""
         if acl not in self._acls:
             self._acls[acl] = None
-            speaking = self._by_name.setdefault(_key(acl), [])
-            if not speaking and acl.pattern_type is PatternType.PREFIXED:
+            same_pattern = self._by_name.setdefault(_key(acl), [])
+            if not same_pattern and acl.pattern_type is PatternType.PREFIXED:
                 self._prefix_lengths.setdefault(acl.resource_type, Counter())[len(acl.name)] += 1
-            speaking.append(acl)
+            same_pattern.append(acl)
 
     def remove(self, acl: Acl) -> None:
+        """Remove an ACL. Raises KeyError if it is not in the table."""
         del self._acls[acl]
-        speaking = self._by_name[_key(acl)]
-        speaking.remove(acl)
-        if speaking:
+        same_pattern = self._by_name[_key(acl)]
+        same_pattern.remove(acl)
+        if same_pattern:
             return
         del self._by_name[_key(acl)]
         if acl.pattern_type is PatternType.PREFIXED:
@@ -194,8 +202,8 @@ class AclTable:
             if not lengths[len(acl.name)]:
                 del lengths[len(acl.name)]
 
-    def looked_up(self, resource_type: ResourceType, name: str) -> Iterator[tuple[PatternType, str]]:
-        """Yield the patterns under which ACLs of a resource may stand: a few, however long its name is."""
+    def patterns_matching(self, resource_type: ResourceType, name: str) -> Iterator[tuple[PatternType, str]]:
+        """Yield the patterns of ACLs that can match a resource: few, however long its name is."""
         yield PatternType.LITERAL, name
         if name != WILDCARD:
             yield PatternType.LITERAL, WILDCARD
@@ -203,16 +211,17 @@ class AclTable:
             if length <= len(name):
                 yield PatternType.PREFIXED, name[:length]
 
-    def speaking_of(self, resource_type: ResourceType, name: str) -> Iterator[Acl]:
-        """The ACLs about one resource."""
-        for pattern_type, text in self.looked_up(resource_type, name):
+    def acls_matching(self, resource_type: ResourceType, name: str) -> Iterator[Acl]:
+        """Yield the ACLs that match a resource."""
+        for pattern_type, text in self.patterns_matching(resource_type, name):
             yield from self._by_name.get((resource_type, pattern_type, text), ())
 
-    def candidates(self, wanted: AclFilter) -> Iterable[Acl]:
-        """Return the ACLs that a filter may take: all of them, or those of the one pattern that it names."""
-        is_one = wanted.pattern_type in (PatternType.LITERAL, PatternType.PREFIXED)
-        if is_one and wanted.name is not None and wanted.resource_type is not ResourceType.ANY:
-            return self._by_name.get((wanted.resource_type, wanted.pattern_type, wanted.name), ())
+    def candidates(self, acl_filter: AclFilter) -> Iterable[Acl]:
+        """Return the ACLs that a filter may select: all, or those of the one pattern that it names."""
+        pattern_type, name = acl_filter.pattern_type, acl_filter.name
+        is_exact = pattern_type in (PatternType.LITERAL, PatternType.PREFIXED)
+        if is_exact and name is not None and acl_filter.resource_type is not ResourceType.ANY:
+            return self._by_name.get((acl_filter.resource_type, pattern_type, name), ())
         return self._acls
 
 
@@ -223,39 +232,40 @@ def _key(acl: Acl) -> tuple[ResourceType, PatternType, str]:
 def is_allowed(
     acls: Iterable[Acl], principal: str, host: str, operation: Operation, *, if_none: bool = False
 ) -> bool:
-    """`acls`: those that speak of the resource. `if_none`: the answer when there are none."""
-    found_any = found_allow = False
-    enough = {operation, Operation.ALL, *IMPLIED_BY.get(operation, ())}
+    """Return True if these ACLs, which match a resource, allow the operation; `if_none` if there are none."""
+    has_acl = has_allow = False
+    sufficient = {operation, Operation.ALL, *IMPLIED_BY.get(operation, ())}
     for acl in acls:
-        found_any = True
-        if not acl.is_of((principal,), host):
+        has_acl = True
+        if not acl.applies_to((principal,), host):
             continue
         if acl.permission is Permission.DENY:
             if acl.operation in (operation, Operation.ALL):
                 return False
-        elif acl.operation in enough:
-            found_allow = True
-    return found_allow if found_any else if_none
+        elif acl.operation in sufficient:
+            has_allow = True
+    return has_allow if has_acl else if_none
 
 
 def is_allowed_somewhere(
     acls: Iterable[Acl], principal: str, host: str, operation: Operation, resource_type: ResourceType
 ) -> bool:
-    """Whether ACLs allow the operation on any resource of the type that could be there.
+    """Return True if ACLs allow the operation on any resource of the type that could exist.
 
-    An allowed name or prefix counts unless a denied one covers all of it. Source: Kafka's
-    Authorizer.authorizeByResourceType, KIP-679.
+    An allowed name or prefix counts unless a denied one covers it completely.
+    Source: kafka Authorizer.authorizeByResourceType; KIP-679.
     """
     own = [
         acl
         for acl in acls
         if acl.resource_type is resource_type
-        and acl.is_of((principal,), host)
+        and acl.applies_to((principal,), host)
         and acl.operation in (operation, Operation.ALL)
     ]
     denied = [acl for acl in own if acl.permission is Permission.DENY]
     return any(
-        acl.permission is Permission.ALLOW and not any(_covers(no, acl) for no in denied) for acl in own
+        acl.permission is Permission.ALLOW and not any(_covers(denial, acl) for denial in denied)
+        for acl in own
     )
 
 
@@ -268,22 +278,22 @@ def _covers(denied: Acl, allowed: Acl) -> bool:
 
 
 def check_acl(acl: Acl) -> None:
-    """Raises InvalidRequest for a binding that cannot be stored."""
+    """Raise InvalidRequest for an ACL binding that cannot be stored."""
     if acl.resource_type is ResourceType.ANY or acl.pattern_type in (PatternType.ANY, PatternType.MATCH):
-        raise InvalidRequest("an ACL is about one type of resource, by a name or a prefix")
+        raise InvalidRequest("an ACL needs one type of resource, and a name or a prefix")
     if acl.operation is Operation.ANY or acl.permission is Permission.ANY:
-        raise InvalidRequest("an ACL allows or denies one operation, or ALL")
+        raise InvalidRequest("an ACL must allow or deny one operation, or ALL")
     if not acl.name:
         raise InvalidRequest("an ACL needs the name of a resource, or *")
     if acl.resource_type is ResourceType.CLUSTER and acl.name != CLUSTER_NAME:
-        raise InvalidRequest(f"the only cluster is called {CLUSTER_NAME}")
+        raise InvalidRequest(f"the only cluster resource is {CLUSTER_NAME}")
     kind, separator, name = acl.principal.partition(":")
     if not (kind and separator and name):
         raise InvalidRequest(f"principal {acl.principal!r}: expected User:NAME")
     if not acl.host:
-        raise InvalidRequest("an ACL needs a host's address, or *")
+        raise InvalidRequest("an ACL needs the address of a host, or *")
 
 
 def parse_super_users(text: str) -> frozenset[str]:
-    """`User:a;User:b`."""
+    """Parse the setting `super.users`, such as User:a;User:b."""
     return frozenset(part.strip() for part in text.split(";") if part.strip())

@@ -1,4 +1,7 @@
-"""From a client's certificate to its principal. Source: RFC 2253, Kafka's SslPrincipalMapper (KIP-371)."""
+"""The mapping from a client certificate to a principal.
+
+Source: RFC 2253; kafka SslPrincipalMapper (KIP-371).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from oncelog.errors import ConfigError
 
 Name = Sequence[Sequence[tuple[str, str]]]
-"""A distinguished name as OpenSSL gives it: the widest part first, each part a set of (type, value)."""
+"""A distinguished name as OpenSSL returns it: the most general part first, each a set of (type, value)."""
 
 _SHORT = {
     "commonName": "CN",
@@ -26,7 +29,7 @@ _RULE = re.compile(r"RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?)")
 
 
 def distinguished_name(subject: Name) -> str:
-    """`CN=alice,OU=ops,O=shop`: the narrowest part first."""
+    """Return the name as text with the most specific part first, such as CN=alice,OU=ops,O=shop."""
     return ",".join(
         "+".join(f"{_SHORT.get(k, k)}={_escaped(v)}" for k, v in part) for part in reversed(subject)
     )
@@ -40,20 +43,21 @@ def _escaped(value: str) -> str:
 
 
 def principal_mapper(rules: str) -> Callable[[str], str]:
-    """A function from a distinguished name to a user's name, by the first rule that fits.
+    """Return a function that maps a distinguished name to a user name, by the first rule that matches.
 
-    `rules`: DEFAULT (the whole name), RULE:pattern/replacement/ with $1 for groups and L or U for the case,
-    separated by commas. Raises ConfigError.
+    `rules` is the setting ssl.principal.mapping.rules: rules separated by commas. A rule is DEFAULT (the
+    whole name) or RULE:pattern/replacement/ with $1 for groups, and L or U at the end for the case.
+    Raises ConfigError for invalid rules; so does the function if no rule matches.
     """
-    made = list(_parse(rules))
+    parsed_rules = list(_parse(rules))
 
     def name_of(distinguished: str) -> str:
-        for pattern, replacement, case in made:
-            found = pattern.fullmatch(distinguished)
-            if found:
-                name = found.expand(replacement)
+        for pattern, replacement, case in parsed_rules:
+            match = pattern.fullmatch(distinguished)
+            if match:
+                name = match.expand(replacement)
                 return name.lower() if case == "L" else name.upper() if case == "U" else name
-        raise ConfigError(f"no rule of ssl.principal.mapping.rules fits {distinguished!r}")
+        raise ConfigError(f"no rule of ssl.principal.mapping.rules matches {distinguished!r}")
 
     return name_of
 
@@ -61,18 +65,18 @@ def principal_mapper(rules: str) -> Callable[[str], str]:
 def _parse(rules: str) -> Iterable[tuple[re.Pattern[str], str, str]]:
     rest = rules.strip()
     while rest:
-        found = re.match("DEFAULT", rest) or _RULE.match(rest)
-        after = rest[found.end() :].lstrip() if found else rest
-        if found is None or (after and not after.startswith(",")):
+        match = re.match("DEFAULT", rest) or _RULE.match(rest)
+        after = rest[match.end() :].lstrip() if match else rest
+        if match is None or (after and not after.startswith(",")):
             raise ConfigError(f"ssl.principal.mapping.rules={rules!r}: expected DEFAULT or RULE:pattern/new/")
-        if found[0] == "DEFAULT":
+        if match[0] == "DEFAULT":
             yield re.compile("(?s).*"), r"\g<0>", ""
         else:
             try:
-                pattern = re.compile(found[1])
-                if any(int(group) > pattern.groups for group in re.findall(r"\$(\d)", found[2])):
-                    raise re.error(f"{found[2]!r} names a group that is not there")
-                yield pattern, re.sub(r"\$(\d)", r"\\g<\1>", found[2]), found[3]
+                pattern = re.compile(match[1])
+                if any(int(group) > pattern.groups for group in re.findall(r"\$(\d)", match[2])):
+                    raise re.error(f"{match[2]!r} names a group that does not exist")
+                yield pattern, re.sub(r"\$(\d)", r"\\g<\1>", match[2]), match[3]
             except re.error as error:
                 raise ConfigError(f"ssl.principal.mapping.rules={rules!r}: {error}") from None
         rest = after[1:].lstrip()

@@ -1,4 +1,7 @@
-"""SCRAM credentials: from a password to what a broker keeps of it. Source: RFC 5802, KIP-84, KIP-554."""
+"""SCRAM credentials: how a broker derives what it stores from a password.
+
+Source: RFC 5802; KIP-84, KIP-554.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,29 @@ from typing import NamedTuple
 
 from oncelog.errors import UnsupportedSaslMechanism
 
-LEAST_ITERATIONS, MOST_ITERATIONS = 4_096, 16_384
-"""Source: Kafka's ScramMechanism, ScramControlManager."""
+MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 16_384
+"""Bounds of the iteration count. Source: kafka ScramMechanism, ScramControlManager."""
 
 
 class Mechanism(IntEnum):
-    """Source: Kafka's ScramMechanism."""
+    """The SCRAM mechanisms, with the numbers of the protocol. Source: kafka ScramMechanism."""
 
     SCRAM_SHA_256 = 1
     SCRAM_SHA_512 = 2
 
     @property
     def label(self) -> str:
-        """SCRAM-SHA-256, as SASL calls it."""
+        """The name of the mechanism in SASL, such as SCRAM-SHA-256."""
         return self.name.replace("_", "-")
 
     @property
     def hash_name(self) -> str:
+        """The name of the hash in hashlib, such as sha256."""
         return f"sha{self.name[-3:]}"
 
 
 class Credential(NamedTuple):
-    """What is kept of a password."""
+    """The stored form of a password."""
 
     salt: bytes
     stored_key: bytes
@@ -39,7 +43,7 @@ class Credential(NamedTuple):
 
 
 def make_credential(mechanism: Mechanism, salt: bytes, salted_password: bytes, iterations: int) -> Credential:
-    """`salted_password`: PBKDF2 of the password, as clients send it."""
+    """Return the credential for a salted password: PBKDF2 of the password, as clients send it."""
     digest = mechanism.hash_name
     client_key = hmac.digest(salted_password, b"Client Key", digest)
     return Credential(
@@ -51,13 +55,15 @@ def make_credential(mechanism: Mechanism, salt: bytes, salted_password: bytes, i
 
 
 def salt_password(mechanism: Mechanism, password: str, salt: bytes, iterations: int) -> bytes:
-    """PBKDF2. Takes milliseconds."""
+    """Return PBKDF2 of a password. Takes milliseconds."""
     return hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
 
 
 def check_mechanism(number: int) -> Mechanism:
-    """Raises UnsupportedSaslMechanism."""
+    """Return the mechanism with this number of the protocol. Raises UnsupportedSaslMechanism."""
     try:
         return Mechanism(number)
     except ValueError:
-        raise UnsupportedSaslMechanism(f"{number} is no SCRAM mechanism; 1 is SHA-256, 2 SHA-512") from None
+        raise UnsupportedSaslMechanism(
+            f"{number} is not a SCRAM mechanism; 1 is SHA-256, 2 is SHA-512"
+        ) from None

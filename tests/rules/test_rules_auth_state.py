@@ -10,7 +10,7 @@ import pytest
 from oncelog.errors import ConfigError
 from oncelog.rules.security import auth_state
 from oncelog.rules.security.auth_state import (
-    DoorState,
+    AuthState,
     may_authenticate_again,
     next_state,
     session_lifetime_ms,
@@ -24,14 +24,14 @@ def rows() -> list[tuple[str, list[str]]]:
     source = Path(auth_state.__file__).read_text()  # python -OO drops docstrings
     lines = (ast.get_docstring(ast.parse(source)) or "").splitlines()
     start = next(number for number, line in enumerate(lines) if line.strip().startswith("state "))
-    cells = [line.split() for line in lines[start + 1 : start + 1 + len(DoorState)]]
+    cells = [line.split() for line in lines[start + 1 : start + 1 + len(AuthState)]]
     return [(row[0], row[1:]) for row in cells]
 
 
 @pytest.mark.parametrize(("state", "expected"), rows())
 def test_table(state: str, expected: list[str]) -> None:
     for api_key, name in zip(COLUMNS, expected, strict=True):
-        found = next_state(DoorState[state], api_key)
+        found = next_state(AuthState[state], api_key)
         assert (found.name if found else "-") == name
 
 
@@ -51,12 +51,12 @@ def test_who_may_authenticate_again(
 
 
 def test_a_handshake_that_comes_too_early() -> None:
-    def after(state: DoorState) -> DoorState | None:
+    def after(state: AuthState) -> AuthState | None:
         return next_state(state, auth_state.SASL_HANDSHAKE, may_authenticate_again=False)
 
-    assert after(DoorState.KNOWN) is DoorState.KNOWN
-    assert after(DoorState.EXPIRED) is None
-    assert after(DoorState.STRANGER) is DoorState.CHOSEN
+    assert after(AuthState.AUTHENTICATED) is AuthState.AUTHENTICATED
+    assert after(AuthState.SESSION_EXPIRED) is None
+    assert after(AuthState.UNAUTHENTICATED) is AuthState.HANDSHAKE_DONE
 
 
 def test_sessions() -> None:
