@@ -18,6 +18,7 @@ from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.producer.metrics import METRICS as PRODUCER_METRICS
 from oncelog.client.producer.metrics import ProducerMetrics
 from oncelog.error_guide import ERRORS, EXCEPTIONS
+from oncelog.explain.stories import STORIES
 from oncelog.log.disk import Disk
 from oncelog.settings import Setting
 
@@ -116,6 +117,13 @@ def test_descriptions_of_errors_are_plain() -> None:
     guides = [*ERRORS.values(), *EXCEPTIONS.values()]
     texts = [text for guide in guides for text in guide if text]
     assert [text for text in texts if BANNED.search(text) or BARE_ERROR.search(text)] == []
+
+
+def test_every_picture_is_on_the_page_of_pictures_with_the_command_that_plays_it() -> None:
+    page = (ROOT / "docs" / "guides" / "twelve-pictures.md").read_text()
+    drawn = {path.stem for path in (ROOT / "docs" / "flows").glob("*.svg")}
+    assert drawn == set(re.findall(r"]\(\.\./flows/([\w-]+)\.svg\)", page))
+    assert set(STORIES) == set(re.findall(r"`oncelog explain ([a-z][\w-]*)`", page))
 
 
 def test_every_public_name_is_described() -> None:

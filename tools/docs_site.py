@@ -5,6 +5,7 @@
 - A link to another file of the repository leads to `repo_url`, or becomes plain text if that is not set.
   A link to a file that does not exist is a warning, which `mkdocs build --strict` makes an error.
 - A list may follow a paragraph without an empty line, and code in a table may escape `|`, as on GitHub.
+- A page that a docstring mentions becomes a link, such as docs/spark.md or behaviour I7 (docs/behaviours.md).
 - Pages of docs/ and its folders that mkdocs.yml does not list get into the navigation.
 """
 
@@ -26,6 +27,8 @@ SECTIONS = {".": "Guides", "guides": "Guides", "reference": "Reference", "intern
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 _CODE = re.compile(r"`[^`]*`")
 _ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+_BEHAVIOUR = re.compile(r"^\*\*([A-Z]\d+)\*\*", re.MULTILINE)
+_MENTION = re.compile(r"(?:\bbehaviour ([A-Z]\d+)(, | \())?\bdocs/([\w/-]+)\.md\b")
 _log = logging.getLogger("mkdocs.hooks.docs_site")
 
 
@@ -60,6 +63,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Rewrite the links of a page, and separate its lists from what is above them."""
     uri = page.file.src_uri
+    if uri == "behaviours.md":
+        markdown = _BEHAVIOUR.sub(r'<span id="\1"></span>**\1**', markdown)
     lines, is_code, previous = [], False, ""
     for line in markdown.splitlines():
         if line.lstrip().startswith("```"):
@@ -73,6 +78,25 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         lines.append(line)
         previous = line
     return "\n".join(lines)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Link the pages that docstrings mention."""
+    folder = os.path.dirname(page.file.src_uri)
+    if folder != "reference/api":
+        return html
+
+    def link(match: re.Match[str]) -> str:
+        behaviour, between, name = match.groups()
+        if not (DOCS / f"{name}.md").exists():
+            _log.warning("%s: a docstring mentions docs/%s.md, which does not exist", page.file.src_uri, name)
+            return match[0]
+        target = os.path.relpath(f"{name}.html", folder)
+        if behaviour:
+            return f'behaviour <a href="{target}#{behaviour}">{behaviour}</a>{between}docs/{name}.md'
+        return f'<a href="{target}">docs/{name}.md</a>'
+
+    return _MENTION.sub(link, html)
 
 
 def _link(match: re.Match[str], uri: str, repo_url: str | None) -> str:

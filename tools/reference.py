@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 SOURCE = ROOT / "src"
 
-MADE = "Made by `make reference` from the code; do not edit.\n"
+MADE = "<!-- `make reference` writes this page from the code; do not edit it. -->\n"
 
 Row = Sequence[object]
 
