@@ -11,6 +11,7 @@ import importlib
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -280,13 +281,19 @@ def render_cli() -> str:
     """Return docs/reference/cli.md."""
     from oncelog.cli.main import COMMANDS
 
+    topics, topics_context = _command("topics", "list")
+    connection = [option for option in _options(topics) if option.name in CONNECTION_OPTIONS]
     parts = [
         "# Command line\n",
         MADE,
         _CLI_INTRODUCTION,
         "## Exit codes\n",
         table(("code", "meaning"), EXIT_CODES),
+        "## Connection options\n",
+        "All commands that talk to a cluster have these options.\n",
+        _option_table(connection, topics_context),
     ]
+    shared = ""
     for command, context in commands():
         path = context.command_path
         depth = path.count(" ")
@@ -296,11 +303,28 @@ def render_cli() -> str:
         if depth == 1 and path.removeprefix("oncelog ") not in COMMANDS:
             parts.append("This command comes with a package of packages/, which `make setup` installs.\n")
         if isinstance(command, click.Group):
-            parts.append(_help(command))
+            shared = _shared_options(command, context)
+            parts += [_help(command), shared and f"Options of its commands:\n\n{shared}"]
             continue
         usage = " ".join(command.collect_usage_pieces(context))
-        parts += [f"```text\n{path} {usage}\n```\n", _help(command), _parameters(command, context)]
+        options = _parameters(command, context)
+        parts += [f"```text\n{path} {usage}\n```\n", _help(command), options if options != shared else ""]
     return "\n".join(part for part in parts if part)
+
+
+CONNECTION_OPTIONS = {"bootstrap_servers", "properties", "command_config"}
+
+
+def _shared_options(group: click.Group, context: click.Context) -> str:
+    """Return the options that most commands of a large group have alike; empty for other groups."""
+    below = [
+        (child, child_context)
+        for child, child_context in _commands_under(group, context)
+        if child is not group
+    ]
+    counts = Counter(_parameters(child, child_context) for child, child_context in below)
+    options, count = counts.most_common(1)[0]
+    return options if count >= 10 else ""
 
 
 def _help(command: click.Command) -> str:
@@ -315,29 +339,36 @@ def _help(command: click.Command) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
+def _options(command: click.Command) -> list[click.Option]:
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    return [option for option in options if "--help" not in option.opts and not option.hidden]
+
+
 def _parameters(command: click.Command, context: click.Context) -> str:
+    """Return the table of a command's options; those for the connection are one line below it."""
+    options = _options(command)
+    if not {option.name for option in options} >= CONNECTION_OPTIONS:
+        return _option_table(options, context) if options else ""
+    own = [option for option in options if option.name not in CONNECTION_OPTIONS]
+    link = "[connection options](cli.md#connection-options)"
+    return f"{_option_table(own, context)}\nAnd the {link}.\n" if own else f"The {link}.\n"
+
+
+def _option_table(options: Iterable[click.Option], context: click.Context) -> str:
     rows = []
-    for parameter in command.get_params(context):
-        if isinstance(parameter, click.Option) and "--help" not in parameter.opts and not parameter.hidden:
-            names = ", ".join(code(name) for name in (*parameter.opts, *parameter.secondary_opts))
-            values = "" if parameter.is_flag else code(parameter.make_metavar(context))
-            text = prose(parameter.help or "")
-            if parameter.envvar and str(parameter.envvar) not in text:
-                text += f" Environment: `{parameter.envvar}`."
-            notes = [
-                name
-                for name, is_so in (("required", parameter.required), ("repeatable", parameter.multiple))
-                if is_so
-            ]
-            rows.append(
-                (
-                    names,
-                    values,
-                    _default_of(parameter, context),
-                    text + (f" ({', '.join(notes)})" if notes else ""),
-                )
-            )
-    return table(("option", "value", "default", "meaning"), rows) if rows else ""
+    for option in options:
+        names = ", ".join(code(name) for name in (*option.opts, *option.secondary_opts))
+        values = "" if option.is_flag else code(option.make_metavar(context))
+        if isinstance(option.type, click.IntRange) and not option.metavar:
+            low, high = option.type.min, option.type.max
+            values = f"`INTEGER`, {low} or more" if high is None else f"`INTEGER`, {low} to {high}"
+        text = prose(option.help or "")
+        if option.envvar and str(option.envvar) not in text:
+            text += f" Environment: `{option.envvar}`."
+        properties = (("required", option.required), ("repeatable", option.multiple))
+        notes = ", ".join(name for name, is_so in properties if is_so)
+        rows.append((names, values, _default_of(option, context), f"{text} ({notes})" if notes else text))
+    return table(("option", "value", "default", "meaning"), rows)
 
 
 def _default_of(option: click.Option, context: click.Context) -> str:
