@@ -346,8 +346,8 @@ class LogMachine(RuleBasedStateMachine):
             self.may_be_compacted = max(self.may_be_compacted, end)
 
     def roll(self) -> None:
-        if self.partition._segments.active.size_bytes:
-            self.do(lambda: self.partition._roll(self.now_ms))
+        if self.partition.log.segments.active.size_bytes:
+            self.do(lambda: self.partition.log.roll(self.now_ms))
 
     @rule(
         ms=st.sampled_from((0, 60_000, HOUR_MS, 3 * HOUR_MS)),
@@ -378,10 +378,10 @@ class LogMachine(RuleBasedStateMachine):
         """Retention deletes what is old or too much, and nothing else, on compacted topics, too."""
         partition, now_ms = self.partition, self.now_ms
         expected, excess = self.model.start, partition.size_bytes - self.settings["retention_bytes"]
-        for segment in partition._segments if partition.config.is_deleted else ():
+        for segment in partition.log.segments if partition.config.is_deleted else ():
             is_old = self.largest_time(segment) < now_ms - RETENTION_MS
             is_excess = self.settings["retention_bytes"] >= 0 and excess >= segment.size_bytes
-            is_new = segment is partition._segments.active and not segment.size_bytes
+            is_new = segment is partition.log.segments.active and not segment.size_bytes
             if is_new or not (is_old or is_excess) or segment.end_offset > partition.high_watermark:
                 break
             expected, excess = max(expected, segment.end_offset), excess - segment.size_bytes
@@ -628,7 +628,7 @@ class LogMachine(RuleBasedStateMachine):
             assert found.offset == next(at for at, ms in times if ms == largest)
 
     def first_base_offset(self) -> int:
-        return self.partition._segments.first.base_offset
+        return self.partition.log.segments.first.base_offset
 
     @invariant()
     def offsets_agree(self) -> None:

@@ -50,7 +50,7 @@ MARKS = "<!-- mutation -->", "<!-- /mutation -->"
 TEST_DIRECTORIES = ("rules", "wire", "log", "broker", "client", "faults", "load", "spark", "security")
 """Where the test files of a module are looked for."""
 MORE_TESTS = {
-    "log/compaction": ["tests/broker/test_broker_compaction.py"],
+    "log/cleaner": ["tests/broker/test_broker_compaction.py"],
     "log/index": ["tests/log/test_log_recovery.py", "tests/log/test_log_time_index.py"],
     "log/recovery": ["tests/log/test_log_partition.py", "tests/log/test_log_crash.py"],
     "log/snapshot": ["tests/log/test_log_partition.py", "tests/log/test_log_recovery.py"],

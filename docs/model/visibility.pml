@@ -6,7 +6,7 @@
  *
  *     last stable offset, index entry  src/oncelog/rules/idempotence/last_stable_offset.py   last_stable_offset, stable_offset_after
  *     completed transaction            src/oncelog/rules/idempotence/markers.py      decide_marker
- *     index search                     src/oncelog/log/compacted.py     aborted_transactions
+ *     index search                     src/oncelog/log/segments.py      aborted_transactions
  *     filter                           src/oncelog/rules/storage/read_committed.py  VisibilityFilter
  */
 

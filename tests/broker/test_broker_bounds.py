@@ -21,7 +21,7 @@ from oncelog.client.consumer.completed_fetch import CompletedFetch
 from oncelog.client.consumer.fetch_messages import PlacedBatch
 from oncelog.errors import InvalidRecord, MessageTooLarge
 from oncelog.limits import Limits
-from oncelog.log import compaction, validation
+from oncelog.log import cleaner, validation
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.partition import Partition
 from oncelog.log.reader import StepCost
@@ -214,17 +214,17 @@ def test_compaction_and_look_ups_open_a_batch_of_any_number_of_records(
     assert job is not None  # a compressed batch is opened in a thread
     job()
     assert _found(search) == 0
-    partition._roll(NOW_MS)
+    partition.log.roll(NOW_MS)
     put(partition, log_batch(value=b"new"))
     partition.flush()
     settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "segment_bytes": 1_000_000}
     partition.reconfigure(config(**settings))
-    dirty = partition.dirty_range(NOW_MS)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
     assert dirty is not None
-    for job in partition.compact(dirty, NOW_MS):
+    for job in partition.cleaner.compact(dirty, NOW_MS):
         if job is not None:
             job()
-    assert partition.cleaned_to >= count
+    assert partition.cleaner.cleaned_to >= count
 
 
 def test_readers_refuse_a_batch_of_very_many_records_before_they_open_it(
@@ -289,7 +289,7 @@ def _found(search: Any) -> int:
 
 def test_a_look_up_by_time_rests_after_a_bounded_number_of_batches(behind: Partition) -> None:
     steps = _steps(behind.search_timestamp(NOW_MS + 1, StepCost()))
-    first = next(iter(behind._segments))
+    first = next(iter(behind.log.segments))
     assert steps == (first.end_offset - 1) // 100 > 10
 
 
@@ -383,13 +383,13 @@ def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: 
     settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "segment_bytes": 1_000_000}
     partition = open_partition(log_config=config(**settings))
     put(partition, log_batch(count=count, value=b"old"))
-    partition._roll(NOW_MS)
+    partition.log.roll(NOW_MS)
     put(partition, log_batch(value=b"new"))
     partition.flush()
-    dirty = partition.dirty_range(NOW_MS)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
     assert dirty is not None
     done, steps = 0, 0
-    for job in partition.compact(dirty, NOW_MS):
+    for job in partition.cleaner.compact(dirty, NOW_MS):
         steps += 1
         if job is not None:
             job()
@@ -413,16 +413,16 @@ def test_compaction_opens_what_may_become_large_in_a_thread(
         return original(found, *args)
 
     monkeypatch.setattr(records, "decompress", decompress)
-    monkeypatch.setattr(compaction, "_LARGE_BYTES", 100_000)
+    monkeypatch.setattr(cleaner, "_LARGE_BYTES", 100_000)
     partition = open_partition(log_config=config(segment_bytes=1_000_000))
     put(partition, log_batch(value=bytes(110_000), compression=codec))
     put(partition, log_batch(value=b"new"))
-    partition._roll(NOW_MS)
+    partition.log.roll(NOW_MS)
     partition.flush()
     partition.reconfigure(config(cleanup_policy="compact"))
-    dirty = partition.dirty_range(NOW_MS)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
     assert dirty is not None
-    for job in partition.compact(dirty, NOW_MS):
+    for job in partition.cleaner.compact(dirty, NOW_MS):
         if job is not None:
             is_in_thread = True
             job()
@@ -458,7 +458,7 @@ def test_a_reader_at_the_end_looks_at_no_aborted_transaction_before_it() -> None
     partition = open_partition()
     put(partition, log_batch(count=20_000))
     entries = Counted(AbortedTransaction(n, 2 * n, 2 * n + 1, 2 * n + 2) for n in range(10_000))
-    partition._segments.active.transactions._entries = entries
+    partition.log.segments.active.transactions._entries = entries
     assert [entry.producer_id for entry in partition.aborted_transactions(19_998, 20_000)] == [9_999]
     assert entries.count < 30
     assert len(partition.aborted_transactions(0, 20_000)) == 10_000

@@ -74,12 +74,12 @@ def test_one_round_compacts_what_was_just_closed() -> None:
     for number in range(30):
         record = NewRecord(now_ms, b"k", b"%d" % number)
         partition.append(memoryview(build_batch([record])), origin=Origin.CLIENT, now_ms=now_ms)
-    assert partition.cleaned_to == partition.recovery_point == 0
+    assert partition.cleaner.cleaned_to == partition.recovery_point == 0
     tick(node, now_ms + BROKER.parse({})["log.cleaner.backoff.ms"])
     for flushed in node.flush_queue.take_due():
         flushed.flush()
         node.flush_queue.complete(flushed, None)
-    assert partition.cleaned_to > 0
+    assert partition.cleaner.cleaned_to > 0
 
 
 @pytest.mark.full("starts a broker nine times; tests/log crashes a compaction at every step")

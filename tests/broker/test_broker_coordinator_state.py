@@ -26,7 +26,7 @@ from oncelog.broker.topics import topics as topics_module
 from oncelog.broker.topics.topics import FILE_NAME, NewTopic, Topics
 from oncelog.config import BROKER
 from oncelog.errors import KafkaStorageError, NotCoordinator, StorageError
-from oncelog.log import store
+from oncelog.log import partition as log_partition
 from oncelog.log.manager import LogManager
 from oncelog.rules.groups.committed_offsets import CommittedOffset
 from oncelog.rules.idempotence.sequencer import Identity
@@ -453,7 +453,7 @@ def test_a_partition_that_could_not_be_opened_or_removed_stops_no_start(
     directory: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
     """Its directory has the topic's id: the start after a kill within another attempt refused that."""
-    settle = store._settle_epochs
+    settle = log_partition._settle_epochs
 
     def broken(disk: Any, name: str, *rest: Any) -> Any:
         if name == f"new-{last}":
@@ -465,7 +465,7 @@ def test_a_partition_that_could_not_be_opened_or_removed_stops_no_start(
 
     node = opened(directory)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "_settle_epochs", broken)
+        patch.setattr(log_partition, "_settle_epochs", broken)
         patch.setattr(type(node.log_manager.disk), "remove_tree", kept)
         patch.setattr(LogManager, "_rename_deleted", kept)
         with pytest.raises(StorageError):

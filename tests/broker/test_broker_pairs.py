@@ -137,7 +137,7 @@ class Topic:
         self.now_ms += self.draw.choice((0, 2, 6)) * HOUR_MS
         if not self.exists:
             return
-        before = [(each.end_offset, each.size_bytes) for each in self.partition._segments]
+        before = [(each.end_offset, each.size_bytes) for each in self.partition.log.segments]
         self.partition.enforce_retention(self.now_ms)
         expected, oldest_ms = self.model.start, self.now_ms - 5 * HOUR_MS
         for end, size in before:
@@ -153,8 +153,8 @@ class Topic:
     def compaction(self) -> None:
         if not self.exists:
             return
-        if self.partition._segments.active.size_bytes and self.draw.random() < 0.5:
-            self.partition._roll(self.now_ms)
+        if self.partition.log.segments.active.size_bytes and self.draw.random() < 0.5:
+            self.partition.log.roll(self.now_ms)
         self.partition.flush()
         if self.partition.config.is_compacted:
             self.compacted_to = self.partition.recovery_point

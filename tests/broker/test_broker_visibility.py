@@ -214,7 +214,7 @@ def test_readers_see_up_to_the_last_sync_when_the_disk_fails(monkeypatch: pytest
     place.produce(b"A")
     place.flush()
     place.produce(b"B")
-    segment = place.partition._segments.active
+    segment = place.partition.log.segments.active
 
     def fail(**_: object) -> None:
         raise SyncFailed("the disk is gone")

@@ -40,9 +40,9 @@ def write(partition: Partition, key: bytes, value: bytes | None, **how: Any) -> 
 
 def compact(partition: Partition, now_ms: int = NOW_MS) -> bool:
     partition.flush()
-    dirty = partition.dirty_range(now_ms)
+    dirty = partition.cleaner.dirty_range(now_ms)
     if dirty is not None:
-        run(partition.compact(dirty, now_ms))
+        run(partition.cleaner.compact(dirty, now_ms))
     return dirty is not None
 
 
@@ -124,7 +124,7 @@ def test_the_newest_of_each_key_stays_where_it_was() -> None:
     fill(partition, rounds=1)
     assert compact(partition)
     assert partition.segment_count < segments, "what became small was put together"
-    closed = [row for row in committed(partition) if row[0] < partition.cleaned_to]
+    closed = [row for row in committed(partition) if row[0] < partition.cleaner.cleaned_to]
     assert len({key for _, key, _ in closed}) == len(closed)
     assert not compact(partition), "nothing is dirty"
 
@@ -183,11 +183,13 @@ def test_batches_of_several_records(codec: Compression) -> None:
         data = batch(number * 4, 4, pid=7, key=b"k", value=b"v%d" % number, compression=codec)
         put(partition, data)
     compact(partition)
-    closed = [header for _, header, _ in batches(partition) if header.last_offset < partition.cleaned_to]
+    closed = [
+        header for _, header, _ in batches(partition) if header.last_offset < partition.cleaner.cleaned_to
+    ]
     assert len(closed) == 1
     (last,) = closed
     assert (last.records_count, last.last_offset_delta, last.compression) == (1, 3, codec)
-    assert last.base_sequence == last.base_offset and last.last_offset + 1 == partition.cleaned_to
+    assert last.base_sequence == last.base_offset and last.last_offset + 1 == partition.cleaner.cleaned_to
 
 
 def test_tombstones_go_in_two_steps() -> None:
@@ -256,7 +258,7 @@ def test_tombstones_that_stay_for_ever_survive_rounds_and_restarts(retention_ms:
         fill(partition, rounds=3)
         now_ms = NOW_MS + number * DAY_MS
         assert compact(partition, now_ms)
-        assert partition.cleaned_to > 1
+        assert partition.cleaner.cleaned_to > 1
         partition.close(now_ms)
         partition = open_partition(disk, kept, clean_shutdown=True, now_ms=now_ms)
     assert [value for _, key, value in committed(partition) if key == b"gone"] == [None]
@@ -269,7 +271,7 @@ def test_an_open_transaction_holds_compaction_back() -> None:
     first = partition.last_stable_offset
     fill(partition)
     compact(partition)
-    assert partition.cleaned_to <= first
+    assert partition.cleaner.cleaned_to <= first
     put_marker(partition, marker(1, commit=True))
     assert (first, b"k0", b"open") in committed(partition)
 
@@ -287,10 +289,10 @@ def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) ->
     point = partition.recovery_point
     for pid in range(transactions):
         put_marker(partition, marker(pid, commit=True))
-    dirty = partition.dirty_range(NOW_MS)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
     if dirty is not None:
-        run(partition.compact(dirty, NOW_MS))
-    disk = partition._disk._disk
+        run(partition.cleaner.compact(dirty, NOW_MS))
+    disk = partition.log.disk._disk
     assert isinstance(disk, MemoryDisk)
     again = opened(disk.after_power_loss(Random(1)), recovery_point=point)
     for pid in range(transactions):
@@ -310,9 +312,9 @@ def test_compaction_does_not_wait_for_a_marker_without_end() -> None:
     partition.flush()
     assert not partition.is_flush_due
     put_marker(partition, marker(7, commit=True))
-    assert partition.dirty_range(NOW_MS) is None and partition.is_flush_due
+    assert partition.cleaner.dirty_range(NOW_MS) is None and partition.is_flush_due
     partition.flush()
-    assert partition.dirty_range(NOW_MS) is not None and not partition.is_flush_due
+    assert partition.cleaner.dirty_range(NOW_MS) is not None and not partition.is_flush_due
 
 
 def test_more_keys_than_fit_take_several_rounds() -> None:
@@ -403,7 +405,7 @@ def test_readers_see_the_same_however_few_keys_fit_the_map(
     for _ in range(3):
         for _ in range(60):
             world.step()
-        partition._roll(world.now_ms)
+        partition.log.roll(world.now_ms)
         before = set(committed(partition))
         expected, is_dirty = newest(partition), True
         while is_dirty:
@@ -424,7 +426,7 @@ def test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry() -> None:
         write(partition, b"k%d" % key, b"v")
     transaction(partition, 1, 0, [b"aborted"], commit=False)
     write(partition, b"end", b"v")
-    partition._roll(NOW_MS)
+    partition.log.roll(NOW_MS)
     expected = newest(partition)
     assert expected[b"t"] == b"committed"
     limit(partition, max_compaction_keys=20)
@@ -442,7 +444,7 @@ def half_cleaned() -> tuple[MemoryDisk, Partition]:
     transaction(partition, 1, 0, [b"t"], commit=False)
     for key in range(4):
         write(partition, b"l%d" % key, b"v")
-    partition._roll(NOW_MS)
+    partition.log.roll(NOW_MS)
     limit(partition, max_compaction_keys=15)
     partition.flush()
     return disk, partition
@@ -579,7 +581,7 @@ def test_a_disk_that_fails_in_the_middle_of_the_swap(call: tuple[str, str], is_o
     with pytest.raises(KafkaStorageError, match="compaction failed"):
         compact(partition)
     disk.errors = {}
-    assert (partition.is_offline, partition.has_unfinished_swap) == (is_offline, not is_offline)
+    assert (partition.is_offline, partition.cleaner.has_unfinished_swap) == (is_offline, not is_offline)
     assert newest(partition) == expected
     partition.abandon()
     assert newest(opened(disk.after_kill(), recovery_point=point)) == expected
@@ -640,12 +642,12 @@ def test_records_deleted_and_partitions_closed_meanwhile() -> None:
 def _steps_of(meanwhile: Any, at: int | None = None) -> int:
     disk, partition = prepared()
     limit(partition, compaction_step_items=3)
-    background = partition._background = BackgroundQueue()
+    background = partition.log._background = BackgroundQueue()
     background.on_added = lambda: None
     partition.flush()
-    dirty = partition.dirty_range(NOW_MS)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
     assert dirty is not None
-    background.add(partition.compact(dirty, NOW_MS))
+    background.add(partition.cleaner.compact(dirty, NOW_MS))
     steps, has_run = 0, False
     while background:
         if steps == at:
@@ -698,6 +700,6 @@ def test_what_was_replaced_goes_in_time_whatever_the_largest_timestamp_beside_it
         partition.close(NOW_MS)
         partition = open_partition(disk, in_time, clean_shutdown=True)
     for now_ms, is_due in ((NOW_MS + lag_ms - 1, False), (NOW_MS + lag_ms, True)):
-        dirty = partition.dirty_range(now_ms)
+        dirty = partition.cleaner.dirty_range(now_ms)
         assert dirty is not None
         assert dirty._replace(clean_bytes=10**6).is_due(1.0, lag_ms, now_ms) is is_due

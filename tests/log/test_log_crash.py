@@ -47,13 +47,13 @@ def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
             end_offset = 0
             while partition.segment_count == 1:
                 # This suffices for the deletion below, and comes before the second segment.
-                partition._snapshot()
-                partition._background.finish()
+                partition.log.snapshot()
+                partition.log._background.finish()
                 end_offset = partition.log_end_offset
                 put(partition, batch())
             for _ in range(8):
                 put(partition, batch())
-            before, cut = read_all(partition), partition._segments.first.size_bytes
+            before, cut = read_all(partition), partition.log.segments.first.size_bytes
             disk.crash_after = disk.steps + crash_after
             with suppress(SimulatedCrash):
                 partition.delete_records(end_offset, NOW_MS)

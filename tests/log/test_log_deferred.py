@@ -354,7 +354,7 @@ def test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_dis
     world.manager.compact(NOW_MS)
     world.finish()
     point = read_offsets(world.disk, RECOVERY_POINTS).get(TP, 0)
-    assert point >= world.partition.cleaned_to > 0
+    assert point >= world.partition.cleaner.cleaned_to > 0
     disk = cast(MemoryDisk, world.disk).after_kill()
     world.manager.release()
     world.disk = disk
@@ -362,7 +362,7 @@ def test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_dis
     assert {key: offset for offset, key, _ in committed(world.partition)} == expected
 
 
-@pytest.mark.parametrize("name", ["_make_swap", "_take_place"])
+@pytest.mark.parametrize("name", ["make_swap", "take_place"])
 def test_a_swap_that_waits_for_its_thread_leaves_a_topic_of_the_same_name_alone(
     world: Driven, name: str
 ) -> None:
@@ -494,7 +494,7 @@ def test_what_compaction_replaced_is_closed_in_the_thread() -> None:
     world.manager.write_checkpoints()
     world.finish()
     closed: list[bool] = []
-    files = [segment.file for segment in list(world.partition._segments)[:-1]]
+    files = [segment.file for segment in list(world.partition.log.segments)[:-1]]
     is_in_job = [False]
     original = type(files[0]).close
 
@@ -524,12 +524,12 @@ def test_compaction_keeps_the_files_time(is_real: bool, tmp_path: Path) -> None:
     world.partition.flush()
     world.manager.write_checkpoints()
     world.finish()
-    for number, segment in enumerate(world.partition._segments):
+    for number, segment in enumerate(world.partition.log.segments):
         world.disk.set_modified_ms(segment.log_path, 1_000_000_000_000 + number)
     newest = 1_000_000_000_000 + world.partition.segment_count - 2
     world.partition.reconfigure(config(**SETTINGS | {"segment_bytes": 1 << 20}))
     world.manager.compact(NOW_MS)
     world.finish()
     assert world.partition.segment_count == 2
-    assert world.partition._segments.first.largest_timestamp_ms == newest
+    assert world.partition.log.segments.first.largest_timestamp_ms == newest
     world.stop()

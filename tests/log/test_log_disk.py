@@ -15,7 +15,7 @@ from random import Random
 import pytest
 from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 
-from oncelog.errors import KafkaStorageError
+from oncelog.errors import InvalidRecord, KafkaStorageError
 from oncelog.log.disk import Disk
 from oncelog.log.partition import Partition
 from oncelog.server.disk import RealDisk, RealFile
@@ -202,6 +202,21 @@ def test_a_full_disk_refuses_and_recovers_at_any_point() -> None:
         _restart_equals(disk, partition.describe_producers(), read_all(partition))
 
 
+def test_the_bytes_of_a_failed_write_are_not_accepted_again() -> None:
+    """They hold the base offset that the broker stamped, so the request must be answered, not retried."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch(0))
+    data = memoryview(bytearray(batch(1)))
+    disk.errors = {("write", ".log"): errno.ENOSPC}
+    with pytest.raises(KafkaStorageError):
+        put(partition, data)
+    disk.errors = {}
+    with pytest.raises(InvalidRecord, match="base offset 1 in a batch from a client"):
+        put(partition, data)
+    assert put(partition, batch(1)).base_offset == 1
+
+
 def _put_until_full(partition: Partition, acknowledged: int) -> int:
     for _ in range(20):
         try:
@@ -308,7 +323,7 @@ def test_a_clean_stop_leaves_no_zeros(room: int, is_rolled: bool) -> None:
     disk.capacity_bytes = None
     if is_rolled:
         put_marker(partition, marker(7, commit=True))
-        partition._roll(NOW_MS)
+        partition.log.roll(NOW_MS)
     partition.close(NOW_MS)
     assert disk.read(f"{TP}/{0:020d}.txnindex") == b""
 

@@ -129,11 +129,11 @@ def test_a_directory_that_cannot_be_synced_takes_the_partition_offline(work: str
         put(partition, batch(number, value=bytes(50)))
     partition.flush()
     disk.errors = {("sync", str(TP)): errno.EIO}
-    dirty = partition.dirty_range(NOW_MS)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
     assert dirty is not None
     background = {
         "snapshot": partition._producers.snapshots.write(12, partition._producers.table.image()),
-        "compaction": partition.compact(dirty, NOW_MS),
+        "compaction": partition.cleaner.compact(dirty, NOW_MS),
     }
     with pytest.raises((OSError, KafkaStorageError)):
         run(background[work]) if work in background else partition.delete_records(8, NOW_MS)

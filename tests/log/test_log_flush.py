@@ -157,10 +157,10 @@ def test_a_checkpoint_gives_up_the_descriptors_of_closed_segments(tmp_path: Path
     for number in range(100):
         put(partition, batch(number))
     stored = read_all(partition)
-    partition.rest_closed_files()
+    partition.log.release_handles()
     assert open_files() == partition.segment_count > 3, "what is not synced keeps the file that was written"
     partition.flush()
-    partition.rest_closed_files()
+    partition.log.release_handles()
     assert open_files() == 1
     assert read_all(partition) == stored
     assert open_files() == partition.segment_count

@@ -9,7 +9,7 @@ import pytest
 from helpers_log import batch, config, marker, open_partition, put, put_marker
 
 from oncelog.log.segment import Segment
-from oncelog.log.segments import Segments
+from oncelog.log.segments import SegmentList
 from oncelog.rules.idempotence.append import ProducerEntry
 from oncelog.rules.idempotence.producer_state import ProducerTable
 from oncelog.testing.memory_disk import MemoryDisk
@@ -45,9 +45,9 @@ def test_a_flush_misses_no_segment_while_others_are_replaced() -> None:
     partition = open_partition(log_config=config(segment_bytes=200))
     for sequence in range(12):
         put(partition, batch(sequence, pid=1))
-    old = list(partition._segments)
+    old = list(partition.log.segments)
     assert len(old) == 6
-    segments, seen = Segments(old), list[list[Segment]]()
+    segments, seen = SegmentList(old), list[list[Segment]]()
     point = old[5].base_offset
 
     class Watched(list[Any]):

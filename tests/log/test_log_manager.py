@@ -28,7 +28,7 @@ from oncelog.log.checkpoint import (
     encode_offsets,
     read_offsets,
 )
-from oncelog.log.compaction import Compaction
+from oncelog.log.cleaner import Compaction, SegmentSwapper
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
@@ -458,7 +458,7 @@ def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
         partition.flush()
         manager.write_checkpoints()
         manager.compact(NOW_MS)
-        cleaned_to = partition.cleaned_to
+        cleaned_to = partition.cleaner.cleaned_to
         assert cleaned_to > 20
         manager.close(NOW_MS)
         manager = _open(disk)
@@ -538,15 +538,15 @@ def test_a_partition_that_cannot_be_compacted_keeps_no_other() -> None:
     run = Compaction.run
 
     def failing(compaction: Compaction) -> BackgroundTask:
-        if compaction._owner is partitions[0]:
+        if compaction._log is partitions[0].log:
             raise ValueError("a fault of ours")
         yield from run(compaction)
 
     with patch.object(Compaction, "run", failing), pytest.raises(KafkaStorageError, match="a fault of ours"):
         manager.compact(NOW_MS)
-    assert [partition.cleaned_to > 0 for partition in partitions] == [False, True]
+    assert [partition.cleaner.cleaned_to > 0 for partition in partitions] == [False, True]
     manager.compact(NOW_MS)
-    assert partitions[0].cleaned_to == 0, "it is not tried again before a restart"
+    assert partitions[0].cleaner.cleaned_to == 0, "it is not tried again before a restart"
 
 
 def test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read() -> None:
@@ -560,7 +560,7 @@ def test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read() -> No
     for number in range(4):
         partition = manager.open_partition(TopicPartition("t", number), config(), TOPIC_ID, NOW_MS)
         put(partition, memoryview(unreadable))
-        partition._roll(NOW_MS)
+        partition.log.roll(NOW_MS)
         put(partition, batch())
         partition.flush()
         partition.reconfigure(config(cleanup_policy="compact", min_cleanable_dirty_ratio=0))
@@ -606,7 +606,7 @@ def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
     if then in ("round", "other policy"):
         partition.reconfigure(compacted if then == "round" else config(**settings))
         manager.compact(NOW_MS)
-        assert partition.size_bytes < before and not partition.has_unfinished_swap
+        assert partition.size_bytes < before and not partition.cleaner.has_unfinished_swap
         put(partition, batch(21))
     expected = partition.log_end_offset
     if then == "kill":
@@ -627,7 +627,7 @@ def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
     for number in range(20):
         put(partition, batch(number))
     partition.flush()
-    failing = patch.object(Partition, "begin_swap", side_effect=OSError(errno.EMFILE, "too many open files"))
+    failing = patch.object(SegmentSwapper, "begin", side_effect=OSError(errno.EMFILE, "too many open files"))
     with failing, pytest.raises(KafkaStorageError, match="too many open files"):
         manager.compact(NOW_MS)
     assert not [name for name in disk.list(str(TP)) if name.endswith((".swap", ".cleaned"))]
@@ -645,16 +645,16 @@ def test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments(then: 
         put(partition, batch(number, key=b"k%d" % number))
     partition.flush()
     # The disk fails for a moment: one swap cannot begin, and what was made for it cannot be taken back.
-    begin_swap = Partition.begin_swap
+    begin_swap = SegmentSwapper.begin
 
-    def fail(self: Partition, segments: list[Segment]) -> None:
+    def fail(self: SegmentSwapper, segments: list[Segment]) -> None:
         if segments[0].base_offset:
             disk.errors["rename", ".log.swap"] = errno.EIO
             raise OSError(errno.EIO, "an input/output error")
         begin_swap(self, segments)
 
     with (
-        patch.object(Partition, "begin_swap", fail),
+        patch.object(SegmentSwapper, "begin", fail),
         pytest.raises(KafkaStorageError, match="compaction failed"),
     ):
         manager.compact(NOW_MS)
@@ -679,7 +679,7 @@ def test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed()
     partitions = [manager.open_partition(tp, config(), TOPIC_ID, NOW_MS) for tp in (TP, other)]
     for partition in partitions:
         put(partition, batch(0, pid=1))
-        partition._roll(NOW_MS)
+        partition.log.roll(NOW_MS)
     while not all(any(name.endswith(".tmp") for name in disk.list(str(tp))) for tp in (TP, other)):
         manager.background.step()
     disk.errors["remove", ".tmp"] = errno.EIO

@@ -49,9 +49,9 @@ def retain_by_time(machine: LogMachine, rng: Random) -> bool:
 
 
 def compact(machine: LogMachine, rng: Random) -> bool:
-    before = machine.partition.cleaned_to
+    before = machine.partition.cleaner.cleaned_to
     machine.compact(is_rolled=True, is_finished=rng.random() < 0.7)
-    return machine.partition.cleaned_to > before
+    return machine.partition.cleaner.cleaned_to > before
 
 
 def delete_records(machine: LogMachine, rng: Random) -> bool:

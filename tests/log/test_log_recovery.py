@@ -493,7 +493,7 @@ def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(tim
     put(partition, batch(1, is_transactional=True))
     put_marker(partition, marker(7, commit=True))
     partition.flush()
-    point, active = partition.recovery_point, partition._segments.active
+    point, active = partition.recovery_point, partition.log.segments.active
     size_bytes = active.size_bytes
     put(partition, batch())
     log_start = partition.delete_records(None, NOW_MS)
@@ -648,9 +648,9 @@ def _compacted(disk: MemoryDisk) -> Partition:
     for number in range(24):
         put(partition, batch(key=b"%d" % (number % 3), value=bytes(90)))
     partition.flush()
-    dirty = partition.dirty_range(NOW_MS)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
     assert dirty is not None
-    run(partition.compact(dirty, NOW_MS))
+    run(partition.cleaner.compact(dirty, NOW_MS))
     return partition
 
 
@@ -678,9 +678,9 @@ def test_a_gap_within_a_segment_tells_that_the_one_behind_it_is_no_loss() -> Non
     for key in (0, 1, 2, 3, 1, 3, 5, 6, 7):  # of the first four, the second and the last go
         put(partition, batch(key=b"%d" % key, value=bytes(90)))
     partition.flush()
-    dirty = partition.dirty_range(NOW_MS)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
     assert dirty is not None
-    run(partition.compact(dirty, NOW_MS))
+    run(partition.cleaner.compact(dirty, NOW_MS))
     stored = read_all(partition)
     assert [header.base_offset for _, header in iter_batches(stored)] == [0, 2, 4, 5, 6, 7, 8]
     again = open_partition(disk.after_kill(), SMALL, recovery_point=0)
@@ -708,7 +708,7 @@ def test_what_recovery_removed_stays_removed_after_a_power_loss() -> None:
     while partition.segment_count < 3:
         put(partition, batch(value=b"old"))
     partition.flush()
-    first = disk.open(partition._segments.first.log_path)
+    first = disk.open(partition.log.segments.first.log_path)
     first.truncate(first.size() - len(batch(value=b"old")))
     first.sync()
     disk, background = disk.after_kill(), BackgroundQueue()
@@ -735,9 +735,9 @@ def test_a_compacted_log_ends_where_its_last_batch_does() -> None:
     partition = open_partition(disk, SMALL_TABLE)
     for _ in range(5):
         put(partition, batch())
-    partition._roll(NOW_MS)
+    partition.log.roll(NOW_MS)
     partition.flush()
-    first = disk.open(partition._segments.first.log_path)
+    first = disk.open(partition.log.segments.first.log_path)
     first.truncate(first.size() - len(batch()))
     again = open_partition(disk.after_kill(), SMALL_TABLE)
     assert again.log_end_offset == 4
@@ -754,8 +754,8 @@ def test_a_second_power_loss_does_not_bring_a_torn_end_back() -> None:
         put(partition, batch(number))
     partition.flush()
     torn = bytes(batch(3))[:40]
-    partition._segments.active.file.pwrite(torn, partition.size_bytes)
-    partition._segments.active.file.sync()
+    partition.log.segments.active.file.pwrite(torn, partition.size_bytes)
+    partition.log.segments.active.file.sync()
     for number in (3, 4):
         disk = disk.after_kill()
         partition = open_partition(disk, small, recovery_point=3)

@@ -105,7 +105,7 @@ def test_a_segment_ends_when_an_index_is_full() -> None:
 def test_a_segment_ends_when_offsets_no_longer_fit() -> None:
     partition = open_partition()
     put(partition, batch())
-    partition._log_end_offset = 2**31
+    partition.log.end_offset = 2**31
     put(partition, batch())
     assert partition.segment_count == 2
     assert partition.read(2**31, 1000).next_offset == 2**31 + 1
@@ -286,7 +286,7 @@ def test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover() -> None:
     partition.flush()
     with pytest.raises(KafkaStorageError):
         partition.delete_records(9, NOW_MS)
-    assert partition._segments.first.base_offset == 6
+    assert partition.log.segments.first.base_offset == 6
     disk.errors.clear()
     partition.delete_records(9, NOW_MS)
     assert partition.segment_count == 1
@@ -387,10 +387,10 @@ def test_a_segment_that_compaction_emptied_keeps_no_later_one(policy: str) -> No
     for key in (0, 1, 2, 0, 1, 2, 3, 4, 5, 6):
         put(partition, batch(key=b"%d" % key))
     partition.flush()
-    dirty = partition.dirty_range(NOW_MS)
+    dirty = partition.cleaner.dirty_range(NOW_MS)
     assert dirty is not None
-    run(partition.compact(dirty, NOW_MS))
-    assert partition._segments.first.size_bytes == 0
+    run(partition.cleaner.compact(dirty, NOW_MS))
+    assert partition.log.segments.first.size_bytes == 0
     partition.reconfigure(config(segment_bytes=3 * SIZE, cleanup_policy=policy, retention_bytes=4 * SIZE))
     partition.enforce_retention(NOW_MS)
     assert partition.log_start_offset == 6

@@ -34,7 +34,7 @@ def stored(partition: Partition) -> list[tuple[int, int]]:
 
 def check(partition: Partition) -> None:
     rows = stored(partition)
-    for segment in partition._segments:
+    for segment in partition.log.segments:
         times = [time for offset, time in rows if segment.base_offset <= offset < segment.end_offset]
         assert segment.max_timestamp_ms == max(times, default=-1), segment.base_offset
     for time in sorted({time for _, time in rows}):
@@ -141,7 +141,7 @@ def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: 
     assert partition.log_start_offset == 0, "offset 39 is young"
     partition.close(NOW_MS)
     partition = open_partition(disk, old, clean_shutdown=True)
-    assert partition._segments.first.max_timestamp_ms == NOW_MS, "the entry is there again"
+    assert partition.log.segments.first.max_timestamp_ms == NOW_MS, "the entry is there again"
     found = partition.offset_for_timestamp(NOW_MS)
     assert found is not None and found.offset == 39
     partition.enforce_retention(NOW_MS + 30 * HOUR_MS)

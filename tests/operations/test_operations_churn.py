@@ -56,7 +56,7 @@ SLACK = Counter(
         "AbortedTransaction": 1500,
         "TransactionIndex._entries": 1500,
         **dict.fromkeys(
-            ("Segment", "Segments._segments", "Segments._bases", "TransactionIndex", "RealFile"), 12
+            ("Segment", "SegmentList._segments", "SegmentList._bases", "TransactionIndex", "RealFile"), 12
         ),
         # Names of deleted topics, until there are a thousand.
         "TopicPatterns._in_order": 1000,

@@ -204,7 +204,7 @@ class LogManager:
             self._has_lost_end = True
         partition.on_log_start = self._note_log_start
         if cleaned_to <= partition.log_end_offset:
-            partition.cleaned_to = max(partition.cleaned_to, cleaned_to)
+            partition.cleaner.cleaned_to = max(partition.cleaner.cleaned_to, cleaned_to)
             # Only a version that writes the one checkpoint and not the other can have lost entries.
             if cleaned_to > self._indexed.get(topic_partition, 0):
                 if partition.restore_aborted_index(cleaned_to):
@@ -428,15 +428,15 @@ class LogManager:
                 config = partition.config
                 if self._is_closing or self.partitions.get(at) is not partition:
                     continue
-                if partition.has_unfinished_swap:
+                if partition.cleaner.has_unfinished_swap:
                     try:
-                        yield from partition.finish_swap()
+                        yield from partition.cleaner.finish_swap()
                     except KafkaStorageError as error:
                         failures.append(error)
                         continue
                 if not config.is_compacted:
                     continue
-                dirty = partition.dirty_range(now_ms)
+                dirty = partition.cleaner.dirty_range(now_ms)
                 if dirty is not None and dirty.is_due(
                     config.min_cleanable_dirty_ratio, config.max_compaction_lag_ms, now_ms
                 ):
@@ -446,7 +446,7 @@ class LogManager:
                     if self._written_points.get(at, 0) < dirty.end_offset:
                         continue
                     try:
-                        yield from partition.compact(dirty, now_ms)
+                        yield from partition.cleaner.compact(dirty, now_ms)
                         has_cleaned = True
                     except KafkaStorageError as error:
                         failures.append(error)
@@ -468,7 +468,7 @@ class LogManager:
             for partition in list(self.partitions.values()):
                 if not self._is_closing:
                     partition.checkpoint_producers()
-                    partition.rest_closed_files()
+                    partition.log.release_handles()
                 yield None
             for path in (RECOVERY_POINTS, LOG_STARTS, HIGH_WATERMARKS):
                 yield from self._write_aside(path)
@@ -521,11 +521,11 @@ class LogManager:
             return encode_offsets({tp: p.high_watermark for tp, p in partitions})
         # What was not opened this time keeps what it had.
         if path == CLEANED_OFFSETS:
-            self._cleaned |= {tp: p.cleaned_to for tp, p in partitions if p.config.is_compacted}
+            self._cleaned |= {tp: p.cleaner.cleaned_to for tp, p in partitions if p.config.is_compacted}
             return encode_offsets(self._cleaned)
         if path == INDEXED_OFFSETS:
             self._indexed |= {
-                tp: p.cleaned_to
+                tp: p.cleaner.cleaned_to
                 for tp, p in partitions
                 if p.config.is_compacted and tp not in self._unindexed
             }

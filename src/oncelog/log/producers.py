@@ -35,6 +35,7 @@ from oncelog.rules.idempotence.producer_state import (
     unpack_entry,
     with_older,
 )
+from oncelog.rules.storage.compaction import LastOfProducer
 from oncelog.types import Origin
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 from oncelog.wire.control import ControlType, decode_control
@@ -268,6 +269,13 @@ class PartitionProducers:
                 yield from then()
         finally:
             self._writing = self._wanted = None
+
+    def last_batch_of(self, producer_id: int) -> LastOfProducer | None:
+        """Return what compaction must keep of a producer; None if nothing is remembered of it."""
+        entry = self.table.get(producer_id)
+        if entry is None or entry.producer_epoch is None:
+            return None
+        return LastOfProducer(entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else None)
 
     def snapshot_now(self, offset: int) -> None:
         """Write the state down as of `offset` in one go, for opening and closing. Raises OSError."""

@@ -1,4 +1,5 @@
-"""Reading: whole batches from an offset on, and look-ups by time. Nothing here changes the log."""
+"""Reading a partition: whole batches from an offset on, and look-ups by time. Nothing here changes the
+log."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from functools import partial
 from typing import NamedTuple
 
 from oncelog.errors import CorruptMessage
+from oncelog.limits import Limits
 from oncelog.log.background import BlockingCall
 from oncelog.log.disk import Buffer
 from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, scan
 from oncelog.log.segment import Segment
-from oncelog.log.segments import Segments
+from oncelog.log.segments import SegmentList
 from oncelog.types import Compression
 from oncelog.wire.batch import HEADER_BYTES, verify_crc
 from oncelog.wire.header import LOG_OVERHEAD_BYTES
@@ -23,14 +25,14 @@ _LAST_DELTA_POSITION = 23
 
 
 class LogSlice(NamedTuple):
-    """Stored batches unchanged, and the offset after the last of them."""
+    """Stored batches, unchanged, and the offset after the last of them."""
 
     records: Buffer
     next_offset: int
 
 
-class Place(NamedTuple):
-    """A batch boundary: `position` in the file of `segment`."""
+class ReadCursor(NamedTuple):
+    """Where a batch begins: a position in the file of a segment."""
 
     segment: Segment
     position: int
@@ -44,32 +46,77 @@ class FoundTime(NamedTuple):
 
 
 Search = Generator[BlockingCall | None, None, FoundTime | None]
-"""A look-up in bounded steps, as `oncelog.log.background` does them; it returns what was found."""
+"""A look-up in bounded steps, as `oncelog.log.background` runs them; it returns the record found."""
 
 _BYTES_PER_COST = 1024
 
 
-def find_place(segments: Segments, offset: int) -> Place | None:
-    """Where the batch that holds `offset`, or the first one after it, begins; None at the end.
+class LogReader:
+    """Reads the segments of one partition, and remembers where recent reads ended."""
 
-    Raises CorruptMessage where the log is damaged: going on behind that would be a silent loss.
+    def __init__(self, segments: SegmentList, limits: Limits) -> None:
+        self._segments = segments
+        self._max_cursors = limits.max_read_cursors
+        self._cursors: dict[int, ReadCursor] = {}
+
+    def read(self, offset: int, upper_offset: int, max_bytes: int, at_least_one: bool) -> LogSlice:
+        """Return whole batches from the one that holds `offset` to below `upper_offset`; empty if none fits.
+
+        Raises OSError, CorruptMessage.
+        """
+        cursors = self._cursors
+        cursor = cursors.pop(offset, None)
+        if cursor is None or cursor.position >= cursor.segment.size_bytes:
+            # Unknown, or the segment was closed there and the batch is in the next one.
+            cursor = find_cursor(self._segments, offset)
+            if cursor is None:
+                return LogSlice(b"", offset)
+        result = read_at(cursor, upper_offset, max_bytes, at_least_one)
+        if result is None:
+            return LogSlice(b"", offset)
+        records, next_offset = result
+        if next_offset <= offset:
+            segment, position = cursor
+            raise _damaged(segment, position, f"a batch at offset {offset} claims an earlier offset")
+        # The next fetch of the same reader begins there.
+        if len(cursors) >= self._max_cursors:
+            del cursors[next(iter(cursors))]
+        segment, position = cursor
+        cursors[next_offset] = ReadCursor(segment, position + len(records))
+        return result
+
+    def forget_cursors(self) -> None:
+        """Forget where reads ended; called when segments are dropped or replaced."""
+        self._cursors.clear()
+
+    def search(self, timestamp_ms: int | None, start_offset: int, cost: StepCost) -> Search:
+        """Find the first record at or after a time, or with the largest time (None), in bounded steps."""
+        if timestamp_ms is None:
+            return search_max_timestamp(self._segments, start_offset, cost)
+        return search_timestamp(self._segments, timestamp_ms, start_offset, cost)
+
+
+def find_cursor(segments: SegmentList, offset: int) -> ReadCursor | None:
+    """Return where the batch that holds `offset` begins, or the first one after it; None at the end.
+
+    Raises CorruptMessage where the log is damaged: to continue after the damage would lose records silently.
     """
     for segment in segments.from_offset(offset):
         if segment.end_offset <= offset:
             continue
         start = segment.index.position_for(max(offset - segment.base_offset, 0))
         try:
-            place = _place_from(start, segment, offset)
+            cursor = _scan_to(start, segment, offset)
         except CorruptMessage:
-            place = _place_from(0, segment, offset)  # the index may be what is damaged
-        if place is not None:
-            return place
+            cursor = _scan_to(0, segment, offset)  # perhaps the index is damaged, not the log
+        if cursor is not None:
+            return cursor
     return None
 
 
-def _place_from(start: int, segment: Segment, offset: int) -> Place | None:
+def _scan_to(start: int, segment: Segment, offset: int) -> ReadCursor | None:
     damage: BadBatch | None = None
-    suspect: Place | None = None
+    suspect: ReadCursor | None = None
     for found in _scan_past_damage(segment, start):
         if isinstance(found, BadBatch):
             damage = found
@@ -81,11 +128,11 @@ def _place_from(start: int, segment: Segment, offset: int) -> Place | None:
         if header.last_offset < offset:
             continue
         if header.base_offset > offset and (damage or suspect):
-            break  # so it is the damage that holds it
-        place = Place(segment, found.position)
+            break  # so the damaged bytes hold the offset
+        cursor = ReadCursor(segment, found.position)
         if header.base_offset >= offset or verify_crc(found.bytes(), 0, header.size_bytes):
-            return place
-        suspect = suspect or place  # it may claim more than it holds
+            return cursor
+        suspect = suspect or cursor  # it may claim more offsets than it holds
     if suspect is None and damage is not None:
         raise _damaged(segment, damage.position, damage.reason)
     return suspect
@@ -109,13 +156,13 @@ def _damaged(segment: Segment, position: int, reason: str) -> CorruptMessage:
     return CorruptMessage(f"{segment.log_path} is damaged at position {position}: {reason}")
 
 
-def read_at(place: Place, upper_offset: int, max_bytes: int, at_least_one: bool) -> LogSlice | None:
-    """Whole batches below `upper_offset` from a place on, within its segment.
+def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one: bool) -> LogSlice | None:
+    """Return whole batches below `upper_offset` from a cursor on, within its segment; None if none fits.
 
-    At most `max_bytes`, but with `at_least_one` the first batch whatever its size. None: none fits.
-    Raises CorruptMessage when no whole batch is there.
+    They take at most `max_bytes`, but with `at_least_one` the first batch comes whatever its size.
+    Raises CorruptMessage if no whole batch begins at the cursor.
     """
-    segment, position = place
+    segment, position = cursor
     available = segment.size_bytes - position
     chunk = segment.file.pread(min(available, max(max_bytes, HEADER_BYTES)), position)
     if len(chunk) < HEADER_BYTES:
@@ -132,12 +179,12 @@ def read_at(place: Place, upper_offset: int, max_bytes: int, at_least_one: bool)
         chunk = segment.file.pread(size, position)
     if len(chunk) == available and segment.end_offset <= upper_offset:
         return LogSlice(chunk, segment.end_offset)
-    return _whole_batches(chunk, upper_offset, max(max_bytes, size), _skip(place, chunk, upper_offset))
+    return _whole_batches(chunk, upper_offset, max(max_bytes, size), _skip(cursor, chunk, upper_offset))
 
 
-def _skip(place: Place, chunk: bytes, upper_offset: int) -> int:
-    """A batch start inside the chunk, known from the index, so that fewer headers need be walked."""
-    segment, position = place
+def _skip(cursor: ReadCursor, chunk: bytes, upper_offset: int) -> int:
+    """Return the position in the chunk of a batch that the index knows, so that fewer headers are walked."""
+    segment, position = cursor
     if segment.end_offset > upper_offset:
         return 0
     return max(segment.index.position_before(position + len(chunk)) - position, 0)
@@ -161,7 +208,7 @@ def _whole_batches(chunk: bytes, upper_offset: int, max_bytes: int, start: int) 
 
 
 class StepCost:
-    """The cost of a step so far; look-ups of one request share it."""
+    """The cost of the current step, which the look-ups of one request share."""
 
     __slots__ = ("spent",)
 
@@ -169,12 +216,12 @@ class StepCost:
         self.spent = 0
 
 
-def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, cost: StepCost) -> Search:
+def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int, cost: StepCost) -> Search:
     """Find the first record at or after `start_offset` whose timestamp is at least `timestamp_ms`.
 
-    In bounded steps: the time index tells what the largest time before an offset is, so that a segment whose
-    largest time is before `start_offset`, or only claimed by a header, is read to its end. Raises
-    CorruptMessage at a damage that is not wholly before `start_offset`.
+    The search takes bounded steps. The time index knows only the largest timestamp so far. So a segment is
+    read to its end if its largest timestamp is before `start_offset`, or is only claimed by a header.
+    Raises CorruptMessage at damage that is not wholly before `start_offset`.
     """
     while (segment := _first_with(segments, timestamp_ms, start_offset)) is not None:
         relative = max(segment.times.offset_before(timestamp_ms), start_offset - segment.base_offset)
@@ -186,7 +233,7 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
                 records: list[FoundTime | None] = []
                 call = partial(_append_first_record, records, found, timestamp_ms, start_offset)
                 cost.spent += header.records_count
-                # Opening a compressed batch may take long whatever its size: 10 KB can become 256 MB.
+                # Decompressing a batch may take long whatever its size: 10 KB can become 256 MB.
                 if header.records_count > step_cost or header.compression is not Compression.NONE:
                     yield call
                     is_next_step = True
@@ -199,8 +246,8 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
                 cost.spent = 0
                 yield None
                 is_next_step = True
-            if is_next_step and not any(each is segment for each in segments):
-                # Compacted or deleted meanwhile: go on where its offsets are now. Its file may be closed. See
+            if is_next_step and not any(other is segment for other in segments):
+                # Compacted or deleted meanwhile, and perhaps closed: continue where its offsets are now. See
                 # test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job.
                 break
         else:
@@ -209,23 +256,23 @@ def search_timestamp(segments: Segments, timestamp_ms: int, start_offset: int, c
 
 
 def _scan_for(segment: Segment, position: int, start_offset: int) -> Iterator[FoundBatch]:
-    """Return batches from a position on for who looks for records at or after an offset.
+    """Yield the batches from a position on, for a search of records at or after an offset.
 
-    Raises CorruptMessage at a damage that may hold one:
-    test_a_look_up_by_time_does_not_pass_over_a_damage. Others are passed over:
+    Raises CorruptMessage at damage that may hold such a record, and skips other damage. See
+    test_a_look_up_by_time_does_not_pass_over_a_damage and
     test_a_look_up_by_time_takes_no_notice_of_a_damage_below_the_log_start.
     """
     for found in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
         if isinstance(found, BadBatch):
-            place = _place_from(found.position, segment, start_offset)
-            if place is None:
+            cursor = _scan_to(found.position, segment, start_offset)
+            if cursor is None:
                 raise _damaged(segment, found.position, found.reason)
-            yield from _scan_for(segment, place.position, start_offset)
+            yield from _scan_for(segment, cursor.position, start_offset)
             return
         yield found
 
 
-def _first_with(segments: Segments, timestamp_ms: int, start_offset: int) -> Segment | None:
+def _first_with(segments: SegmentList, timestamp_ms: int, start_offset: int) -> Segment | None:
     for segment in segments:
         if segment.max_timestamp_ms >= timestamp_ms and segment.end_offset > start_offset:
             return segment
@@ -244,14 +291,14 @@ def _first_record_at(found: FoundBatch, timestamp_ms: int, start_offset: int) ->
     return None if record is None else FoundTime(*record)
 
 
-def search_max_timestamp(segments: Segments, start_offset: int, cost: StepCost) -> Search:
-    """Find the record with the largest timestamp, the first of them if several; None in an empty log."""
+def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCost) -> Search:
+    """Find the first record with the largest timestamp; None in an empty log."""
     while True:
         newest = max(segments, key=lambda segment: segment.max_timestamp_ms)
         if newest.max_timestamp_ms < 0:
             return None
         found = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
-        if found is not None or any(each is newest for each in segments):
+        if found is not None or any(segment is newest for segment in segments):
             return found
-        # Deleted or compacted meanwhile, with the record: another one has the largest time now. See
+        # Deleted or compacted meanwhile, with the record: another record has the largest time now. See
         # test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_job.

@@ -18,13 +18,13 @@ import numpy as np
 
 from oncelog.errors import BrokerError, CorruptMessage, StorageError
 from oncelog.log.background import BackgroundQueue
-from oncelog.log.compaction import finish_swaps
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.producers import PartitionProducers
 from oncelog.log.scan import HEADERS, BadBatch, HeaderBlock, scan
 from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, SUFFIXES, TIME_SUFFIX, TXN_SUFFIX, Segment
-from oncelog.log.segments import Segments
+from oncelog.log.segment_swap import finish_swaps
+from oncelog.log.segments import SegmentList
 from oncelog.log.snapshot import Snapshots
 from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_BIT, verify_crc
 
@@ -42,7 +42,7 @@ class Recovered:
     `indexed_from`: every segment that begins there or later has an index file of aborted transactions.
     """
 
-    segments: Segments
+    segments: SegmentList
     producers: PartitionProducers
     log_start_offset: int
     reports: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
         segments = [Segment.create(disk, directory, base_offset, how.now_ms, limits=how.config.limits)]
     log_start_offset = max(how.log_start_offset, segments[0].base_offset)
     recovered = Recovered(
-        Segments(segments),
+        SegmentList(segments),
         PartitionProducers(Snapshots(disk, directory, how.config.limits), how.background),
         log_start_offset,
         reports,
@@ -117,7 +117,7 @@ def _begin_at_log_start(disk: Disk, directory: str, recovered: Recovered, how: O
     for segment in recovered.segments:
         segment.remove()
     new = Segment.create(disk, directory, offset, how.now_ms, limits=how.config.limits)
-    recovered.segments, recovered.rebuilt_from = Segments([new]), None
+    recovered.segments, recovered.rebuilt_from = SegmentList([new]), None
     return [new]
 
 
@@ -344,7 +344,7 @@ def _recover_producers(recovered: Recovered, how: OpenAs, replay_from: int | Non
         producers.load(later, expired_before_ms)
 
 
-def _offset_of_gap(segments: Segments, how: OpenAs) -> int | None:
+def _offset_of_gap(segments: SegmentList, how: OpenAs) -> int | None:
     """Return where the first gap begins that may be a loss, though `_may_be_compacted` keeps what follows.
 
     A snapshot behind it may tell of batches and markers that are gone: of a transaction as committed that an

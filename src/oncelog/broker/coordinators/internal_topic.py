@@ -200,7 +200,7 @@ class StateTopic:
         topic = self.topic
         for partition in topic.partitions if topic else ():
             with suppress(KafkaStorageError):  # whoever appends next is told
-                partition.close_long_segment(now_ms)
+                partition.cleaner.roll_for_compaction(now_ms)
 
     def replay(self, index: int) -> Iterator[StoredBatch]:
         """Every batch of a partition in the order it was appended.

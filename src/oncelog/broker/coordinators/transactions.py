@@ -488,7 +488,7 @@ class TransactionCoordinator:
             return
         topic = self.topic.topic
         for index, partition in enumerate(topic.partitions if topic else ()):
-            partition.held_from = ends.get(index, 0)
+            partition.cleaner.held_from = ends.get(index, 0)
         self._ends = now_ms, self.topic.ends()
 
     def forget_expired(self, now_ms: int) -> None:

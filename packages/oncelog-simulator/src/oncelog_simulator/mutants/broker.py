@@ -13,7 +13,7 @@ from oncelog.client.admin import blocking as admin_blocking
 from oncelog.client.consumer import fetch_messages
 from oncelog.client.producer import blocking as producer_blocking
 from oncelog.errors import KafkaStorageError
-from oncelog.log import compacted, index, manager, partition, recovery, segment, snapshot, store
+from oncelog.log import index, local_log, manager, partition, recovery, segment, segments, snapshot
 from oncelog.log.checkpoint import LOG_STARTS, read_offsets
 from oncelog.rules.idempotence import append, markers, sequencer
 from oncelog.rules.idempotence import producer_state as producer_table
@@ -112,7 +112,7 @@ def _no_set(*_: Any) -> set[Any]:
 
 
 def _sync_nothing(self: Any) -> None:
-    self._recovery_point = self._log_end_offset
+    self.recovery_point = self.end_offset
 
 
 def _trust_all(self: Any, trusted_offset: int, interval_bytes: int) -> Any:
@@ -273,7 +273,7 @@ MUTANTS = [
         ((group_commit.FlushQueue, "add", _flushed_at_once),),
         world=SLOW_SYNCS,
     ),
-    Mutant("a flush syncs nothing", ((store.PartitionStore, "flush", _sync_nothing),)),
+    Mutant("a flush syncs nothing", ((local_log.LocalLog, "flush", _sync_nothing),)),
     Mutant("producers are not recovered", ((recovery, "_recover_producers", nothing),)),
     Mutant("a snapshot keeps one batch of five", ((producer_table, "pack_entry", _pack_one_batch),)),
     Mutant("a snapshot forgets the epoch", ((producer_table, "pack_entry", _pack_without_epoch),)),
@@ -302,17 +302,15 @@ MUTANTS = [
     Mutant("a new instance keeps the epoch", ((transactions_coordinator, "_raise_epoch", _same_epoch),)),
     Mutant(
         "the LSO is ignored",
-        ((store.PartitionStore, "last_stable_offset", property(lambda self: self.log_end_offset)),),
+        ((local_log.LocalLog, "last_stable_offset", property(lambda self: self.end_offset)),),
     ),
     Mutant(
         "readers see what is not synced",
-        ((store.PartitionStore, "high_watermark", property(lambda self: self.log_end_offset)),),
+        ((local_log.LocalLog, "high_watermark", property(lambda self: self.end_offset)),),
         world=SLOW_SYNCS,
         findings=("C7",),
     ),
-    Mutant(
-        "aborted transactions are not told", ((compacted.CompactedStore, "aborted_transactions", _no_list),)
-    ),
+    Mutant("aborted transactions are not told", ((segments.SegmentList, "aborted_transactions", _no_list),)),
     Mutant("a reader does not filter", ((VisibilityFilter, "decide", _deliver_all),)),
     Mutant(
         "offsets hold before the commit",
@@ -368,7 +366,7 @@ MUTANTS = [
     Mutant("a lane's attempts do not fence each other", ((sink_task, "Producer", _own_producer),), "lanes"),
     Mutant(
         "a deleted topic's data is in the new one",
-        ((manager.LogManager, "delete_partitions", _keep_files), (store, "_check_topic_id", _any_id)),
+        ((manager.LogManager, "delete_partitions", _keep_files), (partition, "_check_topic_id", _any_id)),
         "remade",
     ),
     Mutant("a topic's id comes from its name", ((topics_topics.Topics, "_new_topic", _named_id),), "remade"),

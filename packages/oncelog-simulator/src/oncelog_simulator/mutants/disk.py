@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from oncelog.broker.coordinators import internal_topic
-from oncelog.log import partition_disk, segment, store
+from oncelog.log import local_log, partition_disk, segment
 from oncelog.testing import memory_disk
 from oncelog_simulator import disk_rot, faults, simulation, topic_changes
 from oncelog_simulator.jobs import JobSettings
@@ -97,7 +97,7 @@ MUTANTS = [
     ),
     Mutant(
         "a failed sync is tried again",
-        ((store, "SyncFailed", KeyError),),
+        ((local_log, "SyncFailed", KeyError),),
         world=FAILING,
         guards=(
             "log/test_log_failed_sync.py::"

@@ -7,12 +7,13 @@ from random import Random
 from typing import Any
 
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
-from oncelog.log import compaction, producers, recovery, snapshot, store
-from oncelog.log.compaction import CLEANED, SWAP
+from oncelog.log import cleaner, partition, producers, recovery, segment_swap, snapshot
 from oncelog.log.disk import Disk
 from oncelog.log.index import TransactionIndex
+from oncelog.log.local_log import LocalLog
 from oncelog.log.manager import LogManager
 from oncelog.log.segment import LOG_SUFFIX, SUFFIXES, Segment, file_name
+from oncelog.log.segment_swap import CLEANED, SWAP
 from oncelog_simulator import disk_rot, simulation
 from oncelog_simulator.mutants.mutant import ClientMutant, Mutant, Patch, nothing
 from oncelog_simulator.mutants.storage import LOST_INDEXES
@@ -20,18 +21,18 @@ from oncelog_simulator.mutants.storage import LOST_INDEXES
 
 def _is_known_on_disk(self: Any, dead: Any) -> bool:
     """Take any snapshot on the disk for one that outlives a power loss."""
-    return self._producers.snapshot_from(dead[-1].end_offset) is not None
+    return self.producers.snapshot_from(dead[-1].end_offset) is not None
 
 
-def _make_swap_at_once(self: Any, output: Any, newest_path: str) -> None:
+def _make_swap_at_once(disk: Disk, directory: str, output: Any, newest_path: str) -> None:
     """Rename the log with its indexes, and sync their names together."""
-    self._disk.set_modified_ms(output.log_path, self._disk.modified_ms(newest_path))
+    disk.set_modified_ms(output.log_path, disk.modified_ms(newest_path))
     output.sync(is_active=False)
     for suffix in reversed(SUFFIXES):
-        stem = f"{self._directory}/{file_name(output.base_offset, suffix)}"
-        if self._disk.exists(stem + CLEANED):
-            self._disk.rename(stem + CLEANED, stem + SWAP)
-    self._disk.sync_directory(self._directory)
+        stem = f"{directory}/{file_name(output.base_offset, suffix)}"
+        if disk.exists(stem + CLEANED):
+            disk.rename(stem + CLEANED, stem + SWAP)
+    disk.sync_directory(directory)
 
 
 def _take_names_at_once(disk: Disk, directory: str, base_offset: int) -> None:
@@ -56,7 +57,7 @@ def _store_in_place(self: Any) -> None:
 
 
 def _sync_nothing(self: Any) -> None:
-    self._recovery_point = self._log_end_offset
+    self.recovery_point = self.end_offset
 
 
 def _no_part(self: Any, dead: Any) -> list[Any]:
@@ -112,13 +113,13 @@ MUTANTS: list[Mutant | ClientMutant] = [
         "the recovery point runs ahead of the sync",
         "unsynced",
         (),
-        ((store.PartitionStore, "flush", _sync_nothing),),
+        ((LocalLog, "flush", _sync_nothing),),
     ),
     ClientMutant(
         "segments go once a newer snapshot is on the disk",
         "unsynced",
         (),
-        ((store.PartitionStore, "_is_safe_without", _is_known_on_disk),),
+        ((LocalLog, "_is_safe_without", _is_known_on_disk),),
         findings=("R240",),
         guards=(
             "log/test_log_retention.py::"
@@ -128,8 +129,8 @@ MUTANTS: list[Mutant | ClientMutant] = [
     Mutant(
         "a swap syncs the names of a log and of its indexes together",
         (
-            (compaction.Compaction, "_make_swap", _make_swap_at_once),
-            (compaction, "_take_names", _take_names_at_once),
+            (cleaner, "make_swap", _make_swap_at_once),
+            (segment_swap, "_take_names", _take_names_at_once),
         ),
         "changed",
         findings=("R242",),
@@ -137,7 +138,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
     ),
     Mutant(
         "a lost directory begins again at 0",
-        ((store, "recover", _recover_from_0),),
+        ((partition, "recover", _recover_from_0),),
         None,
         LOST_DIRECTORIES,
         findings=("R243",),
@@ -158,13 +159,13 @@ MUTANTS: list[Mutant | ClientMutant] = [
         "the names of dropped segments are not synced",
         "unsynced",
         (),
-        ((store.PartitionStore, "_sync_drops", nothing), (recovery, "_finish_drops", nothing)),
+        ((LocalLog, "_sync_drops", nothing), (recovery, "_finish_drops", nothing)),
         findings=("R302",),
         guards=("log/test_log_retention.py::test_a_power_loss_amid_deleting_segments_leaves_no_hole",),
     ),
     Mutant(
         "a full disk keeps all segments",
-        ((store.PartitionStore, "_safe_part", _no_part),),
+        ((LocalLog, "_safe_part", _no_part),),
         "trimmed",
         findings=("R303",),
         guards=(

@@ -10,9 +10,10 @@ from unittest.mock import patch
 
 from oncelog.broker import state_file
 from oncelog.errors import StorageError
-from oncelog.log import compacted, recovery, store
-from oncelog.log import compaction as log_compaction
+from oncelog.log import cleaner, recovery, segment_swap
+from oncelog.log import partition as log_partition
 from oncelog.log.checkpoint import RECOVERY_POINTS
+from oncelog.log.local_log import LocalLog
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
 from oncelog.log.partition_disk import PartitionDisk
@@ -32,7 +33,7 @@ def _up_to(offset: int, closed: Any, *, stable_offset: int, **how: Any) -> Any:
 
 
 def _dirty_past_open(self: Any, now_ms: int) -> Any:
-    with patch.object(compacted, "find_dirty", partial(_up_to, self._recovery_point)):
+    with patch.object(cleaner, "find_dirty", partial(_up_to, self._log.recovery_point)):
         return _DIRTY_RANGE(self, now_ms)
 
 
@@ -43,8 +44,8 @@ def _keep_no_tombstone(self: Any, key: bytes | None, offset: int, has_value: boo
 def _retained_from(self: Any, now_ms: int) -> int:
     """Return what is kept, up to the first segment that is empty."""
     offset: int = _RETAINED_FROM(self, now_ms)
-    empty = [each.base_offset for each in self._segments if each.size_bytes == 0]
-    kept_from: int = max(min([offset, *empty]), self._log_start_offset)
+    empty = [each.base_offset for each in self.log.segments if each.size_bytes == 0]
+    kept_from: int = max(min([offset, *empty]), self.log_start_offset)
     return kept_from
 
 
@@ -65,7 +66,7 @@ def _open_unsynced(disk: Any, *rest: Any) -> Any:
 
 def _append_control_at_once(self: Any, *how: Any) -> Any:
     """Append a marker, for which a flush vouches before its index entry is there."""
-    with patch.object(Partition, "_marker_offset", property(lambda _: None, nothing), create=True):
+    with patch.object(LocalLog, "unindexed_marker_offset", property(lambda _: None, nothing), create=True):
         return _APPEND_CONTROL(self, *how)
 
 
@@ -127,8 +128,8 @@ def _always_killed(_: Random) -> str:
 
 
 _FLIP = bit_flips.flip
-_CHECK_ID = store._check_topic_id
-_FINISH_SWAPS = log_compaction.finish_swaps
+_CHECK_ID = log_partition._check_topic_id
+_FINISH_SWAPS = segment_swap.finish_swaps
 ROTTEN_IDS: tuple[Patch, ...] = (
     (simulation, "draw_state", _always_killed),
     (simulation, "draw_rot", _damage_an_id),
@@ -153,7 +154,7 @@ LOST_SNAPSHOTS: tuple[Patch, ...] = (
     (simulation, "flip", _flip_without_snapshots),
 )
 """A bit flips in each seed, and the snapshots of producers are lost."""
-_FIND_DIRTY, _DIRTY_RANGE = compaction.find_dirty, compacted.CompactedStore.dirty_range
+_FIND_DIRTY, _DIRTY_RANGE = compaction.find_dirty, cleaner.LogCleaner.dirty_range
 _KEEPS = compaction.Cleaning.keeps
 _RETAINED_FROM = Partition._retained_from
 _OPEN_SEGMENTS = recovery._open_segments
@@ -169,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         "compaction does not stop at open transactions",
-        ((compacted.CompactedStore, "dirty_range", _dirty_past_open),),
+        ((cleaner.LogCleaner, "dirty_range", _dirty_past_open),),
         "changed",
         LONG_OPEN,
     ),
@@ -236,7 +237,7 @@ MUTANTS = [
     ),
     Mutant(
         "a damaged topic id is an error without a file's name",
-        ((store, "_check_topic_id", _check_id_without_name),),
+        ((log_partition, "_check_topic_id", _check_id_without_name),),
         None,
         ROTTEN_IDS,
         findings=("R150", "R530"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from oncelog.log import compacted, validation
+from oncelog.log import cleaner, validation
 from oncelog.log.partition import Partition
 from oncelog.log.segment import Segment
 from oncelog.rules.storage import compaction
@@ -30,28 +30,28 @@ def _by_ratio(self: Any, min_dirty_ratio: float, max_lag_ms: int, now_ms: int) -
 
 def _retained_of_less(self: Any, now_ms: int) -> int:
     """Return where the log starts with a third of retention.ms."""
-    config = self.config
+    config = self.log.config
     if config.retention_ms is not None:
-        self.config = replace(config, retention_ms=config.retention_ms // 3)
+        self.log.config = replace(config, retention_ms=config.retention_ms // 3)
     try:
         return int(_RETAINED_FROM(self, now_ms))
     finally:
-        self.config = config
+        self.log.config = config
 
 
 def _less_bytes(self: Any, now_ms: int) -> int:
     """Return where the log starts with a quarter of retention.bytes."""
-    config = self.config
+    config = self.log.config
     if config.retention_bytes is not None:
-        self.config = replace(config, retention_bytes=config.retention_bytes // 4)
+        self.log.config = replace(config, retention_bytes=config.retention_bytes // 4)
     try:
         return int(_RETAINED_FROM(self, now_ms))
     finally:
-        self.config = config
+        self.log.config = config
 
 
 def _retained_always(self: Any, now_ms: int) -> int:
-    return int(self._log_start_offset)
+    return int(self.log_start_offset)
 
 
 def _no_faults(*_: Any, **__: Any) -> list[Fault]:
@@ -80,7 +80,7 @@ _RETAINED_FROM = Partition._retained_from
 MUTANTS = [
     Mutant(
         "max.compaction.lag.ms counts from the largest timestamp",
-        ((compacted, "find_dirty", _by_largest_timestamp),),
+        ((cleaner, "find_dirty", _by_largest_timestamp),),
         "timed",
         COMPACTED,
         findings=("R340",),
@@ -95,7 +95,7 @@ MUTANTS = [
         "timed",
         COMPACTED,
     ),
-    Mutant("min.compaction.lag.ms has no effect", ((compacted, "find_dirty", _without_min_lag),), "timed"),
+    Mutant("min.compaction.lag.ms has no effect", ((cleaner, "find_dirty", _without_min_lag),), "timed"),
     Mutant("timestamps have no bounds", ((validation, "_check_times", nothing),), "timed"),
     Mutant("a third of retention.ms counts", ((Partition, "_retained_from", _retained_of_less),), "timed"),
     Mutant("a quarter of retention.bytes counts", ((Partition, "_retained_from", _less_bytes),), "timed"),

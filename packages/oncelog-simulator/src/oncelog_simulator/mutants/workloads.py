@@ -16,7 +16,7 @@ from oncelog.broker.topics import takeover
 from oncelog.broker.topics import topics as topics_topics
 from oncelog.errors import NotCoordinator
 from oncelog.limits import Limits
-from oncelog.log import compaction as log_compaction
+from oncelog.log import cleaner
 from oncelog.log.partition import Partition
 from oncelog.rules.groups.classic import ClassicGroup
 from oncelog.rules.storage import compaction
@@ -185,7 +185,7 @@ _SAVED = ClassicGroup.complete_save
 _APPEND = internal_topic.StateTopic.append
 _DELETE_TOPICS = coordinators_offsets.Offsets.delete_topics
 _DELETE = topics_topics.Topics.delete
-_TAKE = log_compaction.Compaction._take
+_TAKE = cleaner.Compaction._take
 _SUPERSEDED = compaction.LatestOffsets.is_superseded
 _OFFSETS = coordinators_offsets.Offsets
 REFUSED: tuple[Patch, ...] = ((internal_topic.StateTopic, "append", _append_or_refuse),)
@@ -290,7 +290,7 @@ MUTANTS = [
     ),
     Mutant(
         "a marker behind a round of compaction loses its index entry",
-        ((log_compaction.Compaction, "_take", _take_without_index),),
+        ((cleaner.Compaction, "_take", _take_without_index),),
         "changed",
         FEW_KEYS,
         findings=("C1",),

@@ -1,0 +1,474 @@
+"""The files of one partition and its offsets: writing, rolling, syncing and deleting segments.
+
+`oncelog.log.partition` decides what may be written; this module keeps on disk what it decides.
+Source: Kafka's LocalLog, and the parts of UnifiedLog that flush and delete segments.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from oncelog.errors import KafkaStorageError
+from oncelog.log.background import BackgroundQueue, BackgroundTask, BlockingCall, run
+from oncelog.log.checkpoint import LEADER_EPOCHS, PARTITION_METADATA
+from oncelog.log.config import LogConfig
+from oncelog.log.disk import PartitionClosed, SyncFailed, sync_file
+from oncelog.log.partition_disk import PartitionDisk
+from oncelog.log.reader import LogReader
+from oncelog.log.recovery import OpenAs, Recovered
+from oncelog.log.segment import Segment
+from oncelog.log.validation import stamp_append_time
+from oncelog.rules.idempotence.last_stable_offset import last_stable_offset
+from oncelog.types import TimestampType, TopicPartition
+from oncelog.wire.batch import BatchHeader, stamp
+
+_LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
+
+
+class _DroppedSegment(NamedTuple):
+    """A segment that left the list. `remove` deletes its files, wherever their directory is by then."""
+
+    end_offset: int
+    remove: BlockingCall
+
+
+class LocalLog:
+    """The segments of one directory, and the offsets that say which records are there and durable.
+
+    Methods are called from one thread, except `flush`, which may run in another one meanwhile. Other parts
+    of the partition read the attributes.
+    """
+
+    def __init__(
+        self,
+        disk: PartitionDisk,
+        directory: str,
+        topic_partition: TopicPartition,
+        config: LogConfig,
+        recovered: Recovered,
+        reader: LogReader,
+        background: BackgroundQueue,
+        leader_epoch: int,
+    ) -> None:
+        self.disk = disk
+        disk.on_sync_failed = self._fail
+        self.directory = directory
+        self.topic_partition = topic_partition
+        self.config = config
+        self.segments = recovered.segments
+        self.producers = recovered.producers
+        self.leader_epoch = leader_epoch
+        self.start_offset = recovered.log_start_offset
+        """The first offset that may be read."""
+        self.end_offset = recovered.segments.active.end_offset
+        """The offset that the next record gets."""
+        self.recovery_point = recovered.log_start_offset
+        """Everything below it survives a power loss."""
+        self.failure: str | None = None
+        """Why the partition is offline, None while it is online."""
+        self.is_closed = False
+        self.is_swapping = False
+        """True while compaction replaces segments: their files have no names, so none may be dropped."""
+        self.unindexed_marker_offset: int | None = None
+        """The offset of a marker that is being written, until its transaction index entry is in memory."""
+        self._reader = reader
+        self._background = background
+        self._min_high_watermark = recovered.log_start_offset
+        self._unsnapshotted_bytes = 0
+        self._sync_needed_to = 0  # the recovery point at which the deleted segments may go
+        self._is_directory_dirty = True
+        self._rewrites_small_files = False
+
+    def settle_recovery_point(self, how: OpenAs, rebuilt_from: int | None) -> None:
+        """Set the recovery point after opening.
+
+        After an unclean start, the first flush writes what no earlier flush has synced once more.
+        """
+        end_offset = self.end_offset
+        synced = end_offset if how.is_clean else max(how.recovery_point, how.log_start_offset)
+        self.recovery_point = min(synced, end_offset if rebuilt_from is None else rebuilt_from, end_offset)
+        if how.is_clean:
+            return
+        self._rewrites_small_files = True
+        for segment in self.segments.from_offset(self.recovery_point):
+            segment.doubt(self.recovery_point)
+
+    # Offsets
+
+    @property
+    def high_watermark(self) -> int:
+        """Return the offset below which readers see records. With one replica that is mostly the log end.
+
+        A record that makes it flush.messages unsynced records is hidden until the sync, with all records
+        after it. Apache Kafka does the same: it syncs before it moves the high watermark. See
+        test_a_reader_sees_nothing_that_a_power_loss_could_take.
+        """
+        end_offset, recovery_point = self.end_offset, self.recovery_point
+        if end_offset - recovery_point < self.config.flush_messages:
+            return end_offset
+        return max(self._min_high_watermark, recovery_point)
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Return the offset below which read_committed readers see records."""
+        high_watermark = self.high_watermark
+        return last_stable_offset(
+            log_start_offset=self.start_offset,
+            high_watermark=high_watermark,
+            open_first_offset=self.producers.open_first_offset,
+            unreplicated_first_offset=self.producers.hidden_first_offset(high_watermark),
+        )
+
+    @property
+    def is_flush_due(self) -> bool:
+        """Return True if a flush would shorten recovery, free deleted segments or let compaction proceed.
+
+        Without traffic no other flush comes: test_compaction_does_not_wait_for_a_marker_without_end.
+        """
+        active_base = self.segments.active.base_offset
+        if self.recovery_point < max(active_base, self._sync_needed_to):
+            return True
+        first_offset = self.producers.unsynced_first_offset(self.recovery_point)
+        return first_offset is not None and first_offset < active_base and self.config.is_compacted
+
+    def check_online(self) -> None:
+        """Raise KafkaStorageError if the partition is offline."""
+        if self.failure is not None:
+            raise KafkaStorageError(f"{self.topic_partition} is offline: {self.failure}")
+
+    def owns_segments(self, segments: list[Segment]) -> bool:
+        """Return True if the partition is open and online, and these are among its segments."""
+        return not self.is_closed and self.failure is None and set(self.segments).issuperset(segments)
+
+    # Writing
+
+    def append(self, records: memoryview, header: BatchHeader, now_ms: int) -> int:
+        """Stamp and write a batch that the rules have accepted, and return its base offset.
+
+        Raises KafkaStorageError.
+        """
+        if self.failure is not None:
+            self.check_online()
+        base_offset, config = self.end_offset, self.config
+        if config.timestamp_type is _LOG_APPEND_TIME and not header.is_control:
+            header = stamp_append_time(records, now_ms)
+        # In place, before the write. After a failed write the caller's bytes hold our base offset. So the
+        # request must be answered, and never retried with the same bytes. See
+        # test_the_bytes_of_a_failed_write_are_not_accepted_again.
+        stamp(records, 0, base_offset, self.leader_epoch)
+        last_offset, max_timestamp_ms = base_offset + header.last_offset_delta, header.max_timestamp_ms
+        segment = self.segments.active
+        try:
+            if segment.is_full(len(records), last_offset, max_timestamp_ms, config, now_ms):
+                segment = self.roll(now_ms)
+            segment.append(records, last_offset, max_timestamp_ms, config)
+        except OSError as error:
+            raise KafkaStorageError(
+                f"{self.disk.describe(segment.log_path)} at position {segment.size_bytes},"
+                f" offset {base_offset}: {error}"
+            ) from error
+        if last_offset + 1 - self.recovery_point >= config.flush_messages:
+            self._min_high_watermark = self.high_watermark
+        self.end_offset = last_offset + 1
+        self._unsnapshotted_bytes += len(records)
+        return base_offset
+
+    def reserve_abort_entry(self, header: BatchHeader, now_ms: int) -> None:
+        """Reserve an index entry in the segment that gets an abort marker. Raises KafkaStorageError."""
+        self.check_online()
+        segment, last_offset = self.segments.active, self.end_offset + header.last_offset_delta
+        times = header.max_timestamp_ms, self.config, now_ms
+        try:
+            if segment.is_full(header.size_bytes, last_offset, *times):
+                segment = self.roll(now_ms)
+            segment.transactions.make_room()
+        except OSError as error:
+            raise KafkaStorageError(f"{self.topic_partition}, offset {last_offset}: {error}") from error
+
+    def roll(self, now_ms: int) -> Segment:
+        """Close the active segment and start the next one. On OSError nothing has changed."""
+        active = self.segments.active
+        active.cut_failed_write()
+        try:
+            active.finish()
+        except OSError:
+            if active.end_offset > self.start_offset:
+                raise
+            self._give_up_indexes([active])  # all of its records are deleted
+        if len(self.segments) == 1 and self.recovery_point <= active.base_offset:
+            # No flush has made the first segment's name durable yet. A power loss could take it and keep the
+            # second one's name. The log would then begin inside a transaction, or with a gap that recovery
+            # takes for lost records. See test_no_power_loss_takes_the_first_segment_alone.
+            self.disk.sync_directory(self.directory)
+        segment = Segment.create(
+            self.disk, self.directory, self.end_offset, now_ms, limits=self.config.limits
+        )
+        self.segments.add(segment)
+        self._is_directory_dirty = True
+        with suppress(OSError):
+            # Without this snapshot, recovery starts from an older one, and a deletion takes its own.
+            self.snapshot()
+        return segment
+
+    def snapshot(self) -> None:
+        """Start to write a snapshot of the producers as of the log end."""
+        self._unsnapshotted_bytes = 0
+        self.producers.snapshot(self.end_offset, self._after_snapshot)
+
+    def _after_snapshot(self) -> BackgroundTask:
+        """Remove the snapshots that are no longer needed, then the segments that waited for this one."""
+        kept = [segment.base_offset for segment in self.segments]
+        if self.producers.snapshot_offset is not None:
+            kept.append(self.producers.snapshot_offset)
+        yield self.producers.keep_snapshots(kept, self.recovery_point)
+        yield from self._remove(self._drop_dead())
+
+    def reconfigure(self, config: LogConfig) -> None:
+        """Use other topic settings from now on."""
+        # Readers must still see what they have seen, even with a smaller flush.messages.
+        self._min_high_watermark = self.high_watermark
+        self.config = config
+
+    # Deleting
+
+    def delete_before(self, offset: int, now_ms: int) -> None:
+        """Move the log start up to `offset`, and delete the segments that lie wholly below it.
+
+        Raises OSError. The start has moved then, and a later call deletes what remained.
+        """
+        self.start_offset = max(self.start_offset, offset)
+        active, failure = self.segments.active, None
+        if active.end_offset <= self.start_offset and active.size_bytes:
+            try:
+                self.roll(now_ms)
+            except OSError as error:
+                failure = error  # a full disk: the closed segments can still go, and make room
+        dead = self._dead_segments()
+        if dead and not self._is_safe_without(dead):
+            try:
+                self._wait_for_snapshot(dead)
+            except OSError as error:
+                failure = error  # segments that an older snapshot covers can still go, and make room
+        if dropped := self._drop_dead():
+            self._background.add(self._remove(dropped))
+        if failure is not None:
+            raise failure
+
+    def _dead_segments(self) -> list[Segment]:
+        closed = list(self.segments)[:-1]
+        return [segment for segment in closed if segment.end_offset <= self.start_offset]
+
+    def _is_safe_without(self, dead: list[Segment]) -> bool:
+        """Return True if a snapshot covers what these segments say of producers, even after a power loss.
+
+        Recovery drops a snapshot above the end of the log. So before synced records are deleted, the log
+        must be synced up to that snapshot. See
+        test_a_power_loss_after_deleting_segments_leaves_their_producers_known.
+        """
+        offset = self.producers.snapshot_from(dead[-1].end_offset)
+        if offset is None:
+            return False
+        return offset <= self.recovery_point or dead[0].base_offset >= self.recovery_point
+
+    def _safe_part(self, dead: list[Segment]) -> list[Segment]:
+        """Return the segments below the newest snapshot at or below the recovery point.
+
+        On a full disk they make room for a newer snapshot:
+        test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover.
+        """
+        offset = self.producers.snapshot_up_to(self.recovery_point)
+        return [segment for segment in dead if offset is not None and segment.end_offset <= offset]
+
+    def _wait_for_snapshot(self, dead: list[Segment]) -> None:
+        """Request a snapshot that covers what these segments say of producers, and a sync up to it."""
+        offset = self.producers.snapshot_from(dead[-1].end_offset)
+        self._sync_needed_to = self.end_offset if offset is None else offset
+        if offset is None:
+            if self.producers.is_snapshot_refused:
+                # On a full disk this makes room for it: test_a_full_disk_with_one_segment_gets_room.
+                self._give_up_indexes(dead)
+            self.snapshot()
+
+    def _give_up_indexes(self, dead: list[Segment]) -> None:
+        self._is_directory_dirty = True
+        for segment in dead:
+            segment.give_up_indexes()
+
+    def _drop_dead(self) -> list[_DroppedSegment]:
+        """Take some of the deleted segments out of the list; `_remove` deletes their files."""
+        dead = self._dead_segments()
+        if dead and not self._is_safe_without(dead):
+            dead = self._safe_part(dead)
+        if not dead or self.is_swapping or self.failure is not None:
+            return []
+        dropped: list[_DroppedSegment] = []
+        dead = dead[: self.config.limits.max_drops_per_step]
+        if self.recovery_point <= dead[-1].end_offset:
+            # As in `roll`, for the segment that becomes the first one. See
+            # test_no_power_loss_takes_the_first_segment_that_retention_leaves.
+            self.disk.sync_directory(self.directory)
+        try:
+            # Four renames each; eight segments take about two milliseconds.
+            for segment in dead:
+                dropped.append(_DroppedSegment(segment.end_offset, segment.drop(self.disk)))
+                self.segments.drop_first()
+        except OSError:
+            if not dropped:
+                raise
+            # The next round of retention meets the others again.
+        self._reader.forget_cursors()
+        return dropped
+
+    def _remove(self, dropped: list[_DroppedSegment]) -> BackgroundTask:
+        """Delete the files of dropped segments, then drop the next ones: thousands may go at once."""
+        end_offset = None
+        while dropped:
+            end_offset = dropped[-1].end_offset
+            yield self._sync_drops
+            for segment in dropped:
+                yield segment.remove
+            yield None
+            dropped = [] if self.is_closed else self._drop_dead()
+        if end_offset is not None:
+            yield partial(self.producers.snapshots.remove_below, end_offset)
+
+    def _sync_drops(self) -> None:
+        """Make the names of dropped segments durable before their files go. Safe in a thread.
+
+        A power loss may keep the new name of one segment and lose those of older ones. A start knows that
+        the older ones were dropped, too, only while that one's file is there. See
+        test_a_power_loss_amid_deleting_segments_leaves_no_hole.
+        """
+        with suppress(PartitionClosed, FileNotFoundError):  # the whole directory is being deleted
+            self.disk.sync_directory(self.directory)
+
+    def replace_segments(self, old: list[Segment], new: Segment) -> None:
+        """Put one compacted segment in the place of neighbours."""
+        self.segments.replace(old, new)
+        self._reader.forget_cursors()
+
+    # Syncing
+
+    def flush(self) -> None:
+        """Sync what was appended before the call, and raise the recovery point. Safe in a thread.
+
+        Raises KafkaStorageError. The next flush retries what failed before a sync. After a failed sync,
+        appends are refused until a restart: the system may have dropped what it could not write.
+        """
+        self.check_online()
+        self._check_open()
+        end_offset = self.end_offset
+        # In another thread, this may run between the write of a marker and its transaction index entry. See
+        # test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry.
+        if (marker_offset := self.unindexed_marker_offset) is not None:
+            end_offset = min(end_offset, marker_offset)
+        synced_to = self.recovery_point
+        # Includes the segment that ends at the recovery point. Its indexes were written after that flush, or
+        # a start has cut off its torn end since, which a power loss may undo until it is synced. See
+        # test_a_second_power_loss_does_not_bring_a_torn_end_back.
+        segments = self.segments.from_offset(synced_to - 1)
+        try:
+            # Read before the syncs: a segment that is created meanwhile makes the directory dirty again.
+            is_dirty, self._is_directory_dirty = self._is_directory_dirty, False
+            is_dirty |= any(segment.transactions.is_unsynced for segment in segments)
+            for segment in segments:
+                segment.sync(is_active=segment is segments[-1])
+            if is_dirty:
+                self._sync_small_files()
+        except SyncFailed as error:
+            self._fail(error)
+            raise KafkaStorageError(f"{self.topic_partition}: {self.failure}") from error
+        except OSError as error:
+            # Not offline: a flush that found no room or no file descriptor has lost nothing. See
+            # test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline.
+            self._is_directory_dirty = True
+            raise KafkaStorageError(f"{self.topic_partition} cannot be flushed: {error}") from error
+        # Files that were closed meanwhile were not synced.
+        self._check_open()
+        self.recovery_point = max(self.recovery_point, end_offset)
+
+    def _sync_small_files(self) -> None:
+        """Sync partition.metadata, the leader epochs and the directory.
+
+        They are not synced when a partition is created: until the first flush, the list of topics is the
+        durable truth.
+        """
+        for name in (PARTITION_METADATA, LEADER_EPOCHS):
+            sync_file(self.disk, f"{self.directory}/{name}", rewrites=self._rewrites_small_files)
+        self._rewrites_small_files = False
+        self.disk.sync_directory(self.directory)
+
+    def _fail(self, error: SyncFailed) -> None:
+        """Take the partition offline. Linux marks pages clean after a failed sync, so no later sync helps.
+
+        Apache Kafka does this for any IOException. Not only `flush` syncs. Names that retention, a snapshot
+        or compaction could not make durable would pass for durable after the directory's next sync. See
+        test_a_directory_that_cannot_be_synced_takes_the_partition_offline.
+        """
+        self.failure = f"a sync failed ({error}); start the broker again once the disk works"
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise KafkaStorageError(f"{self.topic_partition} was closed or deleted")
+
+    def checkpoint_producers(self) -> None:
+        """Snapshot the producers if much was appended since the last snapshot, so that recovery stays short.
+
+        Also delete the segments that waited for a sync.
+        """
+        if self._unsnapshotted_bytes >= self.config.limits.snapshot_every_bytes:
+            self.snapshot()
+        if 0 < self._sync_needed_to <= self.recovery_point and not self.is_closed:
+            self._sync_needed_to = 0
+            with suppress(OSError):  # the next round of retention meets them again
+                self._background.add(self._remove(self._drop_dead()))
+
+    def release_handles(self) -> None:
+        """Release the file descriptors of closed, synced segments; the next read opens the files again.
+
+        A segment that compaction is replacing, or could not replace, has no name to open it by.
+        """
+        if self.is_closed or self.is_swapping or self.failure is not None:
+            return
+        for segment in list(self.segments)[:-1]:
+            if segment.end_offset <= self.recovery_point and segment.is_index_synced:
+                segment.file.rest()
+
+    # Closing
+
+    def close(self, now_ms: int) -> None:
+        """Snapshot the producers, write the indexes, sync everything and close the files.
+
+        Raises KafkaStorageError, but closes the files in any case.
+        """
+        try:
+            self.producers.table.expire(now_ms, self.config.producer_expiration_ms)
+            self.segments.active.finish()
+            self.producers.snapshot_now(self.end_offset)
+            run(self._after_snapshot())
+            self.flush()
+            self.segments.active.sync(is_active=False)
+        except OSError as error:
+            raise KafkaStorageError(f"{self.topic_partition}: closing failed: {error}") from error
+        finally:
+            self.abandon()
+
+    def close_unchanged(self) -> None:
+        """Close the files of a log that nothing was appended to since it was opened."""
+        with suppress(OSError):  # left by a batch or a marker that the disk refused
+            self.segments.active.cut_failed_write()
+            self.segments.active.transactions.give_room_back()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the files without writing anything, as a crash would."""
+        self.is_closed = True
+        self.producers.abandon()
+        for segment in self.segments:
+            with suppress(OSError):  # of a network file system, for example
+                segment.close()
+        # Last, because the calls above may remove unfinished files. From here on, deferred work has no
+        # effect.
+        self.disk.close()
