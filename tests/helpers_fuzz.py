@@ -18,7 +18,7 @@ from oncelog.broker.handlers.produce_direct import answer as answer_produce
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import OFFERED, BrokerState
-from oncelog.client.consumer.fetch_messages import fetched_partitions, place_batches
+from oncelog.client.consumer.fetch_messages import decode_headers, fetched_partitions
 from oncelog.client.group.subscription import (
     decode_assignment,
     decode_subscriber,
@@ -153,7 +153,7 @@ def answers(data: bytes) -> None:
     if isinstance(response, FetchResponse):
         for piece in fetched_partitions(response):
             try:
-                place_batches(piece, 0, Isolation.READ_COMMITTED)
+                decode_headers(piece, 0, Isolation.READ_COMMITTED)
             except BrokerError:
                 continue
 

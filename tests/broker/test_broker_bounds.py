@@ -18,7 +18,7 @@ from helpers_log import batch as log_batch
 from oncelog import Consumer
 from oncelog.client.consumer import completed_fetch
 from oncelog.client.consumer.completed_fetch import CompletedFetch
-from oncelog.client.consumer.fetch_messages import PlacedBatch
+from oncelog.client.consumer.fetch_messages import FetchedBatch
 from oncelog.errors import InvalidRecord, MessageTooLarge
 from oncelog.limits import Limits
 from oncelog.log import cleaner, validation
@@ -177,7 +177,7 @@ def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: py
     header = read_header(data)
     for start in range(21):
         for most in (1, 3, 7, 8, 100):
-            placed = deque([PlacedBatch(0, header, Verdict.DELIVER)])
+            placed = deque([FetchedBatch(0, header, Verdict.DELIVER)])
             completed, position, offsets = CompletedFetch(TopicPartition("t", 0), data, placed, 20), start, []
             while not completed.is_empty:
                 rows, position = completed.take_records(position, most, check_crcs=True)
@@ -193,7 +193,7 @@ def test_what_stands_before_a_damaged_record_is_handed_out_once(monkeypatch: pyt
     good = _RECORD * 10
     tail = struct.pack(">hiqqqhii", 0, 11, NOW_MS, NOW_MS, -1, -1, -1, 12) + good + b"\x0e\0\0\0\2k\1\2" * 2
     data = memoryview(struct.pack(">qiibI", 0, 9 + len(tail), -1, 2, crc32c(tail)) + tail)
-    placed = deque([PlacedBatch(0, read_header(data), Verdict.DELIVER)])
+    placed = deque([FetchedBatch(0, read_header(data), Verdict.DELIVER)])
     completed = CompletedFetch(TopicPartition("t", 0), data, placed, 12)
     rows, position = completed.take_records(0, 100, check_crcs=True)
     # Every record of this batch claims offset 0: the parts before the damage are what counts here.

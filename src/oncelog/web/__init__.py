@@ -1,1 +1,1 @@
-"""Pages on which a person sees a cluster's transactions, producers and groups; any Kafka cluster will do."""
+"""Web pages that show the transactions, producers and groups of any Kafka cluster."""

@@ -1,7 +1,7 @@
-"""The pages as a Starlette application over an admin client (row T14).
+"""The web pages as a Starlette application over an admin client (behaviour T14, docs/behaviours.md).
 
-Every page is made from what the cluster answers at that moment; the application keeps nothing. Its one
-action, the abort of a hanging transaction, is a POST with a token that only the pages know.
+Each page shows the cluster's responses at the moment of the request; the application stores nothing. Its only
+action, the abort of a hanging transaction, is a POST request with a token that only these pages contain.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ _SECURITY = {
 
 
 def make_app(admin: Admin, *, hosts: Sequence[str], servers: str) -> Starlette:
-    """The application. `hosts`: names it may be asked by, so that no foreign page can pose as it."""
+    """Return the application.
+
+    It answers only requests whose Host header is one of `hosts`, so that no foreign page can use it through
+    DNS.
+    """
     pages = _Pages(admin, servers)
     routes = [
         Route("/", pages.show(pages.transactions, "transactions.html")),
@@ -62,7 +66,7 @@ def make_app(admin: Admin, *, hosts: Sequence[str], servers: str) -> Starlette:
 
 
 class _Pages:
-    """What each page shows: a function of the path to what its template is given."""
+    """The pages: for each, a method that returns the variables of its template."""
 
     def __init__(self, admin: Admin, servers: str) -> None:
         self._admin = admin
@@ -73,37 +77,42 @@ class _Pages:
         self._templates.filters["time"] = _time_text
         self._templates.filters["offset"] = lambda offset: "–" if offset is None else offset
 
-    def show(self, gather: Callable[[Request], dict[str, Any]], template: str) -> Any:
-        """An endpoint: asks the cluster in a thread, and says what is wrong when that fails."""
+    def show(self, query: Callable[[Request], dict[str, Any]], template: str) -> Any:
+        """Return an endpoint that queries the cluster in a thread, and renders an error page if
+        that fails.
+        """
 
         async def endpoint(request: Request) -> Response:
             try:
-                found = await run_in_threadpool(partial(gather, request))
+                variables = await run_in_threadpool(partial(query, request))
             except OncelogError as error:
                 status = 404 if isinstance(error, _NOT_THERE) else 502
                 return self._render("error.html", {"error": error}, status)
-            return self._render(template, {**found, "here": request.url.path})
+            return self._render(template, {**variables, "here": request.url.path})
 
         return endpoint
 
-    def _render(self, template: str, given: dict[str, Any], status: int = 200) -> HTMLResponse:
+    def _render(self, template: str, variables: dict[str, Any], status: int = 200) -> HTMLResponse:
         nonce = secrets.token_urlsafe(16)
         text = self._templates.get_template(template).render(
-            **given, nonce=nonce, token=self._token, server_id=self._server_id, servers=self._servers
+            **variables, nonce=nonce, token=self._token, server_id=self._server_id, servers=self._servers
         )
         headers = {name: value.replace("{nonce}", nonce) for name, value in _SECURITY.items()}
         return HTMLResponse(text, status, headers)
 
     def _refuse(self, error: object, status: int) -> HTMLResponse:
-        """Answer a form: a page that does not ask for itself again, since its address takes only forms."""
+        """Return the response to a rejected form.
+
+        The page does not refresh: its address accepts only forms.
+        """
         return self._render("error.html", {"error": error, "is_answer_to_form": True}, status)
 
     async def not_found(self, request: Request, _error: Exception) -> Response:
-        """Answer an address that no page has."""
+        """Return the response for an unknown address."""
         return self._render("error.html", {"error": f"there is no page {request.url.path}"}, 404)
 
     def transactions(self, request: Request) -> dict[str, Any]:
-        """Every transactional id, and who holds back which partition."""
+        """Return all transactional ids, and the open transactions that hold partitions back."""
         return {
             "listed": self._admin.list_transactions(),
             "held_back": self._admin.find_hanging(),
@@ -111,19 +120,21 @@ class _Pages:
         }
 
     def transaction(self, request: Request) -> dict[str, Any]:
-        """One transactional id."""
+        """Return one transactional id."""
         name = request.path_params["id"]
-        return {"told": self._admin.describe_transactions([name])[name]}
+        return {"transaction": self._admin.describe_transactions([name])[name]}
 
     def topics(self, request: Request) -> dict[str, Any]:
-        """All topics."""
-        return {"topics": sorted(self._admin.list_topics(include_internal=True), key=lambda each: each.name)}
+        """Return all topics."""
+        return {
+            "topics": sorted(self._admin.list_topics(include_internal=True), key=lambda topic: topic.name)
+        }
 
     def topic(self, request: Request) -> dict[str, Any]:
-        """Offsets and producers of each partition."""
+        """Return the offsets and producers of each partition."""
         name = request.path_params["name"]
         described = self._admin.describe_topics([name])[name]
-        tps = [TopicPartition(name, part.partition) for part in described.partitions]
+        tps = [TopicPartition(name, partition.partition) for partition in described.partitions]
         ends = partition_ends(self._admin, tps)
         producers = self._admin.describe_producers(tps)
         rows = [
@@ -137,25 +148,25 @@ class _Pages:
         return {"name": name, "partitions": rows}
 
     def groups(self, request: Request) -> dict[str, Any]:
-        """All groups."""
+        """Return all groups."""
         return {"groups": self._admin.list_groups()}
 
     def group(self, request: Request) -> dict[str, Any]:
-        """Members, and offsets with their lag."""
+        """Return the members of a group, and its committed offsets with their lag."""
         name = request.path_params["id"]
-        told = self._admin.describe_groups([name])[name]
+        group = self._admin.describe_groups([name])[name]
         offsets = self._admin.group_offsets(name)
         rows = [
             (tp, offsets[tp].offset, ends)
             for tp, ends in partition_ends(self._admin, sorted(offsets)).items()
         ]
-        return {"told": told, "offsets": rows}
+        return {"group": group, "offsets": rows}
 
     async def abort(self, request: Request) -> Response:
-        """Abort a hanging transaction on one partition: the fields of the form in transactions.html."""
+        """Abort a hanging transaction on one partition. The form's fields are in transactions.html."""
         form = await request.form()
-        shown = str(form.get("token", "")).encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(shown, self._token.encode()):
+        token = str(form.get("token", "")).encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(token, self._token.encode()):
             return self._refuse("this form is not of this page: open it again", 403)
         try:
             tp = TopicPartition(str(form["topic"]), int(str(form["partition"])))
@@ -177,10 +188,10 @@ class _Pages:
         return RedirectResponse("/", 303)
 
     def _abort(self, tp: TopicPartition, producer_id: int, producer_epoch: int, first_offset: int) -> bool:
-        # All of what the page showed: the producer may have begun another transaction since.
-        agreed = (tp, producer_id, producer_epoch, first_offset)
+        # Compare all fields that the page showed: the producer may have begun another transaction since.
+        confirmed = (tp, producer_id, producer_epoch, first_offset)
         for opened in self._admin.open_transactions([tp.topic]):
-            if (opened.tp, opened.producer_id, opened.producer_epoch, opened.first_offset) == agreed:
+            if (opened.tp, opened.producer_id, opened.producer_epoch, opened.first_offset) == confirmed:
                 self._admin.abort_transaction(opened)
                 return True
         return False

@@ -298,7 +298,7 @@ class AsyncConsumer:
         if self._settings["group.id"] is None:
             raise MisuseError("group.id is not set: give the consumer's group to subscribe")
         subscription = subscription_of(topics, pattern)
-        # A member without topics would take no part in rebalances, and would go on reading partitions that
+        # A member without topics would take no part in rebalances, and would continue to read partitions that
         # others own by then. Guard: test_a_subscription_to_no_topic_is_refused.
         if not subscription:
             raise MisuseError("no topics are given: call unsubscribe() to leave the group")

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from oncelog.client.consumer.fetch_messages import PlacedBatch, decode_batch, decode_parts
+from oncelog.client.consumer.fetch_messages import FetchedBatch, decode_batch, decode_parts
 from oncelog.errors import OncelogError
 from oncelog.rules.storage.read_committed import Verdict
 from oncelog.types import Record, TopicPartition
@@ -20,7 +20,7 @@ class CompletedFetch:
     __slots__ = ("_batches", "_data", "_decoded", "_is_last", "_parts", "_taken_count", "end_offset", "tp")
 
     def __init__(
-        self, tp: TopicPartition, data: memoryview, batches: deque[PlacedBatch], end_offset: int
+        self, tp: TopicPartition, data: memoryview, batches: deque[FetchedBatch], end_offset: int
     ) -> None:
         self.tp = tp
         self.end_offset = end_offset
@@ -70,7 +70,7 @@ class CompletedFetch:
                 position = max(position, batch.header.last_offset + 1)
         return taken, position
 
-    def _decode(self, batch: PlacedBatch, position: int, check_crcs: bool) -> None:
+    def _decode(self, batch: FetchedBatch, position: int, check_crcs: bool) -> None:
         """Decode the next part of a batch that the reader may see, unless records of it are left."""
         if self._decoded:
             return
@@ -101,7 +101,7 @@ class CompletedFetch:
 def arrow_of(
     tp: TopicPartition,
     data: memoryview,
-    batches: deque[PlacedBatch] | list[PlacedBatch],
+    batches: deque[FetchedBatch] | list[FetchedBatch],
     *,
     start_offset: int,
     end_offset: int | None = None,

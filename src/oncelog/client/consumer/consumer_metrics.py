@@ -1,4 +1,4 @@
-"""A consumer's numbers under the names Kafka gives them (consumer-fetch-manager-metrics)."""
+"""A consumer's metrics under Kafka's names (consumer-fetch-manager-metrics)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 
 WINDOW_MS = 30_000
-"""Rates, averages and maxima look back this far."""
+"""The period in ms that rates, averages and maxima cover."""
 
 
 _Second = list[float]
-"""second, samples in it, their sum, the largest"""
+"""Second, number of samples, their sum, their maximum."""
 
 
 class Window:
@@ -21,7 +21,7 @@ class Window:
         self._started_ms: float | None = None
 
     def add(self, value: float, now_ms: float) -> None:
-        """Note one sample."""
+        """Add one sample."""
         second = int(now_ms // 1000)
         if self._seconds and self._seconds[-1][0] == second:
             sums = self._seconds[-1]
@@ -44,11 +44,11 @@ class Window:
         return sum(of(row) for row in self._seconds)
 
     def rate(self, now_ms: float) -> float:
-        """Sum of samples per second."""
+        """Return the sum of the samples per second."""
         return self._per_second(self._sum(now_ms, lambda row: row[2]), now_ms)
 
     def count_rate(self, now_ms: float) -> float:
-        """Samples per second."""
+        """Return the number of samples per second."""
         return self._per_second(self._sum(now_ms, lambda row: row[1]), now_ms)
 
     def _per_second(self, total: float, now_ms: float) -> float:
@@ -56,18 +56,20 @@ class Window:
         return total / (max(elapsed_ms, 1000) / 1000)
 
     def average(self, now_ms: float) -> float:
-        """Mean of samples; 0 without any."""
+        """Return the mean of the samples; 0 without any."""
         count = self._sum(now_ms, lambda row: row[1])
         return self._sum(now_ms, lambda row: row[2]) / count if count else 0.0
 
     def largest(self, now_ms: float) -> float:
-        """The largest sample; 0 without any."""
+        """Return the largest sample; 0 without any."""
         self._expire(now_ms)
         return max((row[3] for row in self._seconds), default=0.0)
 
 
 class ConsumerMetrics:
-    """Counts fetches and records; times are milliseconds of one clock, bytes those of the values."""
+    """Counters of fetches and records. Times are milliseconds of one clock; record bytes are those of the
+    values.
+    """
 
     def __init__(self) -> None:
         self._latency, self._fetched_bytes = Window(), Window()
@@ -75,13 +77,13 @@ class ConsumerMetrics:
         self._totals = {"fetch-total": 0, "records-consumed-total": 0, "bytes-consumed-total": 0}
 
     def on_fetch(self, latency_ms: float, size_bytes: int, now_ms: float) -> None:
-        """A fetch was answered."""
+        """Count a fetch that was answered."""
         self._latency.add(latency_ms, now_ms)
         self._fetched_bytes.add(size_bytes, now_ms)
         self._totals["fetch-total"] += 1
 
     def on_records(self, count: int, size_bytes: int, now_ms: float) -> None:
-        """Records were handed to the application."""
+        """Count records that were delivered to the application."""
         if count:
             self._records.add(count, now_ms)
             self._bytes.add(size_bytes, now_ms)
@@ -89,7 +91,7 @@ class ConsumerMetrics:
             self._totals["bytes-consumed-total"] += size_bytes
 
     def values(self, now_ms: float) -> dict[str, float]:
-        """All of them; rates and averages over the last 30 s."""
+        """Return all metrics. Rates and averages are over the last 30 s."""
         return {
             "fetch-latency-avg": self._latency.average(now_ms),
             "fetch-latency-max": self._latency.largest(now_ms),

@@ -24,10 +24,10 @@ from oncelog.client.consumer.delivery_buffer import Columns, DeliveryBuffer
 from oncelog.client.consumer.fetch_messages import (
     FetchedPartition,
     FetchOptions,
+    decode_headers,
     end_offset,
     fetch_request,
     fetched_partitions,
-    place_batches,
 )
 from oncelog.client.consumer.list_offsets import OffsetAt
 from oncelog.client.consumer.state import FetchCall, PartitionState, Reset, ResetCall
@@ -328,13 +328,13 @@ class ConsumerCore:
         state.high_watermark = fetched.high_watermark
         state.last_stable_offset = fetched.last_stable_offset if fetched.last_stable_offset >= 0 else None
         try:
-            placed = place_batches(fetched, fetch_offset, self.options.isolation)
+            batches = decode_headers(fetched, fetch_offset, self.options.isolation)
         except OncelogError as error:
             self._errors.append(_PendingError(error, fetched.tp, state.generation))
             return False
-        if placed:
-            state.fetch_offset = end = end_offset(placed, fetch_offset, fetched.high_watermark)
-            completed = CompletedFetch(fetched.tp, fetched.records, deque(placed), end)
+        if batches:
+            state.fetch_offset = end = end_offset(batches, fetch_offset, fetched.high_watermark)
+            completed = CompletedFetch(fetched.tp, fetched.records, deque(batches), end)
             state.completed_fetches.append(completed)
         return False
 

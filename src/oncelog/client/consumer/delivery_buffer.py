@@ -1,8 +1,8 @@
-"""Records that were taken from fetched data for the application, until the application has them.
+"""Decoded records between the fetched data and the application.
 
-A poll fills the buffer on the thread of the event loop. The caller's own thread takes from it, as the last
-thing a call does: a poll that is interrupted or cancelled before leaves everything here for the next one.
-The positions of the consumer follow what was taken from here, so a broken-off `for` loop skips nothing.
+A poll fills the buffer on the event loop's thread. The caller's own thread takes from it as the last step of
+a call. So a poll that is interrupted or cancelled before leaves everything here for the next one. The
+consumer's positions follow what was taken from here, so a `for` loop that is left skips nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Run:
 
 
 class Columns(NamedTuple):
-    """A pyarrow.RecordBatch of one partition, and the position before it."""
+    """A pyarrow.RecordBatch of one partition, and the position in front of it."""
 
     tp: TopicPartition
     position: int
@@ -32,32 +32,32 @@ class Columns(NamedTuple):
 
 
 class DeliveryBuffer:
-    """Undelivered records per partition. Those of paused partitions are kept back until `resume`.
+    """Undelivered records per partition. Those of paused partitions are held back until `resume`.
 
-    Only the thread that polls calls `take`, `take_columns` and `next_record`; while no poll is under way,
-    it is the only one that changes anything here. Other threads may ask for a `position` at any time.
+    Only the polling thread calls `take`, `take_columns` and `next_record`, and between polls nothing else
+    changes the buffer. Other threads may ask for a `position` at any time.
     """
 
     def __init__(self) -> None:
         self._runs: dict[TopicPartition, Run] = {}
         self._columns: Columns | None = None
         self._paused: set[TopicPartition] = set()
-        # The run that `next_record` reads from; None after anything else has changed.
+        # The run that `next_record` reads from; None after any other change.
         self._current: Run | None = None
-        # The run whose record before `next_index` the application works on: its loop's body has not ended.
+        # The run whose record before `next_index` the application is processing in the body of its loop.
         self._unfinished: Run | None = None
 
     # Filling
 
-    def put(self, rows: Mapping[TopicPartition, list[Record]]) -> None:
+    def put(self, records: Mapping[TopicPartition, list[Record]]) -> None:
         """Add records of partitions that have none here."""
-        self._runs = self._runs | {tp: Run(run) for tp, run in rows.items() if run}
+        self._runs = self._runs | {tp: Run(run) for tp, run in records.items() if run}
 
     def put_columns(self, columns: Columns) -> None:
-        """Keep a RecordBatch for `take_columns`."""
+        """Store a RecordBatch for `take_columns`."""
         self._columns = columns
 
-    # Asking
+    # Looking up
 
     def position(self, tp: TopicPartition) -> int | None:
         """Return the offset of the first undelivered record; None without one."""
@@ -83,7 +83,7 @@ class DeliveryBuffer:
 
     @property
     def held_columns(self) -> Columns | None:
-        """The undelivered RecordBatch, also of a paused partition."""
+        """The undelivered RecordBatch, even of a paused partition."""
         return self._columns
 
     @property
@@ -91,11 +91,11 @@ class DeliveryBuffer:
         """True when `take_columns` would return a RecordBatch."""
         return self._columns is not None and self._columns.tp not in self._paused
 
-    # Delivering
+    # Delivery
 
-    # A signal handler of Python runs between two bytecodes, and may raise. The three functions below prepare
-    # what they return first. Then comes one assignment and the return, between which no handler can run.
-    # See test_a_signal_at_any_moment_loses_no_record.
+    # A Python signal handler runs between two bytecodes, and may raise. So the three functions below prepare
+    # their result first; then come one assignment and the return, between which no handler can run. Guard:
+    # test_a_signal_at_any_moment_loses_no_record.
 
     def take(self, max_records: int) -> list[Record]:
         """Return up to `max_records` records, which count as delivered from now on."""
@@ -136,8 +136,9 @@ class DeliveryBuffer:
         return row
 
     def finish(self) -> None:
-        """Take the last record of `next_record` for processed: the application asks for more, or
-        commits it.
+        """Count the last record of `next_record` as processed.
+
+        The application asks for the next one, or commits it.
         """
         self._unfinished = None
 
@@ -151,8 +152,7 @@ class DeliveryBuffer:
     def return_unfinished(self) -> None:
         """Count the record that is being processed as undelivered again, before the member leaves its group.
 
-        An exception may have ended the loop at this record, and its processing.
-        See test_a_record_at_which_a_loop_ended_is_not_committed_by_close.
+        An exception may have ended the loop, and so the processing of this record.
         """
         row, run = self.unfinished(), self._unfinished
         self._current = self._unfinished = None
@@ -166,10 +166,10 @@ class DeliveryBuffer:
                 return run
         return None
 
-    # Changes of the assignment and of positions
+    # Changes of assignment and positions
 
     def set_paused(self, tp: TopicPartition, paused: bool) -> None:
-        """Keep the records of a partition back, or end that."""
+        """Hold back the records of a partition, or release them."""
         if paused:
             self._paused.add(tp)
         else:
@@ -177,7 +177,7 @@ class DeliveryBuffer:
         self._current = None
 
     def drop(self, tp: TopicPartition) -> None:
-        """Forget the records of a partition whose position was set to another offset."""
+        """Drop the records of a partition whose position was set to another offset."""
         self._current = None
         if self._columns is not None and self._columns.tp == tp:
             self._columns = None
@@ -185,7 +185,7 @@ class DeliveryBuffer:
             self._runs = {other: run for other, run in self._runs.items() if other != tp}
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget the records of all other partitions, and that they are paused."""
+        """Drop the records and the pauses of all other partitions."""
         for tp in {*self.partitions(), *self._paused}.difference(partitions):
             self.drop(tp)
             self._paused.discard(tp)

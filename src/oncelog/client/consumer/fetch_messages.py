@@ -1,7 +1,8 @@
-"""Fetch as a client asks it, and what an answer holds: batches, who may see them, where to go on.
+"""Fetch requests, and the batches in their responses: what is visible, and from where to fetch next.
 
-Sessions are not used (session id 0, epoch -1: every request names all its partitions), and topics go
-by name: MAX_FETCH_VERSION is the last version that does so, and 4 or above is what any broker has.
+No fetch sessions are used: session id 0 and epoch -1, so each request names all its partitions. Topics are
+identified by name; MAX_FETCH_VERSION is the last version that allows it. Every broker serves version 4 or
+later.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MAX_FETCH_VERSION = 12
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """The consumer settings a fetch needs. Sizes are bytes; one batch may exceed each of them."""
+    """The consumer settings for a fetch. Sizes are in bytes; a single batch may exceed each of them."""
 
     isolation: Isolation
     min_bytes: int
@@ -36,7 +37,7 @@ class FetchOptions:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> FetchOptions:
-        """From parsed consumer settings."""
+        """Return the options from parsed consumer settings."""
         return cls(
             isolation=isolation_of(settings["isolation.level"]),
             min_bytes=settings["fetch.min.bytes"],
@@ -48,18 +49,20 @@ class FetchOptions:
 
 
 def isolation_of(name: str) -> Isolation:
-    """read_committed or read_uncommitted, as the setting isolation.level spells them."""
+    """Return the isolation level for a value of isolation.level: read_committed or read_uncommitted."""
     return Isolation[name.upper()]
 
 
 def fetch_request(positions: Iterable[tuple[TopicPartition, int]], options: FetchOptions) -> FetchRequest:
-    """A full fetch of partitions that one broker leads, each from its offset; their order matters."""
+    """Return a full fetch of partitions with the same leader, each from its offset. Brokers fill them in
+    order.
+    """
     topics: dict[str, list[FetchRequest.FetchPartition]] = {}
     for tp, offset in positions:
-        row = FetchRequest.FetchPartition(
+        partition = FetchRequest.FetchPartition(
             partition=tp.partition, fetch_offset=offset, partition_max_bytes=options.partition_max_bytes
         )
-        topics.setdefault(tp.topic, []).append(row)
+        topics.setdefault(tp.topic, []).append(partition)
     return FetchRequest(
         replica_id=-1,
         max_wait_ms=options.max_wait_ms,
@@ -68,13 +71,15 @@ def fetch_request(positions: Iterable[tuple[TopicPartition, int]], options: Fetc
         isolation_level=int(options.isolation),
         session_id=0,
         session_epoch=-1,
-        topics=[FetchRequest.FetchTopic(topic=name, partitions=rows) for name, rows in topics.items()],
+        topics=[
+            FetchRequest.FetchTopic(topic=name, partitions=partitions) for name, partitions in topics.items()
+        ],
     )
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedPartition:
-    """One partition of a fetch answer. `aborted` are (producer id, first offset) pairs."""
+    """One partition of a fetch response. `aborted` has (producer id, first offset) pairs."""
 
     tp: TopicPartition
     error_code: int
@@ -86,107 +91,112 @@ class FetchedPartition:
 
 
 def fetched_partitions(response: FetchResponse) -> Iterator[FetchedPartition]:
-    """The partitions of an answer, in its order."""
+    """Yield the partitions of a response, in its order."""
     for topic in response.responses:
-        for row in topic.partitions:
-            aborted = row.aborted_transactions or ()
+        for partition in topic.partitions:
+            aborted = partition.aborted_transactions or ()
             yield FetchedPartition(
-                tp=TopicPartition(topic.topic, row.partition_index),
-                error_code=row.error_code,
-                records=memoryview(row.records if row.records is not None else b""),
+                tp=TopicPartition(topic.topic, partition.partition_index),
+                error_code=partition.error_code,
+                records=memoryview(partition.records if partition.records is not None else b""),
                 aborted=tuple((entry.producer_id, entry.first_offset) for entry in aborted),
-                high_watermark=row.high_watermark,
-                last_stable_offset=row.last_stable_offset,
-                log_start_offset=row.log_start_offset,
+                high_watermark=partition.high_watermark,
+                last_stable_offset=partition.last_stable_offset,
+                log_start_offset=partition.log_start_offset,
             )
 
 
-class PlacedBatch(NamedTuple):
-    """A whole batch in a fetched piece: where it starts, its header, whether the reader sees it."""
+class FetchedBatch(NamedTuple):
+    """A whole batch in fetched data: its position there in bytes, its header, and its visibility."""
 
     position: int
     header: BatchHeader
     verdict: Verdict
 
 
-def place_batches(piece: FetchedPartition, fetch_offset: int, isolation: Isolation) -> list[PlacedBatch]:
-    """The whole batches of a piece, judged; a batch cut short at its end is left for the next fetch.
+def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isolation) -> list[FetchedBatch]:
+    """Return the whole batches with their visibility. A batch that is cut off at the end is left out.
 
-    Raises CorruptMessage or InvalidRecord naming partition and offset, PeerError for bytes without
-    one whole batch.
+    Raises CorruptMessage or InvalidRecord with partition and offset, and PeerError for bytes without one
+    whole batch.
     """
-    judge = VisibilityFilter(isolation, piece.aborted)
-    placed: list[PlacedBatch] = []
+    visibility = VisibilityFilter(isolation, fetched.aborted)
+    batches: list[FetchedBatch] = []
     try:
-        for position, header in iter_batches(piece.records):
+        for position, header in iter_batches(fetched.records):
             if header.last_offset < header.base_offset:
                 raise CorruptMessage(f"a batch claims offsets {header.base_offset} to {header.last_offset}")
-            abort = header.is_control and _is_abort_marker(piece.records, position)
-            verdict = judge.decide(header, is_abort_marker=abort)
-            if verdict is Verdict.ABORTED and not verify_crc(piece.records, position, header.size_bytes):
-                # Nobody decodes it, and its last offset would move the position over records that follow.
+            is_abort = header.is_control and _is_abort_marker(fetched.records, position)
+            verdict = visibility.decide(header, is_abort_marker=is_abort)
+            if verdict is Verdict.ABORTED and not verify_crc(fetched.records, position, header.size_bytes):
+                # An aborted batch is not decoded, but its last offset would move the position over records
+                # that follow.
                 raise CorruptMessage(f"the checksum of the batch at offset {header.base_offset} is wrong")
-            placed.append(PlacedBatch(position, header, verdict))
+            batches.append(FetchedBatch(position, header, verdict))
     except (CorruptMessage, InvalidRecord) as error:
-        if placed:
-            return placed  # what is whole comes first; the next fetch begins with the damage
-        raise type(error)(f"{piece.tp} at offset {fetch_offset}: {error.detail}") from error
-    if len(piece.records) and not placed:
+        if batches:
+            return batches  # deliver the whole batches first; the next fetch starts with the damaged one
+        raise type(error)(f"{fetched.tp} at offset {fetch_offset}: {error.detail}") from error
+    if len(fetched.records) and not batches:
         raise PeerError(
-            f"{piece.tp}: the broker sent {len(piece.records)} bytes for offset {fetch_offset} "
+            f"{fetched.tp}: the broker sent {len(fetched.records)} bytes for offset {fetch_offset} "
             "without one whole batch; raise max.partition.fetch.bytes and fetch.max.bytes"
         )
-    return placed
+    return batches
 
 
 def _is_abort_marker(records: memoryview, position: int) -> bool:
-    """Always checked: a marker that says the contrary would hide what comes after it."""
+    """Return True for an abort marker. Its checksum is always verified.
+
+    A marker changed from abort to commit would hide the records after it.
+    """
     control = decode_control(records, position)
     return control is not None and control.type is ControlType.ABORT
 
 
-def end_offset(placed: list[PlacedBatch], fetch_offset: int, high_watermark: int) -> int:
-    """Return where to go on after a piece: behind all of its batches, also if nothing of it was visible.
-
-    A leader may note its high watermark before it reads, as Apache Kafka does. So batches of a sound piece
-    may be beyond it, and to stop in front of one that is handed out would bring its records twice. Guard:
-    test_a_piece_beyond_its_high_watermark_is_given_once.
-    Where batches have changed places the last one is not the highest, and a fetch behind it could bring the
-    same piece without end. Only there a batch that claims offsets from the high watermark on counts as
-    damaged. Guard: test_batches_in_wrong_order_are_fetched_once.
-    """
-    if not placed:
+def end_offset(batches: list[FetchedBatch], fetch_offset: int, high_watermark: int) -> int:
+    """Return the next fetch offset: behind all batches, even if none of their records was visible."""
+    if not batches:
         return fetch_offset
-    lasts = [batch.header.last_offset for batch in placed]
-    highest = lasts[-1]
-    if any(after <= before for before, after in pairwise(lasts)):
-        highest = max((at for at in lasts if at < high_watermark), default=highest)
+    last_offsets = [batch.header.last_offset for batch in batches]
+    # Do not stop at the high watermark: Apache Kafka reads it before the data, so batches may be beyond it.
+    # To fetch from a lower offset again would deliver their records twice. Guard:
+    # test_a_piece_beyond_its_high_watermark_is_given_once.
+    highest = last_offsets[-1]
+    # In a damaged log, where batches have changed places, the last one is not the highest. A fetch behind it
+    # could return the same data without end. Only there, a batch that claims offsets from the high watermark
+    # on counts as damaged. Guard: test_batches_in_wrong_order_are_fetched_once.
+    if any(after <= before for before, after in pairwise(last_offsets)):
+        highest = max((offset for offset in last_offsets if offset < high_watermark), default=highest)
     return max(fetch_offset, highest + 1)
 
 
 def decode_batch(
-    tp: TopicPartition, records: memoryview, batch: PlacedBatch, start_offset: int, *, check_crcs: bool
+    tp: TopicPartition, records: memoryview, batch: FetchedBatch, start_offset: int, *, check_crcs: bool
 ) -> list[Record]:
-    """The records of one batch from `start_offset` on. Raises CorruptMessage naming the batch."""
+    """Return the records of one batch from `start_offset` on.
+
+    Raises CorruptMessage with the batch's offsets.
+    """
     try:
         decoded = decode_records(records, batch.position, verify=check_crcs, name_errors=READING)
     except (CorruptMessage, InvalidRecord) as error:
         raise _unreadable(tp, batch.header, error) from error
-    return _rows(tp, batch.header, decoded, start_offset)
+    return _records(tp, batch.header, decoded, start_offset)
 
 
 def decode_parts(
-    tp: TopicPartition, records: memoryview, batch: PlacedBatch, start_offset: int, *, check_crcs: bool
+    tp: TopicPartition, records: memoryview, batch: FetchedBatch, start_offset: int, *, check_crcs: bool
 ) -> Iterator[tuple[list[Record], bool]]:
-    """Yield the records of one batch from `start_offset` on in parts, and with each whether it is the last.
+    """Yield the records of one batch in parts, from `start_offset` on, each with True if it is the last part.
 
-    For batches of many records: few are in memory at once. Raises as `decode_batch`.
+    This keeps few records of a large batch in memory. Raises the same errors as `decode_batch`.
     """
     header, count = batch.header, 0
     try:
         for decoded in iter_records(records, batch.position, verify=check_crcs, name_errors=READING):
             count += len(decoded)
-            yield _rows(tp, header, decoded, start_offset), count == header.records_count
+            yield _records(tp, header, decoded, start_offset), count == header.records_count
     except (CorruptMessage, InvalidRecord) as error:
         raise _unreadable(tp, header, error) from error
 
@@ -194,18 +204,18 @@ def decode_parts(
 def _unreadable(tp: TopicPartition, header: BatchHeader, error: BrokerError) -> BrokerError:
     return type(error)(
         f"{tp}, batch of offsets {header.base_offset} to {header.last_offset}: "
-        f"{error.detail}; seek past it to go on"
+        f"{error.detail}; seek past it to continue"
     )
 
 
-def _rows(
+def _records(
     tp: TopicPartition, header: BatchHeader, decoded: list[DecodedRecord], start_offset: int
 ) -> list[Record]:
     topic, partition = tp
     timestamp_type = header.timestamp_type
     if header.base_offset < start_offset:
         decoded = [record for record in decoded if record.offset >= start_offset]
-    # Half the cost of calling Record: its own __new__ is a Python function that ends in this call.
+    # This takes half the time of calling Record, whose __new__ is a Python function that ends in this call.
     make = tuple.__new__
     return [
         make(Record, (topic, partition, offset, timestamp_ms, timestamp_type, key, value, headers))

@@ -1,4 +1,4 @@
-"""ListOffsets as a client asks it: earliest, latest, or the first record at or after a time."""
+"""ListOffsets requests and responses: earliest, latest, or the first record at or after a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.messages import ListOffsetsRequest, ListOffsetsResponse
 
 OffsetSpec = Literal["earliest", "latest", "max-timestamp"] | int
-"""Which offset is asked for; a number is milliseconds since the epoch."""
+"""The offset to look up. A number is a time in milliseconds since the epoch."""
 
 _TIMESTAMP_OF: dict[str, int] = {"latest": -1, "earliest": -2, "max-timestamp": -3}
 _MAX_TIMESTAMP_VERSION = 7
@@ -19,9 +19,9 @@ _MAX_TIMESTAMP_VERSION = 7
 
 @dataclass(frozen=True, slots=True)
 class OffsetAt:
-    """An offset found; both None when no record is at or after the time asked for.
+    """The offset that was found; None if no record is at or after the requested time.
 
-    `timestamp_ms` is that of the record found, None for earliest and latest.
+    `timestamp_ms` is the timestamp of the record found; None for earliest and latest.
     """
 
     offset: int | None
@@ -30,7 +30,7 @@ class OffsetAt:
 
 
 def timestamp_of(spec: OffsetSpec) -> int:
-    """The number that means `spec` in the protocol. Raises MisuseError."""
+    """Return the protocol's number for `spec`. Raises MisuseError for an invalid one."""
     if isinstance(spec, int) and spec >= 0:
         return spec
     if isinstance(spec, str) and spec in _TIMESTAMP_OF:
@@ -41,43 +41,44 @@ def timestamp_of(spec: OffsetSpec) -> int:
 
 
 def min_version_for(specs: Mapping[TopicPartition, OffsetSpec]) -> int | None:
-    """The version that knows all of `specs`; None for any."""
+    """Return the minimum version that supports all of `specs`; None if any version does."""
     return _MAX_TIMESTAMP_VERSION if "max-timestamp" in specs.values() else None
 
 
 def list_offsets_request(
     specs: Mapping[TopicPartition, OffsetSpec], isolation: Isolation, timeout_ms: int
 ) -> ListOffsetsRequest:
-    """One request for all partitions of `specs`, which one broker must lead."""
+    """Return one request for all partitions of `specs`, which must have the same leader."""
     topics: dict[str, list[ListOffsetsRequest.ListOffsetsPartition]] = {}
     for tp, spec in specs.items():
-        row = ListOffsetsRequest.ListOffsetsPartition(
+        partition = ListOffsetsRequest.ListOffsetsPartition(
             partition_index=tp.partition, timestamp=timestamp_of(spec)
         )
-        topics.setdefault(tp.topic, []).append(row)
+        topics.setdefault(tp.topic, []).append(partition)
     return ListOffsetsRequest(
         replica_id=-1,
         isolation_level=int(isolation),
         topics=[
-            ListOffsetsRequest.ListOffsetsTopic(name=name, partitions=rows) for name, rows in topics.items()
+            ListOffsetsRequest.ListOffsetsTopic(name=name, partitions=partitions)
+            for name, partitions in topics.items()
         ],
         timeout_ms=timeout_ms,
     )
 
 
 def offsets_of(response: ListOffsetsResponse) -> Iterator[tuple[TopicPartition, OffsetAt | BrokerError]]:
-    """What the answer says per partition."""
+    """Yield the offset or error of each partition in a response."""
     for topic in response.topics:
-        for row in topic.partitions:
-            tp = TopicPartition(topic.name, row.partition_index)
-            if row.error_code:
-                yield tp, error_for_code(row.error_code, f"looking up offsets of {tp}")
+        for partition in topic.partitions:
+            tp = TopicPartition(topic.name, partition.partition_index)
+            if partition.error_code:
+                yield tp, error_for_code(partition.error_code, f"looking up offsets of {tp}")
             else:
                 yield (
                     tp,
                     OffsetAt(
-                        offset=row.offset if row.offset >= 0 else None,
-                        timestamp_ms=row.timestamp if row.timestamp >= 0 else None,
-                        leader_epoch=row.leader_epoch if row.leader_epoch >= 0 else None,
+                        offset=partition.offset if partition.offset >= 0 else None,
+                        timestamp_ms=partition.timestamp if partition.timestamp >= 0 else None,
+                        leader_epoch=partition.leader_epoch if partition.leader_epoch >= 0 else None,
                     ),
                 )

@@ -1,4 +1,4 @@
-"""Looking up offsets at whichever brokers lead the partitions; shared by consumer and admin."""
+"""Offset look-ups at the leaders of partitions, for consumers and admin clients."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ async def list_offsets(
     *,
     timeout_ms: float | None = None,
 ) -> Outcome:
-    """The offset or the error per partition; what may pass is tried again until the time is over.
+    """Return the offset or the error of each partition, after retries of transient errors.
 
-    `timeout_ms` None is request.timeout.ms.
+    Retries end after `timeout_ms`; None means request.timeout.ms.
     """
     limit_ms = cluster.settings["request.timeout.ms"] if timeout_ms is None else timeout_ms
     deadline_ms = cluster.now_ms() + limit_ms
@@ -46,17 +46,17 @@ async def list_offsets(
     while remaining:
         without_leader = await _find_leaders(cluster, remaining)
         outcome |= without_leader
-        outcome |= await _ask_leaders(
+        outcome |= await _send_to_leaders(
             cluster, {tp: spec for tp, spec in remaining.items() if tp not in without_leader}, isolation
         )
         pause_ms = cluster.retry_pause_ms(attempt)
         if cluster.now_ms() + pause_ms > deadline_ms:
             break
-        # A missing topic has been waited for already. But a leader that does not know the partition has just
-        # given it away: test_a_partition_that_was_moved_away_is_asked_for_again.
+        # A missing topic has been waited for already. But a leader that does not know the partition may have
+        # just lost it to another broker. Guard: test_a_partition_that_was_moved_away_is_asked_for_again.
         missing = {tp for tp, error in without_leader.items() if isinstance(error, UnknownTopicOrPartition)}
         remaining = {
-            tp: spec for tp, spec in remaining.items() if tp not in missing and _may_pass(outcome[tp])
+            tp: spec for tp, spec in remaining.items() if tp not in missing and _is_transient(outcome[tp])
         }
         if remaining:
             cluster.metadata.mark_stale(remaining)
@@ -65,38 +65,38 @@ async def list_offsets(
     return outcome
 
 
-def _may_pass(outcome: OffsetAt | OncelogError) -> bool:
+def _is_transient(outcome: OffsetAt | OncelogError) -> bool:
     if isinstance(outcome, BrokerError):
         return outcome.retriable
     return isinstance(outcome, (DisconnectedError, TimedOut))
 
 
-async def _ask_leaders(cluster: ClusterConnection, specs: Specs, isolation: Isolation) -> Outcome:
+async def _send_to_leaders(cluster: ClusterConnection, specs: Specs, isolation: Isolation) -> Outcome:
     outcome: Outcome = {}
     by_node: dict[int, Specs] = {}
     for tp, spec in specs.items():
         if (node_id := cluster.metadata.leader_of(tp)) is not None:
             by_node.setdefault(node_id, {})[tp] = spec
-        else:  # it was found, and refused or unreachable since
+        else:  # the leader was known before, but has refused or become unreachable since
             outcome[tp] = LeaderNotAvailable(f"the leader of {tp} has just changed")
-    answers = await asyncio.gather(
-        *(_ask(cluster, node_id, mine, isolation) for node_id, mine in by_node.items())
+    results = await asyncio.gather(
+        *(_send(cluster, node_id, node_specs, isolation) for node_id, node_specs in by_node.items())
     )
-    for answer in answers:
-        outcome |= answer
+    for result in results:
+        outcome |= result
     return outcome
 
 
 async def _find_leaders(cluster: ClusterConnection, partitions: Iterable[TopicPartition]) -> Outcome:
-    """Find the leaders that are not known; return why some were not found."""
+    """Look up the unknown leaders; return the errors of those that were not found."""
     unknown = [tp for tp in partitions if cluster.metadata.leader_of(tp) is None]
-    # Together: each missing one is waited for, so one after the other they took minutes. See
+    # Concurrently: each missing partition is waited for, which took minutes one after the other. Guard:
     # test_missing_partitions_are_looked_for_together.
-    found = await asyncio.gather(
+    results = await asyncio.gather(
         *(cluster.leader(tp, allow_auto_topic_creation=False) for tp in unknown), return_exceptions=True
     )
     outcome: Outcome = {}
-    for tp, result in zip(unknown, found, strict=True):
+    for tp, result in zip(unknown, results, strict=True):
         if isinstance(result, OncelogError):
             outcome[tp] = result
         elif isinstance(result, BaseException):
@@ -104,13 +104,13 @@ async def _find_leaders(cluster: ClusterConnection, partitions: Iterable[TopicPa
     return outcome
 
 
-async def _ask(cluster: ClusterConnection, node_id: int, specs: Specs, isolation: Isolation) -> Outcome:
+async def _send(cluster: ClusterConnection, node_id: int, specs: Specs, isolation: Isolation) -> Outcome:
     timeout_ms = cluster.settings["request.timeout.ms"]
     request = list_offsets_request(specs, isolation, timeout_ms)
     try:
         response = await cluster.request(node_id, request, min_version=min_version_for(specs))
     except OncelogError as error:
         return dict.fromkeys(specs, error)
-    answered: Outcome = dict(offsets_of(response))
+    offsets: Outcome = dict(offsets_of(response))
     missing = UnknownTopicOrPartition("the broker's answer does not name the partition")
-    return {tp: answered.get(tp, missing) for tp in specs}
+    return {tp: offsets.get(tp, missing) for tp in specs}

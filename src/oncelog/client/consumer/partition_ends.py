@@ -1,7 +1,8 @@
-"""The two ends of a partition, and the transaction that keeps them apart.
+"""The end offset and the stable end offset of a partition, and the transaction between them.
 
-The end offset (high watermark) is where the next record goes, and what lag is counted to. The stable end
-offset (last stable offset) is where read_committed readers stop, since a transaction is open behind it.
+The end offset (high watermark) is the offset of the next record; lag is measured against it. The stable end
+offset (last stable offset) is the first offset of the earliest open transaction; read_committed readers stop
+there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from oncelog.types import Isolation, TopicPartition
 
 
 class Holder(NamedTuple):
-    """The transaction that holds a stable end offset back; what could not be learned is None."""
+    """The transaction that holds a last stable offset back. Fields that could not be looked up are None."""
 
     transactional_id: str | None = None
     producer_id: int | None = None
@@ -27,7 +28,7 @@ class Holder(NamedTuple):
     judged: HeldBack | None = None
 
     def __str__(self) -> str:
-        """Return who it is in a few words."""
+        """Return a short description."""
         if self.producer_id is None:
             return "an open transaction"
         producer = f"producer id {self.producer_id}, epoch {self.producer_epoch}"
@@ -35,7 +36,7 @@ class Holder(NamedTuple):
 
 
 class PartitionEnds(NamedTuple):
-    """Offsets of one partition; None where no leader told them. `held_by` None: nothing is held back."""
+    """The offsets of one partition; None if no leader answered. `held_by` is None if nothing is held back."""
 
     start: int | None
     end: int | None
@@ -44,21 +45,21 @@ class PartitionEnds(NamedTuple):
 
 
 def partition_ends(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartition, PartitionEnds]:
-    """Ask the leaders of these partitions; one without a leader, or gone, has no offsets."""
+    """Look up the ends of these partitions. A partition without a leader, or deleted, has no offsets."""
     if not tps:
         return {}
     starts = admin.list_offsets(dict.fromkeys(tps, "earliest"), raise_errors=False)
-    # Before the ends: both only grow, so a stable end offset is never shown beyond the end offset.
+    # Before the ends: both only grow, so a stable end offset never appears beyond the end offset.
     stable = admin.list_offsets(dict.fromkeys(tps, "latest"), Isolation.READ_COMMITTED, raise_errors=False)
     ends = admin.list_offsets(dict.fromkeys(tps, "latest"), raise_errors=False)
-    apart = {
+    held_back = {
         tp
         for tp in tps
         if (end := ends[tp].offset) is not None
         and (stable_end := stable[tp].offset) is not None
         and stable_end < end
     }
-    holders = _holders(admin, apart)
+    holders = _holders(admin, held_back)
     return {
         tp: PartitionEnds(starts[tp].offset, ends[tp].offset, stable[tp].offset, holders.get(tp))
         for tp in tps
@@ -66,27 +67,27 @@ def partition_ends(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicP
 
 
 def _holders(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartition, Holder]:
-    """Return the transaction that is open the longest of each partition, as far as brokers tell it."""
+    """Return the earliest open transaction of each partition, as far as brokers describe it."""
     if not tps:
         return {}
     holders = dict.fromkeys(tps, Holder())
-    # Only these partitions, each with an error of its own: one that we may not see hides no other.
+    # Only these partitions, each with its own error: one that this client may not describe hides no other.
     described = admin.describe_producers(tps, raise_errors=False)
-    first = {tp: opened for tp in tps if (opened := _first(described[tp])) is not None}
-    for tp, opened in first.items():
+    earliest = {tp: txn for tp in tps if (txn := _earliest(described[tp])) is not None}
+    for tp, opened in earliest.items():
         holders[tp] = Holder(None, opened.producer_id, opened.producer_epoch)
     try:
-        known = admin.known_transactions({opened.producer_id for opened in first.values()})
+        transactions = admin.known_transactions({opened.producer_id for opened in earliest.values()})
     except OncelogError:
-        return holders  # a broker before Kafka 3.0, or a coordinator that does not answer now
+        return holders  # a broker before Kafka 3.0, or a coordinator that does not answer at present
     now_ms = system.current().wall_ns() // 1_000_000
-    for tp, opened in first.items():
-        transaction = known.get(opened.producer_id)
+    for tp, opened in earliest.items():
+        transaction = transactions.get(opened.producer_id)
         judged = judge(opened, transaction, now_ms=now_ms, older_than_ms=HANGING_AGE_MS)
         name = transaction.transactional_id if transaction else None
         holders[tp] = Holder(name, opened.producer_id, opened.producer_epoch, judged)
     return holders
 
 
-def _first(described: PartitionProducers) -> OpenTransaction | None:
+def _earliest(described: PartitionProducers) -> OpenTransaction | None:
     return min(described.open_transactions(), key=lambda opened: opened.first_offset, default=None)

@@ -1,6 +1,6 @@
-"""Reading a fixed range of one partition, stateless and in bounded memory: for Spark tasks and audits.
+"""Reads of a fixed offset range of one partition, for Spark tasks and audits. They need no consumer state.
 
-At most two pieces are held: the one being worked on and the next, which is fetched meanwhile.
+Memory is bounded: at most two chunks exist, the one being processed and the next, which is fetched meanwhile.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from oncelog.client.connection.cluster import ClusterConnection
 from oncelog.client.consumer.completed_fetch import arrow_of
 from oncelog.client.consumer.fetch_messages import (
     MAX_FETCH_VERSION,
+    FetchedBatch,
     FetchedPartition,
     FetchOptions,
-    PlacedBatch,
+    decode_headers,
     end_offset,
     fetch_request,
     fetched_partitions,
-    place_batches,
 )
 from oncelog.errors import (
     BrokerError,
@@ -36,22 +36,25 @@ from oncelog.settings import Settings
 from oncelog.types import Isolation, TopicPartition
 
 RANGE_FETCH_BYTES = 4 * 1024 * 1024
-"""How much one fetch of a range asks for, unless max.partition.fetch.bytes is set."""
+"""The partition size in bytes that one fetch of a range asks for, unless max.partition.fetch.bytes is set."""
 
 _CHANNEL = "range"
 
 
 @dataclass(frozen=True, slots=True)
 class RangeChunk:
-    """Whole batches as they are stored, judged for the reader; `next_offset` is where to go on."""
+    """Whole stored batches with their visibility. `next_offset` is the offset of the next chunk."""
 
     tp: TopicPartition
     records: memoryview
-    batches: list[PlacedBatch]
+    batches: list[FetchedBatch]
     next_offset: int
 
     def arrow(self, start: int, end: int, *, check_crcs: bool, include_headers: bool) -> Any:
-        """The visible records in [start, end) as a pyarrow.RecordBatch; None without any."""
+        """Return the visible records with offsets in [start, end) as a pyarrow.RecordBatch;
+
+        None without any.
+        """
         if not self.batches:
             return None
         size = self.batches[-1].position + self.batches[-1].header.size_bytes
@@ -67,15 +70,19 @@ class RangeChunk:
         return batch if batch.num_rows else None
 
     def raw(self, start: int, end: int) -> memoryview:
-        """The bytes of the batches that hold offsets of [start, end)."""
-        inside = [b for b in self.batches if b.header.base_offset < end and b.header.last_offset >= start]
+        """Return the bytes of the batches that contain offsets in [start, end)."""
+        inside = [
+            batch
+            for batch in self.batches
+            if batch.header.base_offset < end and batch.header.last_offset >= start
+        ]
         if not inside:
             return self.records[:0]
         return self.records[inside[0].position : inside[-1].position + inside[-1].header.size_bytes]
 
 
 def range_options(settings: Settings, isolation: Isolation | None = None) -> FetchOptions:
-    """Fetch options for ranges; `isolation` None is the setting's."""
+    """Return fetch options for ranges. With `isolation` None, isolation.level applies."""
     options = FetchOptions.from_settings(settings)
     if not settings.is_user_set("max.partition.fetch.bytes"):
         options = replace(options, partition_max_bytes=RANGE_FETCH_BYTES)
@@ -83,23 +90,24 @@ def range_options(settings: Settings, isolation: Isolation | None = None) -> Fet
 
 
 def check_range(tp: TopicPartition, start: int, end: int) -> None:
-    """Raises MisuseError for a range that cannot be."""
+    """Raise MisuseError for an invalid range."""
     if offset_of(tp, start) > offset_of(tp, end):
         raise MisuseError(f"range {start} to {end} of {tp}: it needs start <= end")
 
 
 class RangeFetcher:
-    """Fetches pieces of one partition, finding its leader again when that moves."""
+    """Fetches chunks of one partition, and looks up its leader again after that has moved."""
 
     def __init__(self, cluster: ClusterConnection, tp: TopicPartition, options: FetchOptions) -> None:
         self.tp, self.options = tp, options
         self._cluster = cluster
 
     async def fetch(self, offset: int, end: int) -> RangeChunk:
-        """The piece from `offset` on, with at least one batch.
+        """Return the chunk from `offset` on, with at least one batch.
 
-        Raises OffsetOutOfRange naming what exists, TimedOut when request.timeout.ms passes without anything
-        to read, CorruptMessage, and the last error when the partition cannot be reached for that long.
+        Raises OffsetOutOfRange with the available offsets, CorruptMessage, and TimedOut if nothing can be
+        read within request.timeout.ms. If the partition cannot be reached for that long, raises the last
+        error.
         """
         cluster = self._cluster
         deadline_ms = cluster.now_ms() + cluster.settings["request.timeout.ms"]
@@ -108,25 +116,25 @@ class RangeFetcher:
             try:
                 fetched = await self._fetch_once(offset)
             except (DisconnectedError, TimedOut, BrokerError) as error:
-                # CORRUPT_MESSAGE is retriable for a produced batch, but what is stored stays damaged: Kafka's
-                # consumer raises it at once, too. Retries made each reader wait for request.timeout.ms.
+                # CORRUPT_MESSAGE is retriable for a produced batch, but a stored batch stays damaged. Kafka's
+                # consumer also raises it at once. Retries made each reader wait for request.timeout.ms.
                 # Guard: test_a_damaged_partition_is_asked_once.
                 is_damaged = isinstance(error, CorruptMessage)
-                final = is_damaged or (isinstance(error, BrokerError) and not error.retriable)
+                is_final = is_damaged or (isinstance(error, BrokerError) and not error.retriable)
                 pause_ms = cluster.retry_pause_ms(attempt)
-                if final or cluster.now_ms() + pause_ms > deadline_ms:
+                if is_final or cluster.now_ms() + pause_ms > deadline_ms:
                     raise
                 cluster.metadata.mark_stale([self.tp])
                 attempt += 1
                 await asyncio.sleep(pause_ms / 1000)
                 continue
-            placed = place_batches(fetched, offset, self.options.isolation)
-            if placed:
-                await self._check_claims(fetched, placed)
-                next_offset = end_offset(placed, offset, fetched.high_watermark)
-                return RangeChunk(self.tp, fetched.records, placed, next_offset)
+            batches = decode_headers(fetched, offset, self.options.isolation)
+            if batches:
+                await self._check_last_offset(fetched, batches)
+                next_offset = end_offset(batches, offset, fetched.high_watermark)
+                return RangeChunk(self.tp, fetched.records, batches, next_offset)
             if cluster.now_ms() > deadline_ms:
-                raise self._nothing_there(fetched, offset, end)
+                raise self._nothing_to_read(fetched, offset, end)
 
     async def _fetch_once(self, offset: int) -> FetchedPartition:
         cluster = self._cluster
@@ -141,31 +149,35 @@ class RangeFetcher:
         )
         if response.error_code:
             raise error_for_code(response.error_code, f"fetching {self.tp} at offset {offset}")
-        fetched = next((piece for piece in fetched_partitions(response) if piece.tp == self.tp), None)
+        fetched = next(
+            (partition for partition in fetched_partitions(response) if partition.tp == self.tp), None
+        )
         if fetched is None:
             raise DisconnectedError(f"the answer to a fetch of {self.tp} does not name it")
         if fetched.error_code:
             raise await self._error_of(fetched, offset)
         return fetched
 
-    async def _check_claims(self, fetched: FetchedPartition, placed: list[PlacedBatch]) -> None:
-        """Raise CorruptMessage for a batch that claims offsets which the log does not have.
+    async def _check_last_offset(self, fetched: FetchedPartition, batches: list[FetchedBatch]) -> None:
+        """Raise CorruptMessage for a batch that claims offsets beyond the end of the log.
 
-        No checksum covers a batch's base offset. Behind such a claim the range would be over, and what is
-        left of it would be missing without a word. Guard: test_a_segment_that_ends_with_changed_offsets.
+        No checksum covers a batch's base offset. Such a claim would end the range early, and its remaining
+        records would be missing without an error.
         """
-        claimed = max(batch.header.last_offset for batch in placed)
+        # Guard: test_a_segment_that_ends_with_changed_offsets.
+        claimed = max(batch.header.last_offset for batch in batches)
         if claimed < fetched.high_watermark:
             return
-        # Apache Kafka notes the high watermark before it reads, so what came meanwhile may be beyond.
+        # Apache Kafka reads the high watermark before the data, so records that arrived in between may be
+        # beyond it.
         from oncelog.client.consumer.offset_lookup import list_offsets
 
-        found = (await list_offsets(self._cluster, {self.tp: "latest"}, Isolation.READ_UNCOMMITTED))[self.tp]
-        if isinstance(found, OncelogError):
-            raise found
-        if claimed >= (found.offset or 0):
+        latest = (await list_offsets(self._cluster, {self.tp: "latest"}, Isolation.READ_UNCOMMITTED))[self.tp]
+        if isinstance(latest, OncelogError):
+            raise latest
+        if claimed >= (latest.offset or 0):
             raise CorruptMessage(
-                f"{self.tp}: a batch claims offsets up to {claimed}, and the log ends before {found.offset}"
+                f"{self.tp}: a batch claims offsets up to {claimed}, and the log ends before {latest.offset}"
             )
 
     async def _error_of(self, fetched: FetchedPartition, offset: int) -> OncelogError:
@@ -175,14 +187,14 @@ class RangeFetcher:
             return error_for_code(fetched.error_code, f"fetching {self.tp} at offset {offset}")
         bounds = []
         for spec in ("earliest", "latest"):
-            found = (await list_offsets(self._cluster, {self.tp: spec}, Isolation.READ_UNCOMMITTED))[self.tp]
-            bounds.append("?" if isinstance(found, OncelogError) else str(found.offset))
+            bound = (await list_offsets(self._cluster, {self.tp: spec}, Isolation.READ_UNCOMMITTED))[self.tp]
+            bounds.append("?" if isinstance(bound, OncelogError) else str(bound.offset))
         return OffsetOutOfRange(
             f"{self.tp} holds offsets {bounds[0]} up to (not including) {bounds[1]}, offset {offset} was "
             "asked for; retention, delete-records or a re-created topic may have removed it"
         )
 
-    def _nothing_there(self, fetched: FetchedPartition, offset: int, end: int) -> TimedOut:
+    def _nothing_to_read(self, fetched: FetchedPartition, offset: int, end: int) -> TimedOut:
         return TimedOut(
             f"{self.tp}: nothing to read at offset {offset} of a range that ends at {end} within "
             f"request.timeout.ms; high watermark {fetched.high_watermark}, "

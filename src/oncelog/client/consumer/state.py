@@ -11,7 +11,10 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import FetchRequest
 
 Reset = Literal["earliest", "latest", "committed"]
-"""How to look up a position. `committed`: the group's offset, or without one what auto.offset.reset says."""
+"""The way to look up a position.
+
+`committed`: the group's offset, or without one what auto.offset.reset says.
+"""
 
 
 @dataclass(slots=True)

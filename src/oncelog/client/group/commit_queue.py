@@ -20,9 +20,9 @@ One commit is in flight at a time. `next` returns the one after it:
 
 An automatic commit that was refused for good, or for too long, is dropped, unless a newer position was added
 meanwhile. While a member keeps its partitions through a rebalance, two errors count as transient:
-ILLEGAL_GENERATION, because the next generation has begun, and REBALANCE_IN_PROGRESS, which the application
-still gets for its own commits. A commit whose outcome is unknown is repeated or superseded, but never
-followed by an older one.
+ILLEGAL_GENERATION and REBALANCE_IN_PROGRESS. The next generation will accept the same commit. The application
+still gets REBALANCE_IN_PROGRESS for its own commits. A commit whose outcome is unknown is repeated or
+superseded, but never followed by an older one.
 
 Source: Kafka's CommitRequestManager and ConsumerCoordinator. These do not repeat a commit by time; here it is
 repeated with the newest positions. The cases are in tests/tables/commit_queue.txt.

@@ -1,8 +1,8 @@
 """The commits of a consumer over asyncio: one task sends what `CommitQueue` decides.
 
-One commit is in flight at a time. An urgent commit (of the application, before a revocation, at a close) does
-not wait for the response to an automatic one: the task is cancelled and a new one sends the next commit.
-A coordinator handles the requests of a connection in order, so the older commit cannot overtake.
+One commit is in flight at a time. Commits of the application, before a revocation, and at a close are urgent:
+they do not wait for the response to an automatic one. Instead the task is cancelled, and a new one sends the
+next commit. A coordinator handles the requests of a connection in order, so the older commit cannot overtake.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an application passes to `subscribe`: topics or a pattern, and its rebalance callbacks."""
+"""The arguments of `subscribe`: topics or a pattern, and rebalance callbacks."""
 
 from __future__ import annotations
 
