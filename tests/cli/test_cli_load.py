@@ -25,9 +25,14 @@ from oncelog import Admin, Broker, Producer
 from oncelog.client.admin.blocking import ConfigResource, NewTopic
 from oncelog.errors import InvalidTxnState, LoadRefused, OncelogError, PeerError
 from oncelog.load import checkpoints
-from oncelog.load.checkpoints import MARKS_TOPIC, decode_mark, encode_mark, marks_partition
-from oncelog.load.decisions import Mark
-from oncelog.load.loader import Load, Report, run_load, taking_over
+from oncelog.load.checkpoints import (
+    CHECKPOINT_TOPIC,
+    checkpoint_partition,
+    decode_checkpoint,
+    encode_checkpoint,
+)
+from oncelog.load.decisions import FileCheckpoint
+from oncelog.load.loader import Load, Report, fenced_producer, run_load
 from oncelog.load.parsing import Options
 
 ROWS = 500
@@ -191,12 +196,12 @@ def test_a_compressed_file_of_the_same_size_that_goes_on_is_another_one(
 def test_marks_of_earlier_versions_are_understood(broker: Broker, topic: str, tmp_path: Path) -> None:
     """They hold the path as it was given: for a relative one, the content is compared."""
     files = [write_at(tmp_path / f"{n}.txt", f"a{n}\nb{n}\n") for n in range(2)]
-    servers, at = broker.bootstrap_servers, marks_partition("old")
+    servers, at = broker.bootstrap_servers, checkpoint_partition("old")
     digest = hashlib.sha256(b"a0\nb0\n").hexdigest()
-    mark = Mark(topic, None, "lines", "0.txt", 6, 10**18, 6, 2, digest, True)
+    mark = FileCheckpoint(topic, None, "lines", "0.txt", 6, 10**18, 6, 2, digest, True)
     assert load(broker, topic, "another", files[0]).code == 0  # makes the topic of marks
     with Producer({"bootstrap.servers": servers}) as producer:
-        key, value = encode_mark("old", 0, mark)
+        key, value = encode_checkpoint("old", 0, mark)
         producer.send(at.topic, value, key, partition=at.partition).result(60)
     assert row(load(broker, topic, "old", *files, "-o", "json"))["records"] == 2
     assert sorted(values(servers, topic)) == [b"a0", b"a1", b"b0", b"b1"]
@@ -288,7 +293,7 @@ def test_a_topic_made_anew(broker: Broker, tmp_path: Path) -> None:
         admin.delete_topics(["anew"])
         admin.create_topics([NewTopic("anew", 1)])
     refused = load(broker, "anew", "anew", file)
-    assert (refused.code, "was deleted and made anew" in refused.err) == (1, True)
+    assert (refused.code, "was deleted and created again" in refused.err) == (1, True)
 
 
 def test_a_topic_made_again_during_the_load(broker: Broker, tmp_path: Path) -> None:
@@ -303,7 +308,7 @@ def test_a_topic_made_again_during_the_load(broker: Broker, tmp_path: Path) -> N
                 admin.delete_topics(["again"])
                 admin.create_topics([NewTopic("again", PARTITIONS)])
 
-        with pytest.raises(LoadRefused, match="was deleted and made anew"):
+        with pytest.raises(LoadRefused, match="was deleted and created again"):
             run_load(loaded, config, make_again)
     assert values(broker.bootstrap_servers, "again") == []
 
@@ -314,7 +319,7 @@ def test_a_commit_that_apache_kafka_takes_for_a_repeated_abort_tells_of_the_othe
     loaded = Load([write_csv(tmp_path / "a.csv", 0, 1)], topic, topic)
     with (
         pytest.raises(OncelogError, match="another loader with this id has taken over"),
-        taking_over(loaded, {"bootstrap.servers": broker.bootstrap_servers}),
+        fenced_producer(loaded, {"bootstrap.servers": broker.bootstrap_servers}),
     ):
         raise InvalidTxnState("the state is CompleteAbort")
 
@@ -325,7 +330,7 @@ def test_another_open_transaction_hides_no_mark(broker: Broker, topic: str, tmp_
     servers = broker.bootstrap_servers
     file = write_csv(tmp_path / "a.csv", 0, ROWS)
     loaded = Load([file], topic, "hidden", Options(key="k"), max_records=100)
-    at = marks_partition(loaded.load_id)
+    at = checkpoint_partition(loaded.load_id)
     with Producer({"bootstrap.servers": servers, "transactional.id": "other"}) as other:
         other.init_transactions()
 
@@ -365,12 +370,12 @@ def test_marks_of_another_version_and_a_topic_that_loses_them(tmp_path: Path) ->
     with Broker() as other:
         servers = other.bootstrap_servers
         with Admin({"bootstrap.servers": servers}) as admin:
-            admin.create_topics([NewTopic(MARKS_TOPIC, 16), NewTopic("t", 1)])
+            admin.create_topics([NewTopic(CHECKPOINT_TOPIC, 16), NewTopic("t", 1)])
             got = load(other, "t", "x", file)
-            assert (got.code, "cleanup.policy=delete, which loses the marks" in got.err) == (2, True)
-            resource = ConfigResource("topic", MARKS_TOPIC)
+            assert (got.code, "cleanup.policy=delete, which loses the checkpoints" in got.err) == (2, True)
+            resource = ConfigResource("topic", CHECKPOINT_TOPIC)
             admin.alter_configs({resource: {"cleanup.policy": "compact"}})
-        at = marks_partition("x")
+        at = checkpoint_partition("x")
         with Producer({"bootstrap.servers": servers}) as producer:
             producer.send(at.topic, b'{"version": 2}', b"x/0", partition=at.partition).result(60)
         got = load(other, "t", "x", file)
@@ -378,10 +383,10 @@ def test_marks_of_another_version_and_a_topic_that_loses_them(tmp_path: Path) ->
 
 
 def test_marks_are_json() -> None:
-    mark = Mark("t", None, "csv", "a", 1, 2, 3, 4, "d", True)
-    key, value = encode_mark("load-1", 7, mark)
+    mark = FileCheckpoint("t", None, "csv", "a", 1, 2, 3, 4, "d", True)
+    key, value = encode_checkpoint("load-1", 7, mark)
     assert key == b"load-1/7"
-    assert decode_mark(value) == mark
+    assert decode_checkpoint(value) == mark
     with pytest.raises(PeerError):
-        decode_mark(b"{}")
-    assert len({checkpoints.marks_partition(f"load-{n}") for n in range(100)}) == 16
+        decode_checkpoint(b"{}")
+    assert len({checkpoints.checkpoint_partition(f"load-{n}") for n in range(100)}) == 16

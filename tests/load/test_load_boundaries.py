@@ -1,4 +1,4 @@
-"""Records in the pieces of a file are those of the whole file, wherever it is cut."""
+"""Records in the chunks of a file are those of the whole file, wherever it is cut."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARK = b"\xef\xbb\xbf"
 def records_in_pieces(
     data: bytes, name: str, options: Options, head_bytes: int, max_records: int, max_bytes: int
 ) -> list[tuple[bytes | None, bytes]]:
-    """Key and value of each record, read anew from the position behind every piece."""
+    """Key and value of each record, read anew from the position behind every chunk."""
     layout = Layout(name, None)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as directory, patch.object(files, "_HEAD_BYTES", head_bytes):
         path = Path(directory) / "file"
@@ -37,11 +37,11 @@ def records_in_pieces(
         while not is_last:
             with closing(open_reader(path, layout, options)) as reader:
                 assert reader.digest_at(position) is not None
-                piece = next(reader.pieces(max_records=max_records, max_bytes=max_bytes))
-            assert piece.position > position or piece.is_last
-            position, is_last = piece.position, piece.is_last
-            values = piece.table["value"].to_pylist()
-            keys = piece.table["key"].to_pylist() if options.key else [None] * len(values)
+                chunk = next(reader.chunks(max_records=max_records, max_bytes=max_bytes))
+            assert chunk.position > position or chunk.is_last
+            position, is_last = chunk.position, chunk.is_last
+            values = chunk.table["value"].to_pylist()
+            keys = chunk.table["key"].to_pylist() if options.key else [None] * len(values)
             records += zip(keys, values, strict=True)
         return records
 

@@ -13,7 +13,7 @@ from helpers_producer import new_topic, read
 from oncelog import Admin, Broker
 from oncelog.client.admin.blocking import NewTopic
 from oncelog.load import on_spark
-from oncelog.load.checkpoints import MARKS_TOPIC, marks_partition, read_marks
+from oncelog.load.checkpoints import CHECKPOINT_TOPIC, checkpoint_partition, read_checkpoints
 from oncelog.load.decisions import Layout
 from oncelog.load.loader import Load, Report, run_load
 from oncelog.load.parsing import Options
@@ -26,11 +26,14 @@ QUICK = {"internal.segment.bytes": 2_000, "min.cleanable.dirty.ratio": 0, "clean
 @pytest.mark.behaviour("P4")
 def test_compaction_leaves_the_last_mark_of_every_file(tmp_path: Path) -> None:
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(2)]
-    ids = ["first", next(f"x{n}" for n in range(999) if marks_partition(f"x{n}") == marks_partition("first"))]
+    ids = [
+        "first",
+        next(f"x{n}" for n in range(999) if checkpoint_partition(f"x{n}") == checkpoint_partition("first")),
+    ]
     with Broker(data_dir=tmp_path / "data", config={"log.cleaner.backoff.ms": 20}) as broker:
         servers = broker.bootstrap_servers
         with Admin({"bootstrap.servers": servers}) as admin:
-            admin.create_topics([NewTopic(MARKS_TOPIC, 16, configs=QUICK)])
+            admin.create_topics([NewTopic(CHECKPOINT_TOPIC, 16, configs=QUICK)])
         topics = [new_topic(servers, PARTITIONS) for _ in ids]
 
         def run(number: int) -> Report:
@@ -39,7 +42,7 @@ def test_compaction_leaves_the_last_mark_of_every_file(tmp_path: Path) -> None:
 
         for number in (0, 1):
             assert run(number).transactions == 2 * ROWS // 20
-        wait_until(lambda: len(read(servers, MARKS_TOPIC)) < 20)
+        wait_until(lambda: len(read(servers, CHECKPOINT_TOPIC)) < 20)
         for number in (0, 1):
             report = run(number)
             assert (report.was_complete, report.records_before) == (True, 2 * ROWS)
@@ -63,9 +66,9 @@ def test_a_task_reads_the_marks_only_if_its_file_was_tried_before(
 
         def count(*arguments: Any) -> Any:
             read_by.append(1)
-            return read_marks(*arguments)
+            return read_checkpoints(*arguments)
 
-        monkeypatch.setattr(on_spark, "read_marks", count)
+        monkeypatch.setattr(on_spark, "read_checkpoints", count)
         outcomes = [on_spark._load_file(pair, load=load, config=config) for pair in first_marks.items()]
         assert ([outcome.transactions for outcome in outcomes], read_by) == ([3, 3, 3], [])
         # The driver's mark says that nothing was read.

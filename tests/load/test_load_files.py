@@ -1,4 +1,4 @@
-"""Files in pieces: all of it, from any position on, with the digest of what is before."""
+"""Files in chunks: all of it, from any position on, with the digest of what is before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import zstandard
 from oncelog.errors import LoadRefused, MisuseError, OncelogError, StorageError
 from oncelog.load import files
 from oncelog.load.decisions import layout_of
-from oncelog.load.files import Piece, open_reader
+from oncelog.load.files import Chunk, open_reader
 from oncelog.load.parsing import Options
 
 LINES = [f"line {number}" * (number % 7) for number in range(200)]
@@ -48,16 +48,16 @@ def write(directory: Path, name: str) -> tuple[Path, list[bytes]]:
     return path, values
 
 
-def pieces_of(path: Path, position: int = 0, records: int = 30) -> tuple[str | None, list[Piece]]:
+def pieces_of(path: Path, position: int = 0, records: int = 30) -> tuple[str | None, list[Chunk]]:
     layout = layout_of(path.name, None)
     assert layout is not None
     with closing(open_reader(path, layout, Options())) as reader:
         digest = reader.digest_at(position)
-        return digest, [] if digest is None else list(reader.pieces(max_records=records, max_bytes=1_000))
+        return digest, [] if digest is None else list(reader.chunks(max_records=records, max_bytes=1_000))
 
 
-def values_of(pieces: list[Piece]) -> list[bytes]:
-    return [value for piece in pieces for value in piece.table["value"].to_pylist()]
+def values_of(chunks: list[Chunk]) -> list[bytes]:
+    return [value for chunk in chunks for value in chunk.table["value"].to_pylist()]
 
 
 NAMES = ["a.csv", "a.csv.gz", "a.jsonl", "a.jsonl.zst", "a.txt", "a.log.gz", "a.parquet"]
@@ -66,30 +66,30 @@ NAMES = ["a.csv", "a.csv.gz", "a.jsonl", "a.jsonl.zst", "a.txt", "a.log.gz", "a.
 @pytest.mark.parametrize("name", NAMES)
 def test_from_every_position_on(tmp_path: Path, name: str) -> None:
     path, values = write(tmp_path, name)
-    digest, pieces = pieces_of(path)
-    assert values_of(pieces) == values
-    assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert max(piece.records for piece in pieces) <= 30
-    assert pieces[-1].consumed_bytes == path.stat().st_size
-    assert len(pieces) > 6
+    digest, chunks = pieces_of(path)
+    assert values_of(chunks) == values
+    assert [chunk.is_last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert max(chunk.records for chunk in chunks) <= 30
+    assert chunks[-1].consumed_bytes == path.stat().st_size
+    assert len(chunks) > 6
     done = 0
-    for piece in pieces[:-1]:
-        done += piece.records
-        digest, rest = pieces_of(path, piece.position, records=9)
-        assert digest == piece.digest
+    for chunk in chunks[:-1]:
+        done += chunk.records
+        digest, rest = pieces_of(path, chunk.position, records=9)
+        assert digest == chunk.digest
         assert values_of(rest) == values[done:]
-        assert rest[-1].position == pieces[-1].position
-        assert rest[-1].digest == pieces[-1].digest
+        assert rest[-1].position == chunks[-1].position
+        assert rest[-1].digest == chunks[-1].digest
 
 
 def test_the_digest_is_that_of_the_bytes_before(tmp_path: Path) -> None:
     path, _ = write(tmp_path, "a.csv.gz")
     data = gzip.decompress(path.read_bytes())
-    for piece in pieces_of(path)[1]:
-        assert piece.digest == hashlib.sha256(data[: piece.position]).hexdigest()
+    for chunk in pieces_of(path)[1]:
+        assert chunk.digest == hashlib.sha256(data[: chunk.position]).hexdigest()
     parquet, _ = write(tmp_path, "a.parquet")
     whole = hashlib.sha256(parquet.read_bytes()).hexdigest()
-    assert {piece.digest for piece in pieces_of(parquet)[1]} == {whole}
+    assert {chunk.digest for chunk in pieces_of(parquet)[1]} == {whole}
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.parquet"])
@@ -105,8 +105,8 @@ def test_no_records(tmp_path: Path, name: str) -> None:
         pa.parquet.write_table(pa.table({"n": pa.array([], pa.int64())}), path)
     else:
         path.write_bytes(b"a,b\n" if name == "a.csv" else b"")
-    _, (piece,) = pieces_of(path)
-    assert (piece.records, piece.is_last) == (0, True)
+    _, (chunk,) = pieces_of(path)
+    assert (chunk.records, chunk.is_last) == (0, True)
 
 
 def test_more_records_than_one_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_json_beyond_pythons_depth_is_refused_with_its_place(tmp_path: Path) -> 
         closing(open_reader(path, layout, Options(key="a"))) as reader,
         pytest.raises(StorageError, match=match),
     ):
-        list(reader.pieces(max_records=1, max_bytes=1 << 20))
+        list(reader.chunks(max_records=1, max_bytes=1 << 20))
 
 
 def test_changed_while_it_is_read(tmp_path: Path) -> None:
@@ -188,12 +188,12 @@ def test_changed_while_it_is_read(tmp_path: Path) -> None:
     layout = layout_of(path.name, None)
     assert layout is not None
     with closing(open_reader(path, layout, Options())) as reader:
-        pieces = reader.pieces(max_records=10, max_bytes=1_000)
-        next(pieces)
+        chunks = reader.chunks(max_records=10, max_bytes=1_000)
+        next(chunks)
         with path.open("ab") as file:
             file.write(b"more\n")
         with pytest.raises(LoadRefused, match=r"changed while it was being read"):
-            list(pieces)
+            list(chunks)
 
 
 @pytest.mark.parametrize("is_categorical", [False, True])
@@ -206,9 +206,9 @@ def test_repeated_text_in_parquet(tmp_path: Path, is_categorical: bool) -> None:
     layout = layout_of(path.name, None)
     assert layout is not None and path.stat().st_size < 100_000
     with closing(open_reader(path, layout, Options())) as reader:
-        pieces = list(reader.pieces(max_records=100_000, max_bytes=3 << 20))
-    assert max(piece.size_bytes for piece in pieces) <= 3 << 20
-    assert [json.loads(value)["n"] for value in values_of(pieces)] == list(range(6_000))
+        chunks = list(reader.chunks(max_records=100_000, max_bytes=3 << 20))
+    assert max(chunk.size_bytes for chunk in chunks) <= 3 << 20
+    assert [json.loads(value)["n"] for value in values_of(chunks)] == list(range(6_000))
 
 
 def test_dictionaries_within_lists_of_several_row_groups(tmp_path: Path) -> None:
@@ -233,4 +233,4 @@ def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> 
     with closing(open_reader(path, layout, Options())) as reader:
         other.replace(path)
         with pytest.raises(LoadRefused, match="changed while"):
-            next(reader.pieces(max_records=400, max_bytes=1 << 20))
+            next(reader.chunks(max_records=400, max_bytes=1 << 20))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from oncelog.errors import MisuseError
 from oncelog.load.parsing import CsvRows, JsonLines, Lines, Options
-from oncelog.load.record_boundaries import csv_record_ends, cuts, line_ends
+from oncelog.load.record_boundaries import chunk_ends, csv_record_ends, line_ends
 from oncelog.load.rows import json_rows, quoted, typed_key, typed_to_json
 
 
@@ -48,7 +48,7 @@ from oncelog.load.rows import json_rows, quoted, typed_key, typed_to_json
 )
 def test_cuts(data: bytes, is_quoted: bool, max_records: int, is_end: bool, expected: list[int]) -> None:
     ends = csv_record_ends(data, delimiter=",", is_end=is_end) if is_quoted else line_ends(data)
-    assert cuts(ends, len(data), max_records=max_records, is_end=is_end) == expected
+    assert chunk_ends(ends, len(data), max_records=max_records, is_end=is_end) == expected
 
 
 @settings(deadline=None)
@@ -70,7 +70,7 @@ def test_csv_in_pieces_is_csv(rows: list[tuple[str, str]], max_records: int) -> 
     parser = CsvRows(data, True, Options(key="a", is_text=True))
     body, start, got = data[parser.header_bytes :], 0, []
     ends = csv_record_ends(body, delimiter=",", is_end=True)
-    for end in cuts(ends, len(body), max_records=max_records, is_end=True):
+    for end in chunk_ends(ends, len(body), max_records=max_records, is_end=True):
         table = parser.parse(body[start:end])
         assert table.num_rows <= max_records
         got += zip(table["key"].to_pylist(), map(json.loads, table["value"].to_pylist()), strict=True)

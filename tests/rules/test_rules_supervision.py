@@ -6,12 +6,12 @@ import pytest
 from helpers_rules_append import rows
 
 from oncelog.pipeline.restart_policy import (
-    Ending,
+    ExitKind,
     History,
-    Leave,
     Limits,
     Restart,
-    decide_ending,
+    Stop,
+    classify_exit,
     decide_next,
     headline,
 )
@@ -21,10 +21,10 @@ NOW_MS = 100_000
 CASES = list(rows("supervision.txt"))
 
 
-def told(ending: Ending, history: History) -> str:
-    least = decide_next(ending, history, LIMITS, now_ms=NOW_MS, chance=0.0)
-    greatest = decide_next(ending, history, LIMITS, now_ms=NOW_MS, chance=1.0)
-    if isinstance(least, Leave):
+def told(ending: ExitKind, history: History) -> str:
+    least = decide_next(ending, history, LIMITS, now_ms=NOW_MS, jitter=0.0)
+    greatest = decide_next(ending, history, LIMITS, now_ms=NOW_MS, jitter=1.0)
+    if isinstance(least, Stop):
         assert least == greatest
         return f"leave {least.exit_code}"
     assert isinstance(greatest, Restart) and least.failed_at_ms == greatest.failed_at_ms
@@ -39,18 +39,18 @@ def told(ending: Ending, history: History) -> str:
 )
 def test_what_follows(ending: str, failed_at: str, has_run: str, stopping: str, verdict: str) -> None:
     times = () if failed_at == "-" else tuple(map(int, failed_at.split()))
-    assert told(Ending[ending], History(times, has_run == "yes", stopping == "yes")) == verdict
+    assert told(ExitKind[ending], History(times, has_run == "yes", stopping == "yes")) == verdict
 
 
 def test_every_ending_is_in_the_table() -> None:
-    assert {row[1] for row in CASES} == {ending.name for ending in Ending}
+    assert {row[1] for row in CASES} == {ending.name for ending in ExitKind}
 
 
 def test_the_pause_doubles_up_to_its_maximum() -> None:
     limits = Limits(backoff_ms=100, backoff_max_ms=1_000, max_failures=10_000, window_ms=60_000)
     history, pauses = History(has_run=True), []
     for _ in range(40):
-        verdict = decide_next(Ending.FAILED, history, limits, now_ms=NOW_MS, chance=1.0)
+        verdict = decide_next(ExitKind.FAILED, history, limits, now_ms=NOW_MS, jitter=1.0)
         assert isinstance(verdict, Restart)
         history = History(verdict.failed_at_ms, has_run=True)
         pauses.append(verdict.pause_ms)
@@ -105,10 +105,10 @@ oncelog is named here: to no effect"""
     ],
 )
 def test_what_errors_mean(types: str, error: str, is_started: bool, ending: str) -> None:
-    found = decide_ending(
+    found = classify_exit(
         [*types.split(), "Exception"], TASK_FAILED.format(error=error), is_started=is_started
     )
-    assert found is Ending[ending]
+    assert found is ExitKind[ending]
 
 
 def test_the_headline_is_what_was_raised_or_the_first_line() -> None:

@@ -28,8 +28,8 @@ from oncelog_devtools.spark_cluster import SparkCluster
 
 from oncelog import Admin, Broker, Producer
 from oncelog.errors import ProducerFenced
-from oncelog.load.checkpoints import read_marks
-from oncelog.load.loader import Load, check_load, commit_steps, file_steps, taking_over
+from oncelog.load.checkpoints import read_checkpoints
+from oncelog.load.loader import Load, check_load, commit_steps, fenced_producer, file_steps
 from oncelog.load.on_spark import _how, _load
 from oncelog.load.parsing import Options
 from oncelog.testing.proxy import Proxy, Rule, WireEvent
@@ -190,8 +190,8 @@ def test_a_new_transactional_id_does_not_vouch_for_a_file_that_was_begun(
     files = [write_csv(tmp_path / "a.csv", 0, ROWS)]
     asked = Load(files, topic, topic, Options(key="k"), max_records=100)
     (layout,) = check_load(asked, config)
-    with taking_over(asked, config) as producer:
-        _, topic_id = read_marks(config, asked.load_id, topic)
+    with fenced_producer(asked, config) as producer:
+        _, topic_id = read_checkpoints(config, asked.load_id, topic)
         steps = file_steps(asked, 0, layout, _how(asked, 0, layout), topic_id, None)
         first, *_ = [group[-1].mark for group in commit_steps(asked, config, producer, steps)]
     assert (first.records, _load(0, first, asked, config)) == (100, 0)
@@ -236,7 +236,7 @@ class Loading:
 
 def done_of(servers: str, topic: str, load_id: str) -> int:
     """Records that the marks tell of."""
-    marks, _ = read_marks({"bootstrap.servers": servers}, load_id, topic)
+    marks, _ = read_checkpoints({"bootstrap.servers": servers}, load_id, topic)
     return sum(mark.records for mark in marks)
 
 

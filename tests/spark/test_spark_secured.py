@@ -27,7 +27,7 @@ from oncelog_devtools.apache_kafka import ApacheKafka
 import oncelog
 from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.errors import OncelogError
-from oncelog.load.checkpoints import MARKS_TOPIC, PARTITIONS
+from oncelog.load.checkpoints import CHECKPOINT_TOPIC, PARTITIONS
 from oncelog.load.loader import Load, run_load
 from oncelog.rules.security.authorization import AclFilter, Operation
 from oncelog.rules.transactions.hanging import Hanging
@@ -265,12 +265,12 @@ def _load(locked: Locked, number: int) -> None:
     with Admin({"bootstrap.servers": locked.plain}) as admin, tempfile.TemporaryDirectory() as directory:
         mine = admin.describe_acls(AclFilter(principal=f"User:{USERS['load']}"))
         if Operation.CREATE not in {acl.operation for acl in mine}:  # as for the first load
-            admin.delete_topics([MARKS_TOPIC])
+            admin.delete_topics([CHECKPOINT_TOPIC])
         try:
             load(locked, Path(directory), f"load-{number}", rows=1)
             load(locked, Path(directory), f"load-{number}", rows=1)  # reads the marks that are there now
         finally:
-            marks = NewTopic(MARKS_TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})
+            marks = NewTopic(CHECKPOINT_TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})
             admin.create_topics([marks], raise_errors=False)
 
 

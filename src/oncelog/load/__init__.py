@@ -1,1 +1,1 @@
-"""Files into a topic, exactly once over any number of runs (row P4)."""
+"""Loads files into a topic exactly once, over any number of runs (behaviour P4, docs/behaviours.md)."""

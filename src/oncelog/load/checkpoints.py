@@ -1,7 +1,8 @@
-"""The marks of all loads: a compacted topic, written in the transactions that store the records.
+"""The file checkpoints of all loads: a compacted topic, written in the transactions that store the records.
 
-Not a group's offsets: those are forgotten offsets.retention.minutes (a week) after the last commit, and a
-load repeated then would double everything.
+They are not committed offsets of a group: those expire offsets.retention.minutes (a week) after the last
+commit. A load that is repeated after that would store everything twice. Checkpoints are read only after
+`init_transactions`, up to the high watermark and not the last stable offset.
 """
 
 from __future__ import annotations
@@ -17,69 +18,76 @@ from oncelog.client.consumer.blocking import Consumer
 from oncelog.client.producer.partitioner import positive_murmur2
 from oncelog.config import ADMIN, CONSUMER
 from oncelog.errors import MisuseError, PeerError, TopicAlreadyExists, UnknownTopicOrPartition
-from oncelog.load.decisions import Mark
+from oncelog.load.decisions import FileCheckpoint
 from oncelog.types import TopicPartition
 
-MARKS_TOPIC = "oncelog-loads"
+CHECKPOINT_TOPIC = "oncelog-loads"
 PARTITIONS = 16
-"""Fixed: a load's partition must not move when the topic gets more."""
+"""Fixed: the checkpoints of a load must stay in one partition when the topic gets more."""
 _FORMAT = 1
-_PATIENCE_MS = 90_000
-"""Longer than the transaction of a loader that was killed, by the default of transaction.timeout.ms."""
+_TIMEOUT_MS = 90_000
+"""Longer than the transaction of a killed loader lasts with the default of transaction.timeout.ms."""
 
 
-def marks_partition(load_id: str) -> TopicPartition:
-    """Where a load's marks stand."""
-    return TopicPartition(MARKS_TOPIC, positive_murmur2(load_id.encode()) % PARTITIONS)
+def checkpoint_partition(load_id: str) -> TopicPartition:
+    """Return the partition that has the checkpoints of a load."""
+    return TopicPartition(CHECKPOINT_TOPIC, positive_murmur2(load_id.encode()) % PARTITIONS)
 
 
-def encode_mark(load_id: str, index: int, mark: Mark) -> tuple[bytes, bytes]:
-    """Key and value of the record for file number `index`."""
-    return f"{load_id}/{index}".encode(), json.dumps({"version": _FORMAT, **mark._asdict()}).encode()
+def encode_checkpoint(load_id: str, index: int, checkpoint: FileCheckpoint) -> tuple[bytes, bytes]:
+    """Return the key and value of the record for file number `index`."""
+    return f"{load_id}/{index}".encode(), json.dumps({"version": _FORMAT, **checkpoint._asdict()}).encode()
 
 
-def decode_mark(value: bytes) -> Mark:
-    """Raises PeerError for what a later version wrote."""
+def decode_checkpoint(value: bytes) -> FileCheckpoint:
+    """Return the checkpoint in a record's value. Raises PeerError if a later version has written it."""
     fields = json.loads(value)
     if fields.pop("version", None) != _FORMAT:
-        raise PeerError(f"a mark in {MARKS_TOPIC} was written by another version: {value[:200]!r}")
-    return Mark(**fields)
+        raise PeerError(f"a checkpoint in {CHECKPOINT_TOPIC} was written by another version: {value[:200]!r}")
+    return FileCheckpoint(**fields)
 
 
-def read_marks(config: Mapping[str, Any], load_id: str, topic: str) -> tuple[list[Mark], str | None]:
-    """The marks of the files of a load, in order, and the id that its topic has now (None: no such ids).
+def read_checkpoints(
+    config: Mapping[str, Any], load_id: str, topic: str
+) -> tuple[list[FileCheckpoint], str | None]:
+    """Return the checkpoints of a load's files, in order, and the topic's present id.
 
-    Call it when older loaders are fenced. Waits for transactions of others that were begun before. Raises
-    TimedOut, UnknownTopicOrPartition (`topic`), MisuseError (the marks' topic loses records).
+    The id is None on a cluster without topic ids. Call it after older loaders have been fenced. It waits for
+    the end of transactions that others began before.
+
+    Raises TimedOut, UnknownTopicOrPartition (`topic`), and MisuseError if the checkpoint topic is not
+    compacted.
     """
-    at = marks_partition(load_id)
+    tp = checkpoint_partition(load_id)
     with Admin(_settings_of(ADMIN, config)) as admin:
         topic_id = admin.describe_topics([topic])[topic].topic_id
         _ensure_topic(admin)
-        end = admin.list_offsets({at: "latest"})[at].offset or 0
-    return _newest(config, load_id, at, end), topic_id
+        end = admin.list_offsets({tp: "latest"})[tp].offset or 0
+    return _latest_checkpoints(config, load_id, tp, end), topic_id
 
 
 @contextmanager
-def topic_ids(config: Mapping[str, Any]) -> Iterator[Callable[[str], str | None]]:
-    """Return a function for the id that a topic has now. It raises UnknownTopicOrPartition, TimedOut."""
+def topic_id_lookup(config: Mapping[str, Any]) -> Iterator[Callable[[str], str | None]]:
+    """Provide a function that returns a topic's present id, or raises UnknownTopicOrPartition or TimedOut."""
     with Admin(_settings_of(ADMIN, config)) as admin:
         yield lambda topic: admin.describe_topics([topic])[topic].topic_id
 
 
-def _newest(config: Mapping[str, Any], load_id: str, at: TopicPartition, end: int) -> list[Mark]:
-    newest: dict[int, Mark] = {}
-    settings = {"isolation.level": "read_committed", "request.timeout.ms": _PATIENCE_MS}
+def _latest_checkpoints(
+    config: Mapping[str, Any], load_id: str, tp: TopicPartition, end: int
+) -> list[FileCheckpoint]:
+    latest: dict[int, FileCheckpoint] = {}
+    settings = {"isolation.level": "read_committed", "request.timeout.ms": _TIMEOUT_MS}
     with Consumer({**_settings_of(CONSUMER, config), **settings}) as consumer:
-        start = consumer.beginning_offsets([at])[at]
-        for batch in consumer.fetch_range(at, start, end) if start < end else ():
+        start = consumer.beginning_offsets([tp])[tp]
+        for batch in consumer.fetch_range(tp, start, end) if start < end else ():
             for key, value in zip(
                 batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True
             ):
                 name, _, index = key.decode().rpartition("/")
                 if name == load_id:
-                    newest[int(index)] = decode_mark(value)
-    return [newest[index] for index in sorted(newest)]
+                    latest[int(index)] = decode_checkpoint(value)
+    return [latest[index] for index in sorted(latest)]
 
 
 def _settings_of(table: Any, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,22 +95,24 @@ def _settings_of(table: Any, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ensure_topic(admin: Admin) -> None:
-    found = admin.describe_topics([MARKS_TOPIC], raise_errors=False)[MARKS_TOPIC]
-    if isinstance(found.error, UnknownTopicOrPartition):
+    description = admin.describe_topics([CHECKPOINT_TOPIC], raise_errors=False)[CHECKPOINT_TOPIC]
+    if isinstance(description.error, UnknownTopicOrPartition):
         try:
-            admin.create_topics([NewTopic(MARKS_TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})])
+            admin.create_topics(
+                [NewTopic(CHECKPOINT_TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})]
+            )
             return
         except TopicAlreadyExists:
-            pass  # another load was quicker
-    elif found.error is not None:
-        raise found.error
-    resource = ConfigResource("topic", MARKS_TOPIC)
+            pass  # another load has created it meanwhile
+    elif description.error is not None:
+        raise description.error
+    resource = ConfigResource("topic", CHECKPOINT_TOPIC)
     try:
         policy = admin.describe_configs([resource])[resource].entries["cleanup.policy"].value
     except UnknownTopicOrPartition:
-        return  # another load makes it just now, and not every broker has heard of it
+        return  # another load is creating it, and not every broker knows it yet
     if policy != "compact":
         raise MisuseError(
-            f"topic {MARKS_TOPIC} has cleanup.policy={policy}, which loses the marks of loads; "
+            f"topic {CHECKPOINT_TOPIC} has cleanup.policy={policy}, which loses the checkpoints of loads; "
             "it must be compact"
         )

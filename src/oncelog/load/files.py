@@ -1,7 +1,7 @@
-"""Files to pieces: Arrow tables of records, each with the position and the digest behind it.
+"""Readers that turn files into chunks: Arrow tables of records, with the position and digest after each.
 
-Text (csv, jsonl, lines) is cut into pieces by `load.record_boundaries` and its digest grows with the bytes; a
-Parquet file is read by rows and its digest is that of the whole file.
+Text (csv, jsonl, lines) is split by `load.record_boundaries`, and its digest grows with the bytes. A Parquet
+file is read by rows, and its digest is that of the whole file.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ import pyarrow as pa
 from oncelog.errors import LoadRefused, MisuseError, StorageError
 from oncelog.load.decisions import Layout, Source
 from oncelog.load.parsing import Options, ParquetRows, TextRows, open_file, text_rows
-from oncelog.load.record_boundaries import cuts
+from oncelog.load.record_boundaries import chunk_ends
 
 _HEAD_BYTES = 1 << 20
-"""What a CSV file's names and kinds of columns are taken from."""
+"""The size of the head of a file, from which a CSV file's column names and kinds are taken."""
 _LONGEST_RECORD_BYTES = 256 << 20
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 """Byte order marks of UTF-16 and UTF-32."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some records of a file. `table`: column value, and key if wanted.
+class Chunk:
+    """Some records of a file. `table` has the column value, and the column key if the load has one.
 
-    `position`, `digest`: as in a Mark, behind this piece. `consumed_bytes`: of the file on the disk, so far.
+    `position` and `digest` are those of a FileCheckpoint after this chunk. `consumed_bytes` of the file on
+    disk have been read so far.
     """
 
     source: Source
@@ -49,22 +50,22 @@ class Piece:
 
 
 class Reader(Protocol):
-    """One file. Raises StorageError when it cannot be read or parsed."""
+    """A reader of one file. Raises StorageError if the file cannot be read or parsed."""
 
     def digest_at(self, position: int) -> str | None:
-        """Return the digest of what is before `position`, and go there; None: the file ends before."""
+        """Move to `position` and return the digest of everything before it; None if the file ends before."""
 
     def is_at_end(self) -> bool:
-        """Return whether the present position is the file's end."""
+        """Return True if the present position is the file's end."""
 
-    def pieces(self, *, max_records: int, max_bytes: int) -> Iterator[Piece]:
-        """From the present position on; at least one, the last one says so."""
+    def chunks(self, *, max_records: int, max_bytes: int) -> Iterator[Chunk]:
+        """Yield the chunks from the present position on: at least one, and the last has `is_last`."""
 
     def close(self) -> None: ...
 
 
 def source_of(path: Path) -> Source:
-    """Return the file as it is now. Raises MisuseError for what is no regular file, StorageError."""
+    """Return the file as it is now. Raises MisuseError if it is not a regular file, and StorageError."""
     try:
         found = path.stat()
     except OSError as error:
@@ -77,7 +78,7 @@ def source_of(path: Path) -> Source:
 def check_given_once(paths: Sequence[Path], begun_count: int) -> None:
     """Raise LoadRefused for a new file that is given by two paths, such as a link to the newest log.
 
-    The first `begun_count` files belong to the load already. Hard links are files of their own.
+    The first `begun_count` files belong to the load already. Hard links count as separate files.
     """
     indexes: dict[Path, int] = {}
     for index, path in enumerate(paths):
@@ -88,7 +89,7 @@ def check_given_once(paths: Sequence[Path], begun_count: int) -> None:
 
 
 def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
-    """Raises StorageError, MisuseError (no such column)."""
+    """Return a reader. Raises StorageError, and MisuseError if a column does not exist."""
     source = source_of(path)
     options = replace(options, delimiter=delimiter_of(path, options))
     try:
@@ -102,7 +103,7 @@ def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
 
 
 def delimiter_of(path: Path, options: Options) -> str:
-    """Return what stands between the columns of a CSV file."""
+    """Return the column delimiter of a CSV file."""
     return options.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
 
 
@@ -112,7 +113,7 @@ def _check_unchanged(source: Source) -> None:
 
 
 class _TextReader:
-    """`_held` from `_at` on: bytes after decompression that are not in a piece yet."""
+    """A reader of text. `_buffer` from `_at` on has the decompressed bytes that are in no chunk yet."""
 
     def __init__(self, source: Source, layout: Layout, options: Options) -> None:
         self._source = source
@@ -120,14 +121,14 @@ class _TextReader:
         self._stream = pa.CompressedInputStream(self._raw, layout.codec) if layout.codec else self._raw
         self._hash = hashlib.sha256()
         self._position = self._at = 0
-        self._held = b""
+        self._buffer = b""
         self._is_end = False
         self._fill(_HEAD_BYTES)
-        head = self._held[:_HEAD_BYTES]
+        head = self._buffer[:_HEAD_BYTES]
         if head.startswith(_WIDE_MARKS):
-            # Cut at \n bytes, its lines would be stored with half of a character at their ends.
+            # Split at \n bytes, its lines would be stored with half a character at their ends.
             raise MisuseError("it is UTF-16 or UTF-32 (by its byte order mark); convert it to UTF-8")
-        is_whole = self._is_end and len(head) == len(self._held)
+        is_whole = self._is_end and len(head) == len(self._buffer)
         self._rows: TextRows = text_rows(layout.format, head, is_whole, options)
 
     def close(self) -> None:
@@ -136,30 +137,30 @@ class _TextReader:
     def digest_at(self, position: int) -> str | None:
         while self._position < position:
             self._fill(1)
-            if self._at == len(self._held):
+            if self._at == len(self._buffer):
                 return None
-            self._take(min(len(self._held) - self._at, position - self._position))
+            self._take(min(len(self._buffer) - self._at, position - self._position))
         return self._hash.hexdigest()
 
     def is_at_end(self) -> bool:
         self._fill(1)
-        return self._at == len(self._held)
+        return self._at == len(self._buffer)
 
-    def pieces(self, *, max_records: int, max_bytes: int) -> Iterator[Piece]:
+    def chunks(self, *, max_records: int, max_bytes: int) -> Iterator[Chunk]:
         self.digest_at(self._rows.header_bytes)
         wanted, is_last = max_bytes, False
         while not is_last:
             self._fill(wanted)
-            held = memoryview(self._held)[self._at :]
+            held = memoryview(self._buffer)[self._at :]
             record_ends = self._rows.record_ends(held, is_end=self._is_end)
-            ends = cuts(record_ends, len(held), max_records=max_records, is_end=self._is_end)
+            ends = chunk_ends(record_ends, len(held), max_records=max_records, is_end=self._is_end)
             if not ends and not self._is_end:
                 wanted = self._more_than(len(held))
                 continue
             wanted, start = max_bytes, 0
             for end in ends or [0]:
                 is_last = self._is_end and end == len(held)
-                yield self._piece(held[start:end], is_last)
+                yield self._chunk(held[start:end], is_last)
                 start = end
 
     def _more_than(self, size_bytes: int) -> int:
@@ -167,7 +168,7 @@ class _TextReader:
             raise StorageError(f"{self._where()}: no end of a record in {size_bytes} bytes")
         return 2 * size_bytes
 
-    def _piece(self, data: memoryview, is_last: bool) -> Piece:
+    def _chunk(self, data: memoryview, is_last: bool) -> Chunk:
         try:
             table = self._rows.parse(data)
         except (ValueError, RecursionError, pa.ArrowException) as error:
@@ -177,11 +178,11 @@ class _TextReader:
             _check_unchanged(self._source)
         digest = self._hash.hexdigest()
         consumed = self._source.size_bytes if is_last else self._raw.tell()
-        return Piece(self._source, table, len(data), self._position, digest, consumed, is_last)
+        return Chunk(self._source, table, len(data), self._position, digest, consumed, is_last)
 
     def _fill(self, count: int) -> None:
-        """Hold at least so many bytes, or all that are left."""
-        parts = [self._held[self._at :]]
+        """Buffer at least `count` bytes, or all that are left."""
+        parts = [self._buffer[self._at :]]
         size = len(parts[0])
         while size < count and not self._is_end:
             try:
@@ -191,10 +192,10 @@ class _TextReader:
             self._is_end = not part
             parts.append(part)
             size += len(part)
-        self._held, self._at = b"".join(parts), 0
+        self._buffer, self._at = b"".join(parts), 0
 
     def _take(self, count: int) -> None:
-        self._hash.update(memoryview(self._held)[self._at : self._at + count])
+        self._hash.update(memoryview(self._buffer)[self._at : self._at + count])
         self._at += count
         self._position += count
 
@@ -209,9 +210,9 @@ class _ParquetReader:
 
     @cached_property
     def _digest(self) -> str:
-        """Of the whole file, which is read for it once it is asked for.
+        """The digest of the whole file, computed at the first access.
 
-        It is read by its name once more, so it must be the file that was opened. Guard:
+        The file is opened again by its name, so it must be the file that was opened before. Guard:
         test_a_parquet_file_that_is_replaced_after_it_was_opened.
         """
         with Path(self._source.name).open("rb") as file:
@@ -229,12 +230,12 @@ class _ParquetReader:
     def is_at_end(self) -> bool:
         return self._row == self._rows.count
 
-    def pieces(self, *, max_records: int, max_bytes: int) -> Iterator[Piece]:
+    def chunks(self, *, max_records: int, max_bytes: int) -> Iterator[Chunk]:
         for table, size_bytes in self._tables(max_records, max_bytes):
             self._row += table.num_rows
-            yield self._piece(table, size_bytes)
+            yield self._chunk(table, size_bytes)
         if not self._rows.count:
-            yield self._piece(self._rows.nothing(), 0)
+            yield self._chunk(self._rows.nothing(), 0)
 
     def _tables(self, max_records: int, max_bytes: int) -> Iterator[tuple[Any, int]]:
         try:
@@ -242,9 +243,9 @@ class _ParquetReader:
         except (OSError, ValueError, pa.ArrowException) as error:
             raise StorageError(f"{self._source.name}, from row {self._row} on: {error}") from error
 
-    def _piece(self, table: Any, size_bytes: int) -> Piece:
+    def _chunk(self, table: Any, size_bytes: int) -> Chunk:
         is_last = self._row >= self._rows.count
         if is_last:
             _check_unchanged(self._source)
         consumed = self._source.size_bytes * self._row // max(self._rows.count, 1)
-        return Piece(self._source, table, size_bytes, self._row, self._digest, consumed, is_last)
+        return Chunk(self._source, table, size_bytes, self._row, self._digest, consumed, is_last)

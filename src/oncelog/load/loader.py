@@ -1,4 +1,4 @@
-"""Loads files into a topic: piece after piece, each transaction with the marks of what it read."""
+"""Loads files into a topic, in transactions that store records and file checkpoints together."""
 
 from __future__ import annotations
 
@@ -23,23 +23,28 @@ from oncelog.errors import (
     OncelogError,
     ProducerFenced,
 )
-from oncelog.load.checkpoints import encode_mark, marks_partition, read_marks, topic_ids
+from oncelog.load.checkpoints import (
+    checkpoint_partition,
+    encode_checkpoint,
+    read_checkpoints,
+    topic_id_lookup,
+)
 from oncelog.load.decisions import (
     DELIMITED_BY,
     Complete,
+    FileCheckpoint,
     Format,
-    GoOn,
     Layout,
-    Mark,
     Refused,
+    Resume,
+    content_mismatch,
     decide_start,
     is_load_id,
     layout_of,
+    topic_mismatch,
     transactions,
-    why_another_topic,
-    why_changed,
 )
-from oncelog.load.files import Piece, check_given_once, delimiter_of, open_reader, source_of
+from oncelog.load.files import Chunk, check_given_once, delimiter_of, open_reader, source_of
 from oncelog.load.parsing import Options
 
 T = TypeVar("T")
@@ -47,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for. `load_id` names the load over all its runs. `format` None: by the files' names.
+    """A load to run. `load_id` identifies it over all its runs. With `format` None, file names decide.
 
     A transaction has at most `max_records` records and about `max_bytes` bytes.
     """
@@ -63,10 +68,10 @@ class Load:
 
 @dataclass(slots=True)
 class Report:
-    """What was done. `records`, `transactions`: by this run; `records_before`: by earlier ones.
+    """The result of a run: `records` and `transactions` of this run, `records_before` of earlier ones.
 
-    `done_bytes` of `total_bytes` on the disk are read, by this run or before. `was_complete`: there was
-    nothing to do.
+    `done_bytes` of `total_bytes` on disk have been read, by this run or before. `was_complete` is True if
+    nothing was left to do.
     """
 
     total_bytes: int
@@ -80,54 +85,57 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A piece of file number `index`, and the mark behind it."""
+    """A chunk of file number `index`, and the checkpoint after it."""
 
     index: int
-    piece: Piece
-    mark: Mark
+    chunk: Chunk
+    checkpoint: FileCheckpoint
 
     @property
     def records(self) -> int:
-        return self.piece.records
+        return self.chunk.records
 
     @property
     def size_bytes(self) -> int:
-        return self.piece.size_bytes
+        return self.chunk.size_bytes
 
 
 def run_load(
     load: Load, config: Mapping[str, Any], on_progress: Callable[[Report], object] = lambda report: None
 ) -> Report:
-    """Load what is left of a load. Older loaders with its id are fenced before anything else.
+    """Load the rest of a load: everything that earlier runs with the same id have not committed.
 
-    The topic must exist. Raises LoadRefused (files, topic, format or key are not those it began with),
-    MisuseError, StorageError (a file), BrokerError, TimedOut. After any of them, and after any kill, the
-    same load goes on where it was.
+    Older loaders with this id are fenced first. The topic must exist. `on_progress` gets the report after
+    each transaction.
+
+    Raises LoadRefused if files, topic, format or key are not those of the first run, MisuseError,
+    StorageError (a file), BrokerError and TimedOut. After any of these, and after a kill, run the same load
+    again: it resumes.
     """
     layouts = check_load(load, config)
     sources = [source_of(path) for path in load.files]
     report = Report(sum(source.size_bytes for source in sources))
     began = time.monotonic()
-    with taking_over(load, config) as producer:
-        marks, topic_id = read_marks(config, load.load_id, load.topic)
-        report.records_before = sum(mark.records for mark in marks)
-        check_given_once(load.files, len(marks))
+    with fenced_producer(load, config) as producer:
+        checkpoints, topic_id = read_checkpoints(config, load.load_id, load.topic)
+        report.records_before = sum(checkpoint.records for checkpoint in checkpoints)
+        check_given_once(load.files, len(checkpoints))
         hows = [how_of(load, index, layout) for index, layout in enumerate(layouts)]
-        match decide_start(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows):
-            case Refused(why):
-                raise LoadRefused(why)
+        match decide_start(checkpoints, sources, topic=load.topic, topic_id=topic_id, hows=hows):
+            case Refused(reason):
+                raise LoadRefused(reason)
             case Complete(recheck):
-                _recheck(load, layouts, marks, recheck)
+                _recheck(load, layouts, checkpoints, recheck)
                 report.was_complete, report.done_bytes = True, report.total_bytes
-            case GoOn(file, mark, recheck):
-                _recheck(load, layouts, marks, recheck)
+            case Resume(file, checkpoint, recheck):
+                _recheck(load, layouts, checkpoints, recheck)
                 sizes = [source.size_bytes for source in sources]
-                steps = _steps(load, layouts, hows, topic_id, file, mark)
+                steps = _steps(load, layouts, hows, topic_id, file, checkpoint)
                 for group in commit_steps(load, config, producer, steps):
                     report.records += sum(step.records for step in group)
                     report.transactions += 1
                     last = group[-1]
-                    report.done_bytes = sum(sizes[: last.index]) + last.piece.consumed_bytes
+                    report.done_bytes = sum(sizes[: last.index]) + last.chunk.consumed_bytes
                     on_progress(report)
             case verdict:
                 assert_never(verdict)
@@ -136,7 +144,7 @@ def run_load(
 
 
 def check_load(load: Load, config: Mapping[str, Any]) -> list[Layout]:
-    """How each file is to be read. Raises MisuseError."""
+    """Return the layout of each file. Raises MisuseError."""
     if not is_load_id(load.load_id):
         raise MisuseError(f"{load.load_id!r}: an id is of letters, digits, dot, _ and -, at most 200")
     if "transactional.id" in config:
@@ -151,22 +159,25 @@ def check_load(load: Load, config: Mapping[str, Any]) -> list[Layout]:
 
 
 def how_of(load: Load, index: int, layout: Layout, *, more: str = "") -> str:
-    """What must stay the same from run to run, as a mark has it. `more` is put behind format and key."""
+    """Return the parsing options that must not change between runs, as text for a checkpoint.
+
+    `more` follows format and key.
+    """
     options = load.options
     how = layout.format if options.key is None else f"{layout.format} with key {options.key}"
     if layout.format != "csv":
         return how + more
-    # Not --null and --text: they are what an error in the middle of a file tells to set.
+    # Without --null and --text: error messages in the middle of a file tell the user to set them.
     return f"{how}{more}{DELIMITED_BY}{delimiter_of(load.files[index], options)!r}"
 
 
 @contextmanager
-def taking_over(load: Load, config: Mapping[str, Any], index: int | None = None) -> Iterator[Producer]:
-    """The producer of a load, or of its file number `index`; from here on no older one can write.
+def fenced_producer(load: Load, config: Mapping[str, Any], index: int | None = None) -> Iterator[Producer]:
+    """Provide the producer of a load, or of its file number `index`; no older one can write from here on.
 
-    Raises OncelogError when a newer one has taken over meanwhile.
+    Raises OncelogError if a newer one takes over meanwhile.
     """
-    # No id of a load has a slash, so a file's is never another load's.
+    # A load id has no slash, so the id of a file is never another load's id.
     name = f"oncelog-load-{load.load_id}" + ("" if index is None else f"/{index}")
     try:
         with Producer({**config, "transactional.id": name}) as producer:
@@ -180,24 +191,26 @@ def taking_over(load: Load, config: Mapping[str, Any], index: int | None = None)
         ) from error
 
 
-def _recheck(load: Load, layouts: Sequence[Layout], marks: Sequence[Mark], indexes: Iterable[int]) -> None:
+def _recheck(
+    load: Load, layouts: Sequence[Layout], checkpoints: Sequence[FileCheckpoint], indexes: Iterable[int]
+) -> None:
     for index in indexes:
-        recheck_file(load, index, layouts[index], marks[index])
+        recheck_file(load, index, layouts[index], checkpoints[index])
 
 
-def recheck_file(load: Load, index: int, layout: Layout, mark: Mark) -> None:
-    """Raises LoadRefused when the part that was read is not the same any more."""
+def recheck_file(load: Load, index: int, layout: Layout, checkpoint: FileCheckpoint) -> None:
+    """Raise LoadRefused if the part that was read is no longer the same."""
     with closing(open_reader(load.files[index], layout, load.options)) as reader:
-        _check_digest(load.files[index], reader, mark)
+        _check_digest(load.files[index], reader, checkpoint)
 
 
-def _check_digest(path: Path, reader: Any, mark: Mark) -> None:
-    digest = reader.digest_at(mark.position)
-    if mark.is_done and digest is not None and not reader.is_at_end():
-        digest = None  # compressed files of one size may be of different lengths
-    why = why_changed(mark, source_of(path), digest)
-    if why is not None:
-        raise LoadRefused(why)
+def _check_digest(path: Path, reader: Any, checkpoint: FileCheckpoint) -> None:
+    digest = reader.digest_at(checkpoint.position)
+    if checkpoint.is_done and digest is not None and not reader.is_at_end():
+        digest = None  # compressed files of one size may have different contents of different lengths
+    reason = content_mismatch(checkpoint, source_of(path), digest)
+    if reason is not None:
+        raise LoadRefused(reason)
 
 
 def _steps(
@@ -206,87 +219,90 @@ def _steps(
     hows: Sequence[str],
     topic_id: str | None,
     first: int,
-    mark: Mark | None,
+    checkpoint: FileCheckpoint | None,
 ) -> Iterator[Step]:
-    """Every piece that is left, from file number `first` on, of which `mark` tells what was read."""
+    """Yield the chunks that are left, from file number `first` on, which was read up to `checkpoint`."""
     for index in range(first, len(load.files)):
-        begun = mark if index == first else None
+        begun = checkpoint if index == first else None
         yield from file_steps(load, index, layouts[index], hows[index], topic_id, begun)
 
 
 def file_steps(
-    load: Load, index: int, layout: Layout, how: str, topic_id: str | None, mark: Mark | None
+    load: Load, index: int, layout: Layout, how: str, topic_id: str | None, checkpoint: FileCheckpoint | None
 ) -> Iterator[Step]:
-    """What is left of one file. The part of it that was read before is checked first."""
-    records = 0 if mark is None else mark.records
+    """Yield the chunks that are left of one file, after a check of the part that was read before."""
+    records = 0 if checkpoint is None else checkpoint.records
     with closing(open_reader(load.files[index], layout, load.options)) as reader:
-        if mark is not None:
-            _check_digest(load.files[index], reader, mark)
-        for piece in reader.pieces(max_records=load.max_records, max_bytes=load.max_bytes):
-            records += piece.records
-            mark = Mark(
+        if checkpoint is not None:
+            _check_digest(load.files[index], reader, checkpoint)
+        for chunk in reader.chunks(max_records=load.max_records, max_bytes=load.max_bytes):
+            records += chunk.records
+            checkpoint = FileCheckpoint(
                 load.topic,
                 topic_id,
                 how,
-                *piece.source,
-                position=piece.position,
+                *chunk.source,
+                position=chunk.position,
                 records=records,
-                digest=piece.digest,
-                is_done=piece.is_last,
+                digest=chunk.digest,
+                is_done=chunk.is_last,
             )
-            yield Step(index, piece, mark)
+            yield Step(index, chunk, checkpoint)
 
 
 def commit_steps(
     load: Load, config: Mapping[str, Any], producer: Producer, steps: Iterable[Step]
 ) -> Iterator[list[Step]]:
-    """Transaction after transaction; each one's steps are handed out once it is committed.
+    """Run one transaction after the other, and yield the steps of each after its commit.
 
-    Raises LoadRefused when the topic was deleted and created again since the marks were read.
+    Raises LoadRefused if the topic was deleted and created again since the checkpoints were read.
     """
-    groups = transactions(ahead(steps), max_records=load.max_records, max_bytes=load.max_bytes)
-    with topic_ids(config) as topic_id_of:
+    groups = transactions(prefetched(steps), max_records=load.max_records, max_bytes=load.max_bytes)
+    with topic_id_lookup(config) as topic_id_of:
         for group in groups:
             with producer.transaction():
                 for step in group:
                     if step.records:
                         _send(producer, load.topic, step)
-                send_marks(load, producer, {step.index: step.mark for step in group})
-                # Ids do not come back: the same id after the flush shows that no record went into a later
-                # topic of this name. Guard: test_a_topic_made_again_during_the_load.
+                send_checkpoints(load, producer, {step.index: step.checkpoint for step in group})
+                # Topic ids are never reused: the same id after the flush proves that no record went into a
+                # later topic of this name. Guard: test_a_topic_made_again_during_the_load.
                 producer.flush()
-                why = why_another_topic(group[-1].mark, load.topic, topic_id_of(load.topic))
-                if why is not None:
-                    raise LoadRefused(why)
+                reason = topic_mismatch(group[-1].checkpoint, load.topic, topic_id_of(load.topic))
+                if reason is not None:
+                    raise LoadRefused(reason)
             yield group
 
 
 def _send(producer: Producer, topic: str, step: Step) -> None:
-    """Hand a piece to the producer. Raises MessageTooLarge naming the file and its largest record there."""
+    """Send the records of a step.
+
+    Raises MessageTooLarge with the file and the number of its largest record.
+    """
     try:
-        producer.send_table(topic, step.piece.table)
+        producer.send_table(topic, step.chunk.table)
     except MessageTooLarge as error:
-        sizes = pc.binary_length(step.piece.table["value"].cast(pa.binary()))
-        number = step.mark.records - step.records + pc.index(sizes, pc.max(sizes)).as_py() + 1
+        sizes = pc.binary_length(step.chunk.table["value"].cast(pa.binary()))
+        number = step.checkpoint.records - step.records + pc.index(sizes, pc.max(sizes)).as_py() + 1
         raise MessageTooLarge(
-            f"{step.piece.source.name}, record {number}: {error.detail}. Give -X max.request.size=BYTES, and "
+            f"{step.chunk.source.name}, record {number}: {error.detail}. Give -X max.request.size=BYTES, and "
             "the topic a larger max.message.bytes"
         ) from error
 
 
-def send_marks(load: Load, producer: Producer, marks: Mapping[int, Mark]) -> None:
-    """Store the marks of files, by their numbers, with the transaction that is open."""
-    at = marks_partition(load.load_id)
-    for index, mark in marks.items():
-        key, value = encode_mark(load.load_id, index, mark)
+def send_checkpoints(load: Load, producer: Producer, checkpoints: Mapping[int, FileCheckpoint]) -> None:
+    """Store checkpoints, by file number, in the open transaction."""
+    at = checkpoint_partition(load.load_id)
+    for index, checkpoint in checkpoints.items():
+        key, value = encode_checkpoint(load.load_id, index, checkpoint)
         producer.send(at.topic, value, key, partition=at.partition)
 
 
 _END = object()
 
 
-def ahead(items: Iterable[T]) -> Iterator[T]:
-    """The same items; the next one is made while one is worked on."""
+def prefetched(items: Iterable[T]) -> Iterator[T]:
+    """Yield the same items; a thread produces the next one while the caller processes one."""
     iterator = iter(items)
     with ThreadPoolExecutor(1, "oncelog-load") as pool:
         following: Any = pool.submit(next, iterator, _END)

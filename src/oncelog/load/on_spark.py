@@ -1,11 +1,13 @@
-"""A load on Spark: its files are read side by side, a task for each, which does what the plain loader does.
+"""A load on Spark: files are read in parallel, each by a task that works like the plain loader.
 
-The driver takes over the load's id and stores a first mark for every new file, all in one transaction. A task
-takes over its file's own transactional id, which fences and ends every earlier attempt at this file, of this
-run or an older one, and only then takes the file's mark: it says what all of them have committed. Where the
-id is new (epoch 0, and nothing of the file was read) there were none since the driver read the marks, so its
-mark of the file holds. Any other task reads the marks again: epochs begin anew when they are used up. All
-tasks did once, which took time with the square of the number of files.
+The driver takes over the load's id, and stores a first checkpoint for each new file in one transaction. A
+task takes over the transactional id of its own file. This fences every earlier attempt at the file, of this
+run or an older one, and ends its transaction. Only then does the task take the file's checkpoint.
+
+If the transactional id is new (epoch 0, and nothing of the file was read), there was no attempt since the
+driver read the checkpoints. So the driver's checkpoint is still valid. Any other task reads the checkpoints
+again, because epochs start again at 0 when they are used up. Once all tasks did that, in a total time that
+grew with the square of the number of files.
 """
 
 from __future__ import annotations
@@ -19,17 +21,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never
 
 from oncelog.errors import LoadRefused, OncelogError
-from oncelog.load.checkpoints import read_marks, topic_ids
+from oncelog.load.checkpoints import read_checkpoints, topic_id_lookup
 from oncelog.load.decisions import (
+    Assignment,
     Complete,
-    GoOn,
+    FileCheckpoint,
     Layout,
-    Mark,
     Refused,
-    Spread,
-    decide_spread,
+    Resume,
+    decide_assignment,
     decide_start,
-    first_mark,
+    initial_checkpoint,
 )
 from oncelog.load.files import check_given_once, open_reader, source_of
 from oncelog.load.loader import (
@@ -37,11 +39,11 @@ from oncelog.load.loader import (
     Report,
     check_load,
     commit_steps,
+    fenced_producer,
     file_steps,
     how_of,
     recheck_file,
-    send_marks,
-    taking_over,
+    send_checkpoints,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ _WATCH_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of file number `index`. `error`: why it is not loaded to its end."""
+    """The result of file number `index`. `error` says why it was not loaded to its end."""
 
     index: int
     transactions: int = 0
@@ -65,108 +67,109 @@ def run_load_on_spark(
     config: Mapping[str, Any],
     on_progress: Callable[[Report], object] | None = None,
 ) -> Report:
-    """As `run_load`, with a Spark task per file; every executor must find the files at the same paths.
+    """Run a load with one Spark task per file: see `run_load`.
 
-    Records of a file keep their order, files among each other have none. A file that cannot be loaded does
-    not keep the others from it: its error is raised at the end.
+    Every executor must find the files at the same paths. Records of one file keep their order; there is no
+    order between files. A file that cannot be loaded does not stop the others: its error is raised at the
+    end.
     """
     load = replace(load, files=[path.absolute() for path in load.files])
     layouts = check_load(load, config)
     report = Report(sum(source_of(path).size_bytes for path in load.files))
     began = time.monotonic()
-    spread, marks = _begin(spark, load, layouts, config, report)
-    report.was_complete = not spread.files
+    assignment, checkpoints = _begin(spark, load, layouts, config, report)
+    report.was_complete = not assignment.files
     outcomes: list[Outcome] = []
-    if spread.files:
-        # The largest first, so that none of them is left over for the end.
-        largest = sorted(spread.files, key=lambda index: -source_of(load.files[index]).size_bytes)
-        with nullcontext() if on_progress is None else _watching(load, config, report, on_progress):
-            pairs = [(index, marks[index]) for index in largest]
+    if assignment.files:
+        # The largest first, so that no large file is left for the end.
+        largest = sorted(assignment.files, key=lambda index: -source_of(load.files[index]).size_bytes)
+        with nullcontext() if on_progress is None else _reporting_progress(load, config, report, on_progress):
+            pairs = [(index, checkpoints[index]) for index in largest]
             tasks = spark.sparkContext.parallelize(pairs, len(pairs))
             outcomes = tasks.map(partial(_load_file, load=load, config=dict(config))).collect()
     _raise_first(load, sorted(outcomes, key=lambda outcome: outcome.index))
-    _count(report, read_marks(config, load.load_id, load.topic)[0])
+    _count(report, read_checkpoints(config, load.load_id, load.topic)[0])
     report.transactions = sum(outcome.transactions for outcome in outcomes)
     report.seconds = time.monotonic() - began
     return report
 
 
 def _how(load: Load, index: int, layout: Layout) -> str:
-    """Not as the plain loader's: neither would fence what the other one has running."""
+    """Return another text than the plain loader's: these two could not fence each other's transactions."""
     return how_of(load, index, layout, more=", with --spark")
 
 
 def _begin(
     spark: SparkSession, load: Load, layouts: Sequence[Layout], config: Mapping[str, Any], report: Report
-) -> tuple[Spread, dict[int, Mark]]:
-    """Decide what is left to do, check the files that were read before, and fix the list of files.
+) -> tuple[Assignment, dict[int, FileCheckpoint]]:
+    """Decide what is left, check the files that were read before, and store the list of files.
 
-    Return the decision and the mark of every file.
+    Return the decision and each file's checkpoint.
     """
-    with taking_over(load, config) as producer:
-        marks, topic_id = read_marks(config, load.load_id, load.topic)
-        report.records_before = sum(mark.records for mark in marks)
-        check_given_once(load.files, len(marks))
+    with fenced_producer(load, config) as producer:
+        checkpoints, topic_id = read_checkpoints(config, load.load_id, load.topic)
+        report.records_before = sum(checkpoint.records for checkpoint in checkpoints)
+        check_given_once(load.files, len(checkpoints))
         sources = [source_of(path) for path in load.files]
         hows = [_how(load, index, layout) for index, layout in enumerate(layouts)]
-        spread = decide_spread(marks, sources, topic=load.topic, topic_id=topic_id, hows=hows)
-        if isinstance(spread, Refused):
-            raise LoadRefused(spread.why)
-        if spread.recheck:
-            pairs = [(index, marks[index]) for index in spread.recheck]
+        assignment = decide_assignment(checkpoints, sources, topic=load.topic, topic_id=topic_id, hows=hows)
+        if isinstance(assignment, Refused):
+            raise LoadRefused(assignment.reason)
+        if assignment.recheck:
+            pairs = [(index, checkpoints[index]) for index in assignment.recheck]
             checks = spark.sparkContext.parallelize(pairs, len(pairs)).map(partial(_recheck, load=load))
             _raise_first(load, sorted(checks.collect(), key=lambda outcome: outcome.index))
-        for index in spread.fresh:  # what cannot be read at all, or not with these options, leaves no mark
+        for index in assignment.new:  # a file that cannot be opened with these options gets no checkpoint
             with closing(open_reader(load.files[index], layouts[index], load.options)):
                 pass
         firsts = {
-            index: first_mark(sources[index], hows[index], topic=load.topic, topic_id=topic_id)
-            for index in spread.fresh
+            index: initial_checkpoint(sources[index], hows[index], topic=load.topic, topic_id=topic_id)
+            for index in assignment.new
         }
         if firsts:
             with producer.transaction():
-                send_marks(load, producer, firsts)
-    return spread, {**dict(enumerate(marks)), **firsts}
+                send_checkpoints(load, producer, firsts)
+    return assignment, {**dict(enumerate(checkpoints)), **firsts}
 
 
-def _recheck(pair: tuple[int, Mark], *, load: Load) -> Outcome:
+def _recheck(pair: tuple[int, FileCheckpoint], *, load: Load) -> Outcome:
     """Check one file that was read before. A refusal is no failure of the task, as in `_load_file`."""
-    index, mark = pair
+    index, checkpoint = pair
     try:
-        recheck_file(load, index, check_load(load, {})[index], mark)
+        recheck_file(load, index, check_load(load, {})[index], checkpoint)
     except OncelogError as error:
         return Outcome(index, error=error)
     return Outcome(index)
 
 
-def _load_file(pair: tuple[int, Mark], *, load: Load, config: Mapping[str, Any]) -> Outcome:
-    """What a task does. What only a person can mend is no failure of the task: Spark would try it again."""
-    index, mark = pair
+def _load_file(pair: tuple[int, FileCheckpoint], *, load: Load, config: Mapping[str, Any]) -> Outcome:
+    """Run a task. Errors that need a person are returned: Spark would repeat a task that raises."""
+    index, checkpoint = pair
     try:
-        return Outcome(index, _load(index, mark, load, config))
+        return Outcome(index, _load(index, checkpoint, load, config))
     except OncelogError as error:
         return Outcome(index, error=error)
 
 
-def _load(index: int, mark: Mark, load: Load, config: Mapping[str, Any]) -> int:
-    """Load one file, of which the driver read `mark`; return the number of transactions it took."""
+def _load(index: int, checkpoint: FileCheckpoint, load: Load, config: Mapping[str, Any]) -> int:
+    """Load one file from the driver's `checkpoint` on; return the number of transactions."""
     layout = check_load(load, config)[index]
-    with taking_over(load, config, index) as producer:
-        is_new = producer.idempotence().producer_epoch == 0 and not mark.position
+    with fenced_producer(load, config, index) as producer:
+        is_new = producer.idempotence().producer_epoch == 0 and not checkpoint.position
         if is_new and _is_first_attempt():
-            with topic_ids(config) as topic_id_of:
+            with topic_id_lookup(config) as topic_id_of:
                 topic_id = topic_id_of(load.topic)
         else:
-            marks, topic_id = read_marks(config, load.load_id, load.topic)
-            mark = marks[index]
+            checkpoints, topic_id = read_checkpoints(config, load.load_id, load.topic)
+            checkpoint = checkpoints[index]
         source, how = source_of(load.files[index]), _how(load, index, layout)
-        match decide_start([mark], [source], topic=load.topic, topic_id=topic_id, hows=[how]):
-            case Refused(why):
-                raise LoadRefused(why)
-            case Complete():  # by an attempt whose outcome was lost
+        match decide_start([checkpoint], [source], topic=load.topic, topic_id=topic_id, hows=[how]):
+            case Refused(reason):
+                raise LoadRefused(reason)
+            case Complete():  # by an attempt whose result was lost
                 return 0
-            case GoOn():
-                begun = mark if mark.position else None
+            case Resume():
+                begun = checkpoint if checkpoint.position else None
                 steps = file_steps(load, index, layout, how, topic_id, begun)
                 return sum(1 for _ in commit_steps(load, config, producer, steps))
             case verdict:
@@ -174,9 +177,10 @@ def _load(index: int, mark: Mark, load: Load, config: Mapping[str, Any]) -> int:
 
 
 def _is_first_attempt() -> bool:
-    """Return whether Spark runs this task for the first time.
+    """Return True if Spark runs this task for the first time.
 
-    A transactional id begins again with epoch 0 when its epochs are used up, and long after its last use.
+    The epoch of a transactional id alone does not tell: it starts again at 0 when all epochs are used up, and
+    long after the last use.
     """
     from pyspark import TaskContext
 
@@ -197,16 +201,16 @@ def _raise_first(load: Load, outcomes: Sequence[Outcome]) -> None:
 
 
 @contextmanager
-def _watching(
+def _reporting_progress(
     load: Load, config: Mapping[str, Any], report: Report, on_progress: Callable[[Report], object]
 ) -> Iterator[None]:
-    """Tell meanwhile how far the marks are: they are what is committed, whichever task did it."""
+    """Report progress meanwhile, by the checkpoints: they say what is committed, whichever task did it."""
     is_over = threading.Event()
 
     def watch() -> None:
         while not is_over.wait(_WATCH_SECONDS):
-            with suppress(OncelogError):  # the tasks' own errors are what matters
-                _count(report, read_marks(config, load.load_id, load.topic)[0])
+            with suppress(OncelogError):  # the errors of the tasks are more useful
+                _count(report, read_checkpoints(config, load.load_id, load.topic)[0])
                 on_progress(report)
 
     watcher = threading.Thread(target=watch, name="oncelog-load-progress")
@@ -218,9 +222,12 @@ def _watching(
         watcher.join()
 
 
-def _count(report: Report, marks: Sequence[Mark]) -> None:
-    """Bytes of files that are not done are about right: positions are those after decompression, or rows."""
-    report.records = sum(mark.records for mark in marks) - report.records_before
+def _count(report: Report, checkpoints: Sequence[FileCheckpoint]) -> None:
+    """Update the report. The bytes of unfinished files are an estimate: positions count decompressed bytes or
+    rows.
+    """
+    report.records = sum(checkpoint.records for checkpoint in checkpoints) - report.records_before
     report.done_bytes = sum(
-        mark.size_bytes if mark.is_done else min(mark.position, mark.size_bytes) for mark in marks
+        checkpoint.size_bytes if checkpoint.is_done else min(checkpoint.position, checkpoint.size_bytes)
+        for checkpoint in checkpoints
     )

@@ -1,10 +1,12 @@
-"""Bytes of whole records to Arrow tables with the columns value and, if wanted, key.
+"""Parsers that turn whole records into Arrow tables with the column value and, if requested, the column key.
 
-csv      value: a JSON object per row; a column is numbers, booleans or text, as the head of the file says;
-         digits stay as they stand in the file
-jsonl    value: the line as it stands; key: the member's text, of anything else its JSON
-lines    value: the line without its end
-parquet  value: a JSON object per row
+The columns by format:
+
+    csv      value: a JSON object per row. The head of the file decides whether a column is numbers, booleans
+             or text. Digits stay as they are in the file.
+    jsonl    value: the line unchanged. key: a member's text, or its JSON if it is not text.
+    lines    value: the line without its end.
+    parquet  value: a JSON object per row.
 """
 
 from __future__ import annotations
@@ -29,15 +31,16 @@ from oncelog.load.rows import is_null_text, json_rows, kind_of_text, text_to_jso
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROWS_AT_ONCE = 1024
-"""Of a Parquet file, whose rows may be larger in memory than it tells."""
+"""The batch size for Parquet files, whose rows may need more memory than their metadata say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What shapes records. `key`: a column, or a member of a JSON line. The rest is for CSV files.
+    """Options that shape records. `key` names a column, or a member of JSON lines; the others are for CSV
+    files.
 
-    `delimiter` None: a comma, in files named .tsv a tab. `nulls`: text that means null. `is_text`: every
-    column is text.
+    `delimiter` None means a comma, or a tab in files named .tsv. `nulls` are texts that mean null. `is_text`
+    makes every column text.
     """
 
     key: str | None = None
@@ -47,19 +50,25 @@ class Options:
 
 
 class TextRows(Protocol):
-    """Parses pieces of one file. `header_bytes`: where its records begin."""
+    """A parser for parts of one file. Its records begin at `header_bytes`."""
 
     header_bytes: int
 
     def record_ends(self, data: Buffer, *, is_end: bool) -> Any:
-        """Return positions behind whole records of `data`, which begins with one; `is_end`: the file ends."""
+        """Return the end positions of the whole records in `data`, which begins with a record.
+
+        `is_end` is True if the file ends there.
+        """
 
     def parse(self, data: Buffer) -> Any:
-        """The records of whole lines as a table. Raises ValueError, pyarrow's errors."""
+        """Return the records of whole lines as a table. Raises ValueError, and pyarrow's errors."""
 
 
 def text_rows(format: Format, head: bytes, is_whole: bool, options: Options) -> TextRows:
-    """`head`: the first bytes of the file; `is_whole`: there are no more. Raises MisuseError."""
+    """Return a parser.
+
+    `head` has the first bytes of the file, all of them if `is_whole`. Raises MisuseError.
+    """
     if format == "csv":
         return CsvRows(head, is_whole, options)
     return JsonLines(options, head) if format == "jsonl" else Lines(options)
@@ -77,7 +86,7 @@ def _check_names(names: Sequence[str], key: str | None) -> None:
 
 
 class Lines:
-    """Every line is a value; an empty one, too."""
+    """A parser that makes every line a value, even an empty one."""
 
     header_bytes = 0
 
@@ -93,7 +102,7 @@ class Lines:
 
 
 def split_lines(data: Buffer) -> Any:
-    """Lines without their ends, as a binary array."""
+    """Return the lines without their ends as a binary array."""
     text = bytes(data)
     if not text:
         return pa.array([], pa.binary())
@@ -104,7 +113,10 @@ def split_lines(data: Buffer) -> Any:
 
 
 class JsonLines:
-    """Every line that is not blank is a value. A byte order mark at the file's beginning is passed over."""
+    """A parser that makes every line a value unless it is blank.
+
+    A byte order mark at the start is skipped.
+    """
 
     def __init__(self, options: Options, head: bytes) -> None:
         self._key = options.key
@@ -126,7 +138,7 @@ class JsonLines:
         return _table(lines, keys.cast(pa.string()).cast(pa.binary()))
 
     def _column(self, data: Buffer, kind: Any, count: int) -> Any | None:
-        """The member of all lines; None if it is not of this kind in all of them."""
+        """Return this member of all lines; None if it has another type in some of them."""
         parse = pa.json.ParseOptions(
             explicit_schema=pa.schema([(self._key, kind)]), unexpected_field_behavior="ignore"
         )
@@ -148,13 +160,13 @@ class JsonLines:
 
 
 class CsvRows:
-    """Names and kinds of the columns come from the head of the file."""
+    """A parser that takes the columns' names and kinds from the head of the file."""
 
     def __init__(self, head: bytes, is_whole: bool, options: Options) -> None:
         self._delimiter = options.delimiter or ","
         if self._delimiter in '"\r\n':
             raise MisuseError("a quote or a line end cannot be the delimiter")
-        # Arrow passes over a byte order mark and empty lines, so a quote behind them begins a field.
+        # Arrow skips a byte order mark and empty lines, so a quote after these begins a field.
         start = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
         while head[start : start + 1] in (b"\r", b"\n"):
             start += 1
@@ -193,7 +205,7 @@ class CsvRows:
             raise ValueError(f"column {name!r}: {error}; --text takes all columns as text") from None
 
     def _columns(self, data: Buffer) -> dict[str, Any]:
-        if not bytes(data).strip(b"\r\n"):  # not of blanks or tabs: those are values
+        if not bytes(data).strip(b"\r\n"):  # blanks and tabs are values
             return {name: pa.array([], pa.string()) for name in self._names}
         table = self._read(data, self._names).combine_chunks()
         return {name: _single(table.column(name)) for name in self._names}
@@ -203,7 +215,8 @@ class CsvRows:
         if names is not None:
             convert["column_types"] = dict.fromkeys(names, pa.string())
             if bytes(data[:3]) == _BYTE_ORDER_MARK:
-                # In the middle of a file these bytes are text: behind an empty line Arrow takes them for it.
+                # In the middle of a file these bytes are text, but Arrow would skip them as a byte order
+                # checkpoint.
                 data = b"\n" + bytes(data)
         return pa.csv.read_csv(
             pa.BufferReader(data),
@@ -219,12 +232,12 @@ def _single(column: Any) -> Any:
 
 
 def open_file(path: str) -> Any:
-    """Open a file whose name may be any bytes; Arrow takes only text that is UTF-8."""
+    """Open a file whose name may be any bytes; Arrow itself accepts only UTF-8."""
     return pa.OSFile(os.fsencode(path), "rb")
 
 
 class ParquetRows:
-    """`count`: rows in the file."""
+    """A reader of Parquet rows. `count` is the number of rows in the file."""
 
     def __init__(self, path: str, options: Options) -> None:
         self._raw = open_file(path)
@@ -238,20 +251,21 @@ class ParquetRows:
         self._raw.close()
 
     def records_within(self, max_bytes: int) -> int:
-        """How many rows are about so many bytes."""
+        """Return the approximate number of rows in `max_bytes` bytes."""
         meta = self._file.metadata
         size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
         return max(1, max_bytes * self.count // max(int(size), 1))
 
     def nothing(self) -> Any:
-        """A table without records."""
+        """Return a table without records."""
         return _table(pa.array([], pa.binary()), None if self._key is None else pa.array([], pa.binary()))
 
     def tables(self, row: int, max_records: int, max_bytes: int) -> Iterator[tuple[Any, int]]:
-        """Yield records from `row` on, with the bytes they take in memory.
+        """Yield records from `row` on, with their size in memory in bytes.
 
-        The file's own sizes are those of encoded columns: a text that is repeated counts once there. So rows
-        are read few at a time, and put together by the bytes they take. Guard: test_repeated_text_in_parquet.
+        The sizes in the file's metadata are those of encoded columns, where a repeated text counts once. So a
+        few rows are read at a time, and combined by their size in memory. Guard:
+        test_repeated_text_in_parquet.
         """
         held: list[Any] = []
         records = size_bytes = 0
@@ -265,7 +279,7 @@ class ParquetRows:
             yield self._parse(_joined(held)), size_bytes
 
     def _batches(self, row: int, max_records: int) -> Iterator[Any]:
-        """Yield rows from `row` on, as plain columns; row groups before are not read."""
+        """Yield rows from `row` on as plain columns. Row groups before it are not read."""
         groups: list[int] = []
         for index in range(self._file.metadata.num_row_groups):
             rows = self._file.metadata.row_group(index).num_rows
@@ -273,7 +287,7 @@ class ParquetRows:
                 row -= rows
             else:
                 groups.append(index)
-        # Arrow cannot put dictionaries within lists or structs of two row groups into one batch.
+        # One row group at a time: Arrow cannot combine dictionaries in lists or structs of two row groups.
         for batch in (
             batch
             for index in groups

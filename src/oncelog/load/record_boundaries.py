@@ -1,4 +1,4 @@
-"""Record boundaries in bytes: decided on the bytes alone, so that a position means the same in every run."""
+"""Record boundaries, found in the bytes alone, so that a position means the same in every run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NEWLINE, _RETURN, _QUOTE = 0x0A, 0x0D, 0x22
 
 
 def line_ends(data: Buffer) -> Any:
-    """Return the position behind every newline."""
+    """Return the position after each newline."""
     return np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
 
 
@@ -24,7 +24,7 @@ def csv_record_ends(data: Buffer, *, delimiter: str, is_end: bool) -> Any:
     is_end_byte = column == _NEWLINE
     returns = np.flatnonzero(column == _RETURN)
     if len(returns):
-        # A return as the last byte may be the first half of \r\n: the next bytes will tell.
+        # A \r at the very end may be the first half of \r\n: the next bytes will tell.
         returns = returns[: len(returns) - (returns[-1] == len(column) - 1 and not is_end)]
         following = np.minimum(returns + 1, len(column) - 1)
         is_end_byte[returns[(column[following] != _NEWLINE)]] = True
@@ -37,11 +37,13 @@ def csv_record_ends(data: Buffer, *, delimiter: str, is_end: bool) -> Any:
 
 
 def _quoted_behind_runs(column: Any, quotes: Any, delimiter: int) -> tuple[Any, Any]:
-    """Return where runs of quotes begin; and at index n: is what follows n runs inside a quoted field.
+    """Return where runs of quotes begin, and at index n whether the text after n runs is inside a quoted
+    field.
 
-    Arrow takes a quote for the beginning of a quoted field only where a field begins, else for text. Inside,
-    two are a quote and one ends the quoting. So an even run changes nothing. An odd run where a field begins
-    changes the state. Any other odd run ends the quoting or is text, so what follows it is outside.
+    Arrow takes a quote as the start of a quoted field only at the start of a field, and elsewhere as text.
+    Inside a field two quotes are one quote, and a single one ends the quoting. So an even run changes
+    nothing. An odd run at the start of a field toggles the state. Any other odd run ends the quoting or is
+    text, so the text after it is outside.
     """
     is_first = np.diff(quotes, prepend=-2) != 1
     starts = quotes[is_first]
@@ -56,11 +58,11 @@ def _quoted_behind_runs(column: Any, quotes: Any, delimiter: int) -> tuple[Any, 
     return starts, np.concatenate(([False], is_quoted))
 
 
-def cuts(ends: Any, size_bytes: int, *, max_records: int, is_end: bool) -> list[int]:
-    """Return where to cut into pieces of whole records, each of at most `max_records`.
+def chunk_ends(ends: Any, size_bytes: int, *, max_records: int, is_end: bool) -> list[int]:
+    """Return the end positions of chunks of whole records, each with at most `max_records`.
 
-    `ends`: of the records in the `size_bytes` that are there. What is behind the last position is no whole
-    record yet. `is_end`: the file ends there, and so does its last record.
+    `ends` are the end positions of the records in the `size_bytes` at hand. Bytes after the last result are
+    no whole record yet. With `is_end` the file ends there, and so does its last record.
     """
     if is_end and size_bytes and (not len(ends) or ends[-1] < size_bytes):
         ends = np.append(ends, size_bytes)

@@ -1,4 +1,4 @@
-"""Columns to JSON text and to keys, whole columns at a time."""
+"""Conversion of whole columns to JSON text and to keys."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 NUMBER = r"\A-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?\z"
-"""What JSON takes for a number: text that is one keeps its digits as they stand in the file."""
+"""A number in JSON. Text that matches keeps its digits as they are in the file."""
 BOOLEAN = r"\A(true|false)\z"
 
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 _NULL = "null"
 
 ToJson = Callable[[Any], Any]
-"""A column to its JSON text, null where the column is."""
+"""Converts a column to JSON text; null stays null."""
 
 
 def json_rows(columns: Mapping[str, Any], to_json: Mapping[str, ToJson]) -> Any:
-    """One JSON object per row, members in the order of `columns`, as a binary array."""
+    """Return one JSON object per row as a binary array, with members in the order of `columns`."""
     if not columns:
         raise ValueError("there are no columns")
     parts: list[Any] = []
@@ -35,7 +35,7 @@ def json_rows(columns: Mapping[str, Any], to_json: Mapping[str, ToJson]) -> Any:
 
 
 def quoted(column: Any) -> Any:
-    """Text as JSON strings."""
+    """Return text as JSON strings."""
     if pc.any(pc.match_substring_regex(column, _TO_ESCAPE)).as_py():
         column = _escaped(column)
     quote = pa.scalar('"', pa.string())
@@ -49,11 +49,11 @@ def _escaped(column: Any) -> Any:
     return column
 
 
-# Text columns: of a CSV file
+# Text columns, of a CSV file
 
 
 def kind_of_text(column: Any, nulls: Sequence[str]) -> str:
-    """number, boolean or text: what all of these values are, empty ones and `nulls` left out."""
+    """Return number, boolean or text: the kind of all values except empty ones and `nulls`."""
     given = column.filter(pc.invert(is_null_text(column, ("", *nulls))))
     for kind, pattern in (("number", NUMBER), ("boolean", BOOLEAN)):
         if len(given) and pc.all(pc.match_substring_regex(given, pattern)).as_py():
@@ -62,12 +62,14 @@ def kind_of_text(column: Any, nulls: Sequence[str]) -> str:
 
 
 def is_null_text(column: Any, nulls: Sequence[str]) -> Any:
-    """Which values mean null."""
+    """Return which values mean null."""
     return pc.is_in(column, pa.array(list(nulls), pa.string()))
 
 
 def text_to_json(column: Any, kind: str) -> Any:
-    """Values of a text column as JSON of its kind, null where null. Raises ValueError for a misfit."""
+    """Return the values of a text column as JSON of this kind; null stays null. Raises ValueError for a
+    misfit.
+    """
     if kind == "text":
         return quoted(column)
     misfits = pc.invert(pc.match_substring_regex(column, NUMBER if kind == "number" else BOOLEAN))
@@ -77,15 +79,16 @@ def text_to_json(column: Any, kind: str) -> Any:
     return column
 
 
-# Typed columns: of a Parquet file
+# Typed columns, of a Parquet file
 
 
 def typed_to_json(column: Any) -> Any:
-    """Values of any Arrow type as JSON: times in ISO 8601, binary in base64, NaN and infinities null.
+    """Return values of any Arrow type as JSON: times in ISO 8601, binary in base64, NaN and infinities null.
 
-    What is in lists, structs and maps is written as it is in a column of its own; a map is a list of pairs.
-    Raises ValueError for a value that has no such text: bytes in a text column that are not UTF-8, times
-    beyond the years that can be written.
+    Values inside lists, structs and maps are written as in a column of their own; a map is a list of pairs.
+
+    Raises ValueError for a value without such a text: invalid UTF-8 in a text column, or a time beyond the
+    years that can be written.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -108,7 +111,7 @@ def typed_to_json(column: Any) -> Any:
         return quoted(text)
     try:
         return pa.array([None if v is None else _dumps(v) for v in column.to_pylist()], pa.string())
-    except OverflowError as error:  # of Python's times, which end with the year 9999
+    except OverflowError as error:  # Python's times end with the year 9999
         raise ValueError(f"a value of type {kind} cannot be written: {error}") from None
 
 
@@ -119,7 +122,7 @@ def _structs_to_json(column: Any) -> Any:
     if not names:
         text = pa.array(["{}"] * len(column), pa.string())
     else:
-        # One after another: json.dumps of rows would lose digits of times and decimals.
+        # Member by member: json.dumps of rows would lose digits of times and decimals.
         members = dict(zip(names, column.flatten(), strict=True))
         text = json_rows(members, dict.fromkeys(names, typed_to_json)).cast(pa.string())
     return pc.if_else(column.is_valid(), text, pa.scalar(None, pa.string()))
@@ -131,7 +134,7 @@ def _pairs(keys: Any, items: Any) -> list[str]:
 
 
 def _lists_to_json(column: Any, elements: Sequence[str | None]) -> Any:
-    """Return lists whose `elements` follow each other, without those of lists that are null."""
+    """Return lists from consecutive `elements`, which have none for lists that are null."""
     texts: list[str | None] = []
     at = 0
     for length in pc.list_value_length(column).to_pylist():
@@ -145,10 +148,10 @@ def _lists_to_json(column: Any, elements: Sequence[str | None]) -> Any:
 
 
 def _plain_text(column: Any) -> Any | None:
-    """Columns whose JSON is a string; None for all others."""
+    """Return the text of columns whose JSON is a string; None for all others."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        # A Parquet file may hold any bytes as text, and Arrow reads them as they are.
+        # A Parquet file may have any bytes as text, and Arrow reads them unchecked.
         column.validate(full=True)
         return column.cast(pa.string())
     if pa.types.is_timestamp(kind):
@@ -161,7 +164,7 @@ def _plain_text(column: Any) -> Any | None:
 
 
 def _checked(times: Any) -> Any:
-    """Raise ValueError where Arrow wrote a remark in the place of a time."""
+    """Raise ValueError if Arrow wrote an error text instead of a time."""
     is_remark = pc.starts_with(times, "<")
     if pc.any(is_remark).as_py():
         raise ValueError(f"a time cannot be written: {times.filter(is_remark)[0].as_py()}")
@@ -173,7 +176,7 @@ def _dumps(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What json.dumps takes."""
+    """Return a value that json.dumps accepts."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -188,7 +191,7 @@ def _plain(value: Any) -> Any:
 
 
 def typed_key(column: Any) -> Any:
-    """Keys of any Arrow type: text and bytes as they are, all else as its JSON without quotes."""
+    """Return keys of any Arrow type: text and bytes unchanged, any other value as JSON without quotes."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return typed_key(column.cast(kind.value_type))
@@ -199,7 +202,7 @@ def typed_key(column: Any) -> Any:
 
 
 def _unquoted(values: Any) -> Any:
-    """JSON text, and the text itself of what is a string (a UUID, a duration)."""
+    """Return JSON text, and for a JSON string (a UUID, a duration) its content."""
     if not pc.any(pc.starts_with(values, '"')).as_py():
         return values
     texts = [json.loads(v) if v is not None and v.startswith('"') else v for v in values.to_pylist()]

@@ -1,1 +1,3 @@
-"""Keeps a streaming query of Spark running: starts it, again when it failed, and stops it between batches."""
+"""Keeps a streaming query of Spark running: starts it, restarts it after failures, and stops it between
+batches.
+"""

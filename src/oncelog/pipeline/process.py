@@ -1,4 +1,4 @@
-"""The child process as its supervisor holds it: events from it, the word to stop, and its end."""
+"""The supervisor's view of the child process: its events, requests to stop it, and its end."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from typing import Any, Self
 
 CHILD = (sys.executable, "-m", "oncelog.pipeline.child")
 _GRACE_S = 30.0
-"""For a session to stop after the query has ended."""
-_LEFT_BEHIND_S = 5.0
-"""For a JVM to notice that its driver has gone."""
+"""The time in seconds for a session to stop after the query has ended."""
+_JVM_EXIT_S = 5.0
+"""The time in seconds for a JVM to notice that its driver is gone."""
 _POLL_S = 0.05
 
 
 class ChildProcess:
-    """Starts `command` in a session of its own, out of reach of the terminal's Ctrl-C.
+    """A process that runs `command` in a session of its own, which the terminal's Ctrl-C does not reach.
 
-    A context manager: behind it, the process, its JVM and whatever else was in its group are gone.
+    It is a context manager. After its exit the process, its JVM and everything else in its group are gone: a
+    restarted query must not meet its old JVM.
     """
 
     def __init__(self, job: Mapping[str, Any], settings: Mapping[str, str], command: Sequence[str]) -> None:
         self._reports, reports = os.pipe()
-        self._held = b""
+        self._partial = b""
         self._deadline: float | None = None
-        self._is_told_to_stop = False
+        self._is_stop_requested = False
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -40,38 +41,38 @@ class ChildProcess:
             start_new_session=True,
         )
         os.close(reports)
-        self._say(json.dumps({**job, "report_fd": reports}))
+        self._send_line(json.dumps({**job, "report_fd": reports}))
 
-    def _say(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has died, and its events end
+            pass  # it has died, so its events end
 
     def stop(self) -> None:
-        """After the micro-batch that runs. Only the first call counts."""
-        if not self._is_told_to_stop:
-            self._is_told_to_stop = True
-            self._say("stop")
+        """Stop after the running micro-batch. Only the first call counts."""
+        if not self._is_stop_requested:
+            self._is_stop_requested = True
+            self._send_line("stop")
 
     def kill(self) -> None:
-        """Now, JVM included."""
+        """Kill the process and its JVM now."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
     def events(self, wake: socket.socket, *, is_ending: bool) -> list[dict[str, Any]] | None:
-        """Wait for events, or until `wake` can be read (then perhaps none); None: there are no more.
+        """Return new events, after waiting for some or until `wake` is readable; None if there are no more.
 
-        `is_ending`: the query has ended, so the process must end soon too.
+        With `is_ending` the query has ended, so the process must end soon too.
         """
         if is_ending and self._deadline is None:
             self._deadline = time.monotonic() + _GRACE_S
-        patience = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        readable, _, _ = select.select([self._reports, wake.fileno()], [], [], patience)
+        timeout_s = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        readable, _, _ = select.select([self._reports, wake.fileno()], [], [], timeout_s)
         if not readable:
             self.kill()
             return None
@@ -80,40 +81,40 @@ class ChildProcess:
         data = os.read(self._reports, 1 << 16)
         if not data:
             return None
-        *lines, self._held = (self._held + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
     @property
-    def how_it_died(self) -> str:
-        """Its exit code or signal."""
+    def exit_text(self) -> str:
+        """The exit code or signal, as text."""
         code = self._process.returncode
         return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        if raised[0] is not None:
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is not None:
             self.kill()
         try:
             self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        # The JVM notices by itself that it is alone and clears up; the next run must not meet it.
-        self._await_group()
+        # The JVM notices that it is alone and cleans up; the next run must not meet it.
+        self._wait_for_group()
         self.kill()
-        self._await_group()
+        self._wait_for_group()
         if self._process.stdin is not None:
             self._process.stdin.close()
         os.close(self._reports)
 
-    def _await_group(self) -> None:
-        deadline = time.monotonic() + _LEFT_BEHIND_S
-        while self._group_lives() and time.monotonic() < deadline:
+    def _wait_for_group(self) -> None:
+        deadline = time.monotonic() + _JVM_EXIT_S
+        while self._is_group_alive() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
-    def _group_lives(self) -> bool:
+    def _is_group_alive(self) -> bool:
         try:
             os.killpg(self._process.pid, 0)
         except (ProcessLookupError, PermissionError):

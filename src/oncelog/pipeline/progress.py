@@ -1,4 +1,4 @@
-"""What one micro-batch did, from Spark's StreamingQueryProgress and the sink's own metrics."""
+"""A summary of one micro-batch, from Spark's StreamingQueryProgress and the sink's own metrics."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from oncelog.spark.sink.sink_metrics import SinkMetrics
 
 
 def batch_summary(progress: Mapping[str, Any], sink: SinkMetrics | None) -> dict[str, Any]:
-    """The fields of the log line and the status, without those that nobody knows.
+    """Return the fields of the log line and the status, without unknown ones.
 
-    `lag`: offsets that the sources had and no batch has read yet, where sources tell both.
+    `lag` is the number of offsets in the sources that no batch has read yet, if the sources report both.
     """
     rows_out = progress["sink"].get("numOutputRows", -1)
-    found = {
+    fields = {
         "batch_id": progress["batchId"],
         "rows_in": progress["numInputRows"],
         "rows_out": sink.rows if sink else rows_out if rows_out >= 0 else None,
@@ -22,23 +22,23 @@ def batch_summary(progress: Mapping[str, Any], sink: SinkMetrics | None) -> dict
         "lag": _lag(progress["sources"]),
     }
     if sink:
-        found |= {
+        fields |= {
             "bytes_out": sink.size_bytes,
             "commit_seconds": sink.commit_seconds,
             "lanes": sink.lanes,
             "lanes_skipped": sink.lanes_skipped,
         }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _lag(sources: list[Mapping[str, Any]]) -> int | None:
-    lags = [_behind(each.get("endOffset"), each.get("latestOffset")) for each in sources]
-    known = [lag for lag in lags if lag is not None]
-    return sum(known) if known else None
+    lags = [_source_lag(source.get("endOffset"), source.get("latestOffset")) for source in sources]
+    known_lags = [lag for lag in lags if lag is not None]
+    return sum(known_lags) if known_lags else None
 
 
-def _behind(end: Any, latest: Any) -> int | None:
-    """Both {topic: {partition: offset}}, as our source and Spark's Kafka source have them."""
+def _source_lag(end: Any, latest: Any) -> int | None:
+    """Return the lag of one source. Both arguments are {topic: {partition: offset}}, as in Kafka sources."""
     if not (isinstance(end, Mapping) and isinstance(latest, Mapping)):
         return None
     return sum(
