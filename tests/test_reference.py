@@ -71,11 +71,11 @@ def test_every_command_is_described() -> None:
     assert missing == []
 
 
-def test_every_option_has_a_help_text_or_tells_its_meaning_by_its_choices() -> None:
+def test_every_option_has_a_help_text() -> None:
     rows = re.findall(r"^\| (`-.*)\|$", _page("cli.md"), re.MULTILINE)
     described = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
     assert len(described) > 150
-    assert [row for row in described if not row[3] and not re.match(r"`[\[<A-Z]", row[1])] == []
+    assert [row for row in described if not row[3] or row[3].startswith("(re")] == []
 
 
 def test_every_metric_of_the_broker_has_a_unit_and_its_labels_a_meaning() -> None:

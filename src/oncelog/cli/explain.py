@@ -42,7 +42,10 @@ def _list_stories(context: click.Context, _parameter: click.Parameter, value: bo
     "[default: a broker of its own]",
 )  # fmt: skip
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write the drawing there, too.")
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="Format on standard output.",
+)  # fmt: skip
 @click.pass_context
 def command(
     context: click.Context, name: str, bootstrap_server: str | None, svg: Path | None, output: str

@@ -34,8 +34,9 @@ from oncelog.testing.proxy.rules import parse_rule
     help="The name clients are told for the proxy's ports; default: the one of --listen.",
 )
 @click.option(
-    "-o", "--output", type=click.Choice(["table", "jsonl", "none"]), default="table", show_default=True
-)
+    "-o", "--output", type=click.Choice(["table", "jsonl", "none"]), default="table", show_default=True,
+    help="Format of the messages on standard output.",
+)  # fmt: skip
 @click.option(
     "--all", "show_all", is_flag=True, help="Show every request, not only producing and what a rule struck."
 )

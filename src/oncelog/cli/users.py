@@ -56,7 +56,13 @@ def list_users(output: str, client_config: dict[str, Any]) -> None:
 
 @command.command("set")
 @click.argument("user")
-@click.option("--iterations", type=click.IntRange(4_096, 16_384), default=8_192, show_default=True)
+@click.option(
+    "--iterations",
+    type=click.IntRange(4_096, 16_384),
+    default=8_192,
+    show_default=True,
+    help="SCRAM iterations: more make guessing a stolen password slower, and each login too.",
+)
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
