@@ -1,4 +1,4 @@
-"""Deprecated name of `oncelog.testing.proxy`."""
+"""Deprecated name of `oncelog.testing.proxy`, kept for one release."""
 
 from __future__ import annotations
 

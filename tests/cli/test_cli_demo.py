@@ -36,6 +36,7 @@ from playwright.sync_api import Browser
 
 from oncelog.testing.broker_process import ServedBroker
 from oncelog.testing.proxy import Action, BatchSummary, Direction, Fate, Outcome, Rule, WireEvent
+from oncelog.testing.proxy.txn_messages import TxnRequest
 
 # -- the story, from events ----------------------------------------------------------------------------
 
@@ -123,18 +124,18 @@ class Wire:
         self.events.append(event)
 
     def begin(self, lane: int, writer: tuple[int, int]) -> None:
-        self.say(Direction.REQUEST, "InitProducerId", said=f"for oncelog-5f1c/{lane}")
-        self.say(Direction.RESPONSE, "InitProducerId", writer, said="ok")
+        self.say(Direction.REQUEST, "InitProducerId", txn=TxnRequest(transactional_id=f"oncelog-5f1c/{lane}"))
+        self.say(Direction.RESPONSE, "InitProducerId", writer, txn_error_code=0)
 
     def write(self, writer: tuple[int, int]) -> None:
         batch = BatchSummary("enriched", 0, *writer, 0, 9, 10, 500)
         self.say(Direction.REQUEST, "Produce", batches=(batch,))
 
     def commit(self, writer: tuple[int, int], fate: Fate = Fate.PASSED) -> None:
-        said = f"COMMIT  pid {writer[0]} epoch {writer[1]}"
-        self.say(Direction.REQUEST, "EndTxn", said=said, fate=fate)
+        request = TxnRequest(producer_id=writer[0], producer_epoch=writer[1], is_commit=True)
+        self.say(Direction.REQUEST, "EndTxn", txn=request, fate=fate)
         if fate is Fate.PASSED:
-            self.say(Direction.RESPONSE, "EndTxn", (writer[0], writer[1] + 1), said="ok")
+            self.say(Direction.RESPONSE, "EndTxn", (writer[0], writer[1] + 1), txn_error_code=0)
 
 
 def test_lanes_before_and_after_the_kill() -> None:

@@ -61,7 +61,7 @@ def late_commit(servers: str, topic: str, name: str) -> str:
         producer.send(topic, b"second")
         producer.flush()
         proxy.release()
-        assert proxy.wait_until(lambda events: any(each.fate is Fate.SWALLOWED for each in events))
+        assert proxy.wait_until(lambda events: any(each.fate is Fate.UNEXPECTED for each in events))
         try:
             producer.abort_transaction()
         except BrokerError as error:

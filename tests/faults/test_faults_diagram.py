@@ -9,7 +9,7 @@ from oncelog.explain.diagram import Arrow, Lane, Note, Tone, hidden_apis, plan
 from oncelog.explain.svg import draw_svg
 from oncelog.explain.text import draw_text
 from oncelog.testing.proxy import BatchSummary, Direction, Fate, Outcome, WireEvent
-from oncelog.testing.proxy.event_format import event_line
+from oncelog.testing.proxy.event_format import format_line
 
 
 def request(correlation: int, sequence: int, fate: Fate = Fate.PASSED, connection: int = 1) -> WireEvent:
@@ -118,6 +118,6 @@ def test_the_svg_is_well_formed_and_holds_every_message() -> None:
 
 
 def test_a_line_of_the_proxy_says_what_happened() -> None:
-    line = " ".join(event_line(replace(LOST_ACK[1], number=2, time_ms=1.5)).split())
+    line = " ".join(format_line(replace(LOST_ACK[1], number=2, time_ms=1.5)).split())
     assert line == "2 1.5 1 1 ← Produce answer t-0 ok offset 0 [LOST, connection cut]"
-    assert "# the producer connects again" in event_line(LOST_ACK[2])
+    assert "# the producer connects again" in format_line(LOST_ACK[2])

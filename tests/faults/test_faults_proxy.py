@@ -10,9 +10,14 @@ from helpers_faults import ScriptedBroker, TinyClient, base_offset, produce
 
 from oncelog.errors import ConfigError, MisuseError
 from oncelog.testing.proxy import Direction, Fate, Proxy, Rule, WireEvent
+from oncelog.testing.proxy.decode import request_event, response_event
+from oncelog.testing.proxy.txn_messages import TxnRequest
+from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import (
     ApiVersionsRequest,
     DescribeClusterRequest,
+    EndTxnRequest,
+    EndTxnResponse,
     FetchRequest,
     FindCoordinatorRequest,
     InitProducerIdRequest,
@@ -118,7 +123,7 @@ def test_a_held_request_arrives_after_its_connection_ended(broker: ScriptedBroke
         with TinyClient(proxy.bootstrap_servers) as client:
             client.call(produce(1), VERSION)
         assert proxy.release() == 1
-        assert proxy.wait_until(seen(1, Fate.SWALLOWED, Direction.RESPONSE))
+        assert proxy.wait_until(seen(1, Fate.UNEXPECTED, Direction.RESPONSE))
         assert proxy.release() == 0
     assert broker.sequences == [1, 0]
 
@@ -144,7 +149,7 @@ def test_a_duplicate_reaches_the_broker_twice_and_the_client_hears_once(broker: 
         assert base_offset(client.call(produce(0), VERSION)) == 0
         assert base_offset(client.call(produce(1), VERSION)) == 20
         assert fates(proxy.events, Direction.REQUEST) == [Fate.PASSED, Fate.COPY, Fate.PASSED]
-        assert Fate.SWALLOWED in fates(proxy.events, Direction.RESPONSE)
+        assert Fate.UNEXPECTED in fates(proxy.events, Direction.RESPONSE)
     assert broker.sequences == [0, 0, 1]
 
 
@@ -152,7 +157,7 @@ def test_a_late_copy_waits_for_later_requests(broker: ScriptedBroker) -> None:
     rule = Rule(action="duplicate", api="Produce", nth=1, release_after=2)
     with Proxy(broker.address, rules=[rule]) as proxy, TinyClient(proxy.bootstrap_servers) as client:
         assert [base_offset(client.call(produce(n), VERSION)) for n in range(3)] == [0, 10, 20]
-        assert proxy.wait_until(seen(1, Fate.SWALLOWED, Direction.RESPONSE))
+        assert proxy.wait_until(seen(1, Fate.UNEXPECTED, Direction.RESPONSE))
     assert broker.sequences == [0, 1, 2, 0]
 
 
@@ -298,3 +303,15 @@ def test_clients_can_be_told_another_name_of_the_proxy(broker: ScriptedBroker) -
         with TinyClient(f"127.0.0.1:{proxy.port}") as client:
             (named,) = client.call(MetadataRequest(), 9).brokers
     assert (named.host, named.port) == ("localhost", proxy.port)
+
+
+def test_events_of_transactions_carry_fields_beside_their_text() -> None:
+    message = EndTxnRequest(transactional_id="id/3", producer_id=7, producer_epoch=2, committed=True)
+    frame = encode_request(message, 3, 1, "c")[4:]
+    header, request = request_event(frame, 1, "broker:1")
+    assert request.txn == TxnRequest("id/3", producer_id=7, producer_epoch=2, is_commit=True)
+    assert (request.said, request.to_dict()["txn"]["producer_id"]) == ("COMMIT  pid 7 epoch 2", 7)
+    response = response_event(request, frame, EndTxnResponse(error_code=47))
+    assert (response.txn_error_code, response.said) == (47, "INVALID_PRODUCER_EPOCH")
+    _, malformed = request_event(frame[: header.body_position], 1, "broker:1")
+    assert malformed.txn is None and malformed.said == malformed.decode_error != ""

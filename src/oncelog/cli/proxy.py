@@ -12,7 +12,7 @@ import click
 from oncelog.cli.common import printable
 from oncelog.explain.diagram import DRAWN_APIS
 from oncelog.server.listen_errors import listen_error_text
-from oncelog.testing.proxy.event_format import event_line
+from oncelog.testing.proxy.event_format import format_line
 from oncelog.testing.proxy.events import Direction, Fate, WireEvent
 from oncelog.testing.proxy.proxy import Proxy, parse_address
 from oncelog.testing.proxy.rules import parse_rule
@@ -96,7 +96,7 @@ def _printer(output: str, show_all: bool, stop: threading.Event) -> Any:
         if is_dull and not show_all and event.api not in DRAWN_APIS:
             return
         try:
-            click.echo(json.dumps(event.to_dict()) if output == "jsonl" else printable(event_line(event)))
+            click.echo(json.dumps(event.to_dict()) if output == "jsonl" else printable(format_line(event)))
         except BrokenPipeError:
             stop.set()  # whoever read our lines is gone, as with `| head`
 

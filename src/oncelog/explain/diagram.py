@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from oncelog.testing.proxy.event_format import Where, label
+from oncelog.testing.proxy.event_format import PartitionLabel, format_event
 from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, Outcome, WireEvent
 
 _OF_TRANSACTIONS = {"FindCoordinator", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"}
@@ -82,11 +82,15 @@ def plan(events: Iterable[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> list
     return steps
 
 
-def _naming(partitions: set[tuple[str, int]]) -> Where:
+def _naming(partitions: set[tuple[str, int]]) -> PartitionLabel:
     """As short as tells them apart."""
     if len(partitions) <= 1:
-        return Where.NOWHERE
-    return Where.PARTITION if len({topic for topic, _ in partitions}) == 1 else Where.TOPIC_PARTITION
+        return PartitionLabel.NONE
+    return (
+        PartitionLabel.PARTITION
+        if len({topic for topic, _ in partitions}) == 1
+        else PartitionLabel.TOPIC_PARTITION
+    )
 
 
 def _add_note(steps: list[Step], text: str) -> None:
@@ -101,8 +105,8 @@ def _add_note(steps: list[Step], text: str) -> None:
 class _Reader:
     """Remembers what was sent and stored, to name a retry and a recognised batch."""
 
-    def __init__(self, where: Where) -> None:
-        self._where = where
+    def __init__(self, partition_label: PartitionLabel) -> None:
+        self._partition_label = partition_label
         self._requests: dict[_Journey, WireEvent] = {}
         self._sent: set[_Batch] = set()
         self._offsets: dict[_Batch, int] = {}
@@ -139,7 +143,7 @@ class _Reader:
         )
 
     def _label(self, event: WireEvent) -> str:
-        return label(event, self._where)
+        return format_event(event, self._partition_label)
 
     def _what_was_done(self, event: WireEvent, journey: _Journey) -> tuple[str, Tone]:
         request = self._requests.get(journey)
@@ -205,7 +209,7 @@ _ANSWER_WAYS: dict[Fate, _Way] = {
     Fate.HELD: (_B, _N, Tone.HELD, "answer held back"),
     Fate.QUEUED: (_B, _N, Tone.HELD, "answer waits its turn"),
     Fate.RELEASED: (_N, _P, Tone.PLAIN, ""),
-    Fate.SWALLOWED: (_B, _N, Tone.LOST, "nobody waits for this answer"),
+    Fate.UNEXPECTED: (_B, _N, Tone.LOST, "nobody waits for this answer"),
     Fate.LOST: (_B, _N, Tone.LOST, "answer lost"),
     Fate.FORGED: (_N, _P, Tone.REFUSED, ""),
 }

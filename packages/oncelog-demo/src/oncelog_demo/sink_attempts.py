@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from oncelog.testing.proxy.events import Direction, WireEvent
+from oncelog.testing.proxy.txn_messages import TxnRequest
 
 Writer = tuple[int, int]
 """(producer id, epoch): a lane gets a new epoch for each attempt."""
-
-# As testing/proxy/txn_messages.py words them: the transactional id ends with a slash and the lane's number.
-_LANE = re.compile(r"for \S+/(\d+)$")
-_COMMIT = re.compile(r"COMMIT +pid (\d+) epoch (\d+)")
 
 
 class Ended(StrEnum):
@@ -73,22 +69,25 @@ class _Told:
         self.begun: dict[Writer, tuple[int, float]] = {}
         self.wrote: set[Writer] = set()
         self.committed: dict[Writer, float] = {}
-        self._asked: dict[tuple[int, int], str] = {}
+        self._requests: dict[tuple[int, int], TxnRequest] = {}
 
     def see(self, event: WireEvent) -> None:
         journey = (event.connection, event.correlation_id)
         if event.direction is Direction.REQUEST:
-            if event.api in ("InitProducerId", "EndTxn"):
-                self._asked[journey] = event.said
+            if event.api in ("InitProducerId", "EndTxn") and event.txn is not None:
+                self._requests[journey] = event.txn
             self.wrote.update((b.producer_id or 0, b.producer_epoch or 0) for b in event.batches)
-        elif event.error_code == 0 and journey in self._asked:
-            self._answered(event, self._asked.pop(journey))
+        elif event.error_code == 0 and journey in self._requests:
+            self._complete(event, self._requests.pop(journey))
 
-    def _answered(self, event: WireEvent, asked: str) -> None:
-        if (lane := _LANE.match(asked)) and event.producer:
-            self.begun.setdefault(event.producer, (int(lane[1]), event.time_ms))
-        elif commit := _COMMIT.match(asked):
-            self.committed.setdefault((int(commit[1]), int(commit[2])), event.time_ms)
+    def _complete(self, response: WireEvent, request: TxnRequest) -> None:
+        if request.is_commit and request.producer_id is not None and request.producer_epoch is not None:
+            self.committed.setdefault((request.producer_id, request.producer_epoch), response.time_ms)
+        elif response.api == "InitProducerId" and response.producer and request.transactional_id:
+            # The sink's transactional ids end with a slash and the number of the Spark task.
+            task = request.transactional_id.rpartition("/")[2]
+            if task.isdecimal():
+                self.begun.setdefault(response.producer, (int(task), response.time_ms))
 
 
 def with_rows(attempts: Iterable[Attempt], rows: Mapping[Writer, int]) -> list[Attempt]:

@@ -120,7 +120,7 @@ def stale_epoch(stage: Stage) -> None:
             before = _producers(scene)
             scene.proxy.note("the delayed batch arrives")
             scene.proxy.release()
-            scene.wait_until("the late answer", fate_seen(Fate.SWALLOWED, Direction.RESPONSE))
+            scene.wait_until("the late answer", fate_seen(Fate.UNEXPECTED, Direction.RESPONSE))
         sent = scene.batches_at_broker()
         scene.check(
             "the next batch went out under the next epoch, from sequence 0",

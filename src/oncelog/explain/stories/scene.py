@@ -176,7 +176,7 @@ class Scene:
         seen = set()
         found: list[Outcome] = []
         for event in self.proxy.events:
-            journey = (event.connection, event.correlation_id, event.fate is Fate.SWALLOWED)
+            journey = (event.connection, event.correlation_id, event.fate is Fate.UNEXPECTED)
             if event.outcomes and event.fate is not Fate.FORGED and journey not in seen:
                 seen.add(journey)
                 found += event.outcomes

@@ -1,4 +1,4 @@
-"""Faults on purpose: a proxy that loses, delays, repeats, holds and cuts chosen Kafka messages."""
+"""A fault-injecting proxy: it loses, delays, repeats, holds and cuts chosen Kafka messages."""
 
 from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, Outcome, WireEvent
 from oncelog.testing.proxy.proxy import Proxy

@@ -1,9 +1,13 @@
-"""Kafka's API keys and names, also of those whose bodies this project does not read.
+"""Kafka's API keys and error codes by name.
+
+The API keys include those whose messages this project does not read.
 
 Source: the request schemas of Apache Kafka 4.x (clients/src/main/resources/common/message).
 """
 
 from __future__ import annotations
+
+from oncelog.errors import ERROR_BY_CODE
 
 _TABLE = """
 0 Produce; 1 Fetch; 2 ListOffsets; 3 Metadata; 8 OffsetCommit; 9 OffsetFetch; 10 FindCoordinator;
@@ -29,5 +33,13 @@ API_NAMES = frozenset(NAME_BY_KEY.values())
 
 
 def api_name(key: int) -> str:
-    """Kafka's name of an API key, or `Api<key>` for one that is newer than this table."""
+    """Return Kafka's name of an API key; `Api<key>` if the key is newer than this table."""
     return NAME_BY_KEY.get(key, f"Api{key}")
+
+
+def error_name(code: int) -> str:
+    """Return Kafka's name of an error code; "" for 0, `error <code>` if the code is unknown."""
+    if code == 0:
+        return ""
+    error = ERROR_BY_CODE.get(code)
+    return error.kafka_name if error else f"error {code}"

@@ -1,4 +1,7 @@
-"""What the proxy reads of a message: batch headers, error codes, addresses. Everything else passes unread."""
+"""Decodes the parts of a message that the proxy needs: batch headers, error codes, addresses, transactions.
+
+All other messages are forwarded without being decoded.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from oncelog.errors import OncelogError
 from oncelog.testing.proxy.apis import api_name
 from oncelog.testing.proxy.events import BatchSummary, Direction, Outcome, WireEvent
-from oncelog.testing.proxy.txn_messages import words_of_answer, words_of_request
+from oncelog.testing.proxy.txn_messages import TxnRequest, first_error_code, txn_request
 from oncelog.wire.batch import iter_batches
 from oncelog.wire.frames import RequestHeader, decode_request_header, decode_response, encode_response
 from oncelog.wire.messages import API_BY_KEY, Message, ProduceRequest, ProduceResponse
@@ -20,42 +23,42 @@ INIT_PRODUCER_ID, DESCRIBE_CLUSTER = 22, 60
 ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
 
 FETCH_FIRST_WITH_ENDPOINTS = 16
-# The newest version the proxy lets clients negotiate for the APIs it must read; Produce 13 names topics
-# by id only. A newer broker's higher versions are clipped from its ApiVersions answer.
-_LAST_READ = {PRODUCE: 12}
-_WITH_WORDS = (
+_MAX_VERSIONS = {PRODUCE: 12}
+"""Highest versions that clients may negotiate for these APIs.
+
+Produce 13 names topics by id only (KIP-516).
+"""
+_TRANSACTIONAL = (
     FIND_COORDINATOR, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT,
 )  # fmt: skip
-_READ = (PRODUCE, FETCH, METADATA, DESCRIBE_CLUSTER, *_WITH_WORDS)
+_DECODED = (PRODUCE, FETCH, METADATA, DESCRIBE_CLUSTER, *_TRANSACTIONAL)
 
+_TRANSACTIONAL_NAMES = frozenset(map(api_name, _TRANSACTIONAL))
 _CORRELATION = struct.Struct(">i")
 _SIZE = struct.Struct(">i")
 
 
 def request_event(frame: bytes, connection: int, node: str) -> tuple[RequestHeader, WireEvent]:
-    """The header of a client's frame and the event that tells of it. Raises PeerError."""
+    """Return the header of a client's frame and its event. Raises PeerError if the header is malformed."""
     header = decode_request_header(frame)
     event = WireEvent(
         Direction.REQUEST, api_name(header.api_key), header.api_version, header.correlation_id,
         connection, node, header.client_id, len(frame),
     )  # fmt: skip
-    if header.api_key in _WITH_WORDS:
-        return header, replace(event, said=_words(header, frame))
-    if header.api_key != PRODUCE:
-        return header, event
     try:
+        if header.api_key in _TRANSACTIONAL:
+            return header, replace(event, txn=_decode_txn(header, frame))
+        if header.api_key != PRODUCE:
+            return header, event
         message = ProduceRequest.decode(header.api_version, frame, header.body_position)
         return header, replace(event, acks=message.acks, batches=tuple(_batches_of(message)))
     except OncelogError as error:
-        return header, replace(event, detail=f"not readable: {error}")
+        return header, replace(event, decode_error=f"not readable: {error}")
 
 
-def _words(header: RequestHeader, frame: bytes) -> str:
-    try:
-        request = API_BY_KEY[header.api_key].request
-        return words_of_request(request.decode(header.api_version, frame, header.body_position))
-    except OncelogError as error:
-        return f"not readable: {error}"
+def _decode_txn(header: RequestHeader, frame: bytes) -> TxnRequest | None:
+    request = API_BY_KEY[header.api_key].request
+    return txn_request(request.decode(header.api_version, frame, header.body_position))
 
 
 def _batches_of(message: ProduceRequest) -> Iterator[BatchSummary]:
@@ -71,31 +74,39 @@ def _batches_of(message: ProduceRequest) -> Iterator[BatchSummary]:
 
 
 def correlation_of(frame: bytes) -> int | None:
-    """The correlation id of a response frame; None when it is too short to have one."""
+    """Return the correlation id of a response frame; None if the frame is too short."""
     return int(_CORRELATION.unpack_from(frame)[0]) if len(frame) >= 4 else None
 
 
-def read_answer(header: RequestHeader, frame: bytes) -> Message | None:
-    """The decoded answer where the proxy has to look into it, else None."""
+def decode_known_response(header: RequestHeader, frame: bytes) -> Message | None:
+    """Return the decoded response; None if the proxy does not need it or cannot decode it."""
     key, version = header.api_key, header.api_version
-    if key not in _READ and key != API_VERSIONS:
+    if key not in _DECODED and key != API_VERSIONS:
         return None
     if key == FETCH and version < FETCH_FIRST_WITH_ENDPOINTS:
         return None
     try:
         _, message = decode_response(API_BY_KEY[key].response, version, frame)
     except OncelogError:
-        # For example an ApiVersions refusal, whose body is always version 0: it passes as it came.
+        # For example UNSUPPORTED_VERSION to ApiVersions, whose body always has version 0. Forwarded
+        # unchanged.
         return None
     return message
 
 
 def response_event(request: WireEvent, frame: bytes, message: Message | None) -> WireEvent:
-    """The event of the answer to `request`."""
+    """Return the event of the response to `request`. `message` None: the response is not decoded."""
     event = replace(
-        request, direction=Direction.RESPONSE, size_bytes=len(frame), batches=(), detail="",
-        error_code=int(getattr(message, "error_code", 0)), said=words_of_answer(message),
-    )  # fmt: skip
+        request,
+        direction=Direction.RESPONSE,
+        size_bytes=len(frame),
+        batches=(),
+        detail="",
+        decode_error="",
+        error_code=int(getattr(message, "error_code", 0)),
+    )
+    if message is not None and request.api in _TRANSACTIONAL_NAMES:
+        event = replace(event, txn_error_code=first_error_code(message))
     if isinstance(message, ProduceResponse):
         return replace(event, outcomes=tuple(_outcomes_of(message)))
     producer_id = getattr(message, "producer_id", -1)
@@ -106,13 +117,14 @@ def response_event(request: WireEvent, frame: bytes, message: Message | None) ->
 
 def _outcomes_of(message: ProduceResponse) -> Iterator[Outcome]:
     for topic in message.responses:
-        for part in topic.partition_responses:
-            offset = part.base_offset if part.base_offset >= 0 else None
-            yield Outcome(topic.name, part.index, part.error_code, offset)
+        for partition in topic.partition_responses:
+            offset = partition.base_offset if partition.base_offset >= 0 else None
+            yield Outcome(topic.name, partition.index, partition.error_code, offset)
 
 
 def addresses_of(message: Message | None) -> list[Any]:
-    """The parts of an answer that name a broker's `host` and `port`, to be rewritten in place."""
+    """Return the parts of a response that have a broker's `host` and `port`, which the proxy rewrites in
+    place."""
     parts: list[Any] = [
         *getattr(message, "brokers", ()),
         *getattr(message, "coordinators", ()),
@@ -124,36 +136,41 @@ def addresses_of(message: Message | None) -> list[Any]:
 
 
 def clip_versions(message: Message) -> bool:
-    """Lower an ApiVersions answer to what the proxy can read; whether anything changed."""
-    changed = False
+    """Lower the versions in an ApiVersions response to those that the proxy decodes.
+
+    Return True if any changed.
+    """
+    has_changed = False
     for row in getattr(message, "api_keys", ()):
-        if row.api_key not in _READ:
+        if row.api_key not in _DECODED:
             continue
-        last = _LAST_READ.get(row.api_key, API_BY_KEY[row.api_key].last_version)
-        if row.min_version <= last < row.max_version:
-            row.max_version, changed = last, True
-    return changed
+        max_version = _MAX_VERSIONS.get(row.api_key, API_BY_KEY[row.api_key].last_version)
+        if row.min_version <= max_version < row.max_version:
+            row.max_version, has_changed = max_version, True
+    return has_changed
 
 
-def encode_answer(header: RequestHeader, message: Message) -> bytes:
-    """The frame of an answer, without its size prefix."""
+def encode_response_frame(header: RequestHeader, message: Message) -> bytes:
+    """Return the frame of a response, without its size prefix."""
     return encode_response(message, header.api_version, header.correlation_id)[_SIZE.size :]
 
 
 def forged_error(header: RequestHeader, request: WireEvent, code: int) -> tuple[bytes, WireEvent]:
-    """A Produce answer that gives `code` to every partition of the request, and its event."""
+    """Return a Produce response with error `code` for every partition of the request, and its event."""
     partitions: dict[str, set[int]] = {}
     for batch in request.batches:
         partitions.setdefault(batch.topic, set()).add(batch.partition)
-    part = ProduceResponse.PartitionProduceResponse
-    answer = ProduceResponse(
+    result = ProduceResponse.PartitionProduceResponse
+    response = ProduceResponse(
         responses=[
             ProduceResponse.TopicProduceResponse(
                 name=topic,
-                partition_responses=[part(index=i, error_code=code, base_offset=-1) for i in sorted(indexes)],
+                partition_responses=[
+                    result(index=index, error_code=code, base_offset=-1) for index in sorted(indexes)
+                ],
             )
             for topic, indexes in partitions.items()
         ]
     )
-    frame = encode_answer(header, answer)
-    return frame, response_event(request, frame, answer)
+    frame = encode_response_frame(header, response)
+    return frame, response_event(request, frame, response)

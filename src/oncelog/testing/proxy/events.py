@@ -1,4 +1,4 @@
-"""What crossed the wire: one event per message, kept in order and readable from any thread."""
+"""The events of a proxy: one per message, in order, with fields for programs. Readable from any thread."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from oncelog.errors import ERROR_BY_CODE
+from oncelog.testing.proxy.apis import error_name
+from oncelog.testing.proxy.txn_messages import TxnRequest, describe_request, describe_response
 
 
 class Direction(StrEnum):
-    """Which way a message travels; a NOTE is a remark of whoever runs the proxy."""
+    """The direction of a message. A NOTE is a remark of the program that runs the proxy."""
 
     REQUEST = "request"
     RESPONSE = "response"
@@ -22,18 +23,18 @@ class Direction(StrEnum):
 
 
 class Fate(StrEnum):
-    """What became of one message.
+    """The result of the proxy's rules for one message.
 
-    PASSED      went on its way
+    PASSED      forwarded
     DROPPED     lost alone; the connection stays open and silent behind it
     CUT         lost together with its connection
-    HELD        kept in the network until released
-    RELEASED    a held message went on its way
-    COPY        a second copy of a request reached the broker
-    SWALLOWED   the answer to a copy, which no client waits for
-    QUEUED      an answer that waits for the turn of an earlier one
-    LOST        the message itself was not chosen, but its connection was gone or silent
-    FORGED      replaced by an error: a request never reached the broker, an answer was overwritten
+    HELD        kept in the network until it is released
+    RELEASED    forwarded after it was held
+    COPY        a second copy of a request, given to the broker
+    UNEXPECTED  the response to a copy, which no client expects
+    QUEUED      a response that waits for an earlier one
+    LOST        not chosen by a rule, but its connection was gone or silent
+    FORGED      replaced by an error: the broker never got the request, or its response was overwritten
     """
 
     PASSED = "passed"
@@ -42,7 +43,8 @@ class Fate(StrEnum):
     HELD = "held"
     RELEASED = "released"
     COPY = "copy"
-    SWALLOWED = "swallowed"
+    UNEXPECTED = "swallowed"
+    SWALLOWED = "swallowed"  # the deprecated name
     QUEUED = "queued"
     LOST = "lost"
     FORGED = "forged"
@@ -50,7 +52,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchSummary:
-    """The header of a record batch inside a Produce request. None: the batch has no producer."""
+    """The header of a record batch in a Produce request.
+
+    Producer fields are None for a batch without them.
+    """
 
     topic: str
     partition: int
@@ -64,7 +69,10 @@ class BatchSummary:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One partition's line of a Produce response; `base_offset` is None when the broker gave none."""
+    """The result of a Produce request for one partition.
+
+    `base_offset` is None if the broker returned none.
+    """
 
     topic: str
     partition: int
@@ -73,43 +81,62 @@ class Outcome:
 
     @property
     def error_name(self) -> str:
-        """Kafka's name of the code; empty for success."""
+        """Kafka's name of the error; "" for success."""
         return error_name(self.error_code)
 
 
 @dataclass(frozen=True, slots=True)
 class WireEvent:
-    """One message as the proxy saw it, and its fate.
-
-    `number` counts from 1 in the order of the fates; `time_ms` is milliseconds since the proxy
-    started; `connection` numbers client connections from 1 (0 for notes); `node` is the upstream
-    address `host:port`. `error_code` is the answer's own code where it has one.
-    """
+    """One message as the proxy saw it, and its fate."""
 
     direction: Direction
     api: str
     api_version: int = 0
     correlation_id: int = 0
     connection: int = 0
+    """Number of the client connection, from 1; 0 for notes."""
     node: str = ""
+    """HOST:PORT of the broker."""
     client_id: str | None = None
     size_bytes: int = 0
     batches: tuple[BatchSummary, ...] = ()
+    """Of a Produce request."""
     outcomes: tuple[Outcome, ...] = ()
+    """Of a Produce response."""
     error_code: int = 0
+    """The response's top-level error code."""
     acks: int | None = None
+    """Of a Produce request."""
     producer: tuple[int, int] | None = None
-    """(producer id, epoch) that an answer handed out, of InitProducerId or EndTxn."""
-    said: str = ""
-    """What a message of a transaction says, in words."""
+    """(producer id, epoch) that a response to InitProducerId or EndTxn assigned."""
+    txn: TxnRequest | None = None
+    """Fields of a transaction's request. Its response carries them too."""
+    txn_error_code: int | None = None
+    """First error code in the response to a transaction's request; 0 if there is none."""
+    decode_error: str = ""
+    """Reason for which the proxy could not decode the request; it is forwarded unchanged."""
     fate: Fate = Fate.PASSED
     detail: str = ""
+    """A remark on the fate, or the text of a note."""
     number: int = 0
+    """Number of the event, from 1, in the order in which fates were decided."""
     time_ms: float = 0.0
+    """Milliseconds since the proxy started."""
+
+    @property
+    def said(self) -> str:
+        """Text of a transaction's message, for tables and diagrams.
+
+        Programs use `txn` and `txn_error_code`.
+        """
+        if self.direction is Direction.RESPONSE:
+            return "" if self.txn_error_code is None else describe_response(self.txn_error_code)
+        return self.decode_error or ("" if self.txn is None else describe_request(self.api, self.txn))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the names of the error codes beside their numbers."""
+        """Return plain values for JSON, with the names of the error codes beside their numbers."""
         row = asdict(self)
+        row["said"] = self.said
         row["time_ms"] = round(self.time_ms, 3)
         row["error_name"] = error_name(self.error_code)
         for outcome in row["outcomes"]:
@@ -117,16 +144,8 @@ class WireEvent:
         return row
 
 
-def error_name(code: int) -> str:
-    """Kafka's name of an error code; empty for 0, the number where the code is not known."""
-    if code == 0:
-        return ""
-    known = ERROR_BY_CODE.get(code)
-    return known.kafka_name if known else f"error {code}"
-
-
 class EventLog:
-    """The events of one proxy. `max_events` bounds memory: the oldest go first."""
+    """The events of one proxy. It keeps the newest `max_events`; `on_event` is called with each one."""
 
     def __init__(
         self, max_events: int = 200_000, on_event: Callable[[WireEvent], None] | None = None
@@ -138,7 +157,7 @@ class EventLog:
         self._on_event = on_event
 
     def record(self, event: WireEvent, fate: Fate, detail: str = "") -> WireEvent:
-        """Number, date and keep `event` with its fate; wakes whoever waits."""
+        """Append `event` with its fate, a number and the time. Wakes `wait_until`."""
         with self._changed:
             self._count += 1
             elapsed_ms = (time.monotonic() - self._started) * 1000
@@ -150,15 +169,15 @@ class EventLog:
         return event
 
     def note(self, text: str) -> None:
-        """Put a remark between the events."""
+        """Append a remark."""
         self.record(WireEvent(Direction.NOTE, ""), Fate.PASSED, text)
 
     def snapshot(self) -> list[WireEvent]:
-        """A copy of all events so far."""
+        """Return a copy of all events so far."""
         with self._changed:
             return list(self._events)
 
     def wait_until(self, predicate: Callable[[Sequence[WireEvent]], bool], timeout: float) -> bool:
-        """Block until `predicate(events)` holds, at most `timeout` seconds; whether it did."""
+        """Block until `predicate(events)` is true, at most `timeout` seconds. Return its last value."""
         with self._changed:
             return self._changed.wait_for(lambda: predicate(self._events), timeout)

@@ -1,4 +1,4 @@
-"""What a relay handles: frames on streams, an exchange of request and answer, a message that is held."""
+"""Messages on their way through the proxy: frames on streams, requests in flight, messages that are held."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ Address = tuple[str, int]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Hub(Protocol):
-    """What a relay needs of its proxy."""
+class ProxyContext(Protocol):
+    """The parts of a proxy that its relays share."""
 
     book: RuleBook
     log: EventLog
-    held: list[Held]
+    held: list[HeldMessage]
+    """All messages that are held, on all connections."""
 
     async def address_for(self, host: str, port: int) -> Address:
-        """Where clients reach the broker `host:port` through the proxy."""
+        """Return the address at which clients reach the broker `host:port` through the proxy."""
         ...
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a task that outlives the relay."""
+        """Run a task that may outlive the relay."""
         ...
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """A message kept in the network. `on_release(lose)` is called once."""
+class HeldMessage:
+    """A message that a rule holds. `on_release(lose)` is called once."""
 
     api: str
     remaining: int | None
+    """Requests of `api` that must pass before the release; None if their number does not matter."""
     on_release: Callable[[bool], None]
     timer: asyncio.TimerHandle | None = None
     is_done: bool = False
 
     def release(self, lose: bool = False) -> None:
-        """Let it go on, or lose it."""
+        """Forward the message, or lose it."""
         if not self.is_done:
             self.is_done = True
             if self.timer:
@@ -55,7 +57,7 @@ class Held:
             self.on_release(lose)
 
     def count_down(self, api: str) -> None:
-        """A later request of `api` went by."""
+        """Count a later request of `api` that passed."""
         if self.remaining is not None and api == self.api:
             self.remaining -= 1
             if self.remaining <= 0:
@@ -63,31 +65,32 @@ class Held:
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
-    """A request and the way to its answer.
-
-    `answer` becomes None when the broker is gone; `turn` counts the requests of its API that the
-    broker was given on this connection, from 1.
-    """
+class InFlightRequest:
+    """A request and its response."""
 
     header: RequestHeader
     frame: bytes
     event: WireEvent
-    answer: asyncio.Future[bytes | None]
-    turn: int = 0
+    response: asyncio.Future[bytes | None]
+    """The response frame; None if the broker closed the connection."""
+    send_number: int = 0
+    """Number among the requests of its API that the broker was given on this connection, from 1."""
     is_copy: bool = False
     is_dropped: bool = False
     is_forged: bool = False
     is_queued: bool = False
 
     @property
-    def expects_answer(self) -> bool:
-        """acks=0 is the one request that has none."""
+    def expects_response(self) -> bool:
+        """False for a Produce request with acks=0, the only request without a response."""
         return self.event.acks != 0
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame without its size prefix; None at the end. Raises PeerError on a senseless size."""
+    """Return the next frame without its size prefix; None at the end.
+
+    Raises PeerError for an invalid size.
+    """
     try:
         (size,) = _SIZE.unpack(await reader.readexactly(_SIZE.size))
         if not 0 <= size <= MAX_FRAME_BYTES:
@@ -98,13 +101,14 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def write_frame(writer: asyncio.StreamWriter, frame: bytes) -> None:
-    """Write a frame with its size prefix; nothing when the connection is closing."""
+    """Write a frame with its size prefix, unless the connection is closing."""
     if not writer.is_closing():
         writer.write(_SIZE.pack(len(frame)) + frame)
 
 
 async def drain(writer: asyncio.StreamWriter) -> None:
+    """Wait until the writer accepts more. A lost connection is no error here."""
     try:
         await writer.drain()
     except ConnectionError:
-        pass  # the reading pump of that side sees the end
+        pass  # the task that reads from that side ends

@@ -1,4 +1,4 @@
-"""The proxy: stands between clients and the brokers of a cluster and does what its rules say."""
+"""A TCP proxy between clients and the brokers of a cluster that injects the faults of its rules."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Self
 from oncelog.errors import ConfigError, MisuseError
 from oncelog.runtime.loop_thread import LoopThread
 from oncelog.testing.proxy.events import EventLog, WireEvent
-from oncelog.testing.proxy.in_flight import Address, Held, Streams
+from oncelog.testing.proxy.in_flight import Address, HeldMessage, Streams
 from oncelog.testing.proxy.relay import Relay
 from oncelog.testing.proxy.rules import Rule, RuleBook
 
 
 def parse_address(text: str) -> Address:
-    """`host:port` (IPv6 in brackets). Raises ConfigError."""
+    """Return host and port of `host:port` (IPv6 in brackets). Raises ConfigError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{text!r} is no HOST:PORT")
@@ -24,11 +24,13 @@ def parse_address(text: str) -> Address:
 
 
 class Proxy:
-    """A TCP proxy that understands Kafka's frames, in a thread of its own; a context manager.
+    """A proxy for Kafka's protocol, in a thread of its own. A context manager.
 
-    Every broker that an answer names gets a listening port of the proxy, opened when it is first
-    named, so clients that bootstrap here never pass it by. Carries plain-text connections; the
-    requests of SASL pass, TLS does not. `advertised_host` is what clients are told, default `host`.
+    Every broker that a response names gets a listening port of the proxy, opened when it is first named. So
+    clients that bootstrap here never bypass the proxy. It forwards plaintext connections, SASL among them,
+    but not TLS. `advertised_host` replaces the brokers' host names in responses; it defaults to `host`.
+    `on_event` is called with each event, in the proxy's thread. Raises ConfigError for an `upstream` that is
+    not HOST:PORT.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Proxy:
         self._address: Address | None = None
 
     def start(self) -> Self:
-        """Listen; returns itself. Raises OSError when the port is taken."""
+        """Listen, and return this object. Raises OSError if the port is in use."""
         if self._thread is None:
             self._thread = LoopThread("oncelog-proxy")
             try:
@@ -60,7 +62,7 @@ class Proxy:
         return self
 
     def stop(self) -> None:
-        """Close every connection and port; held messages are lost. Events stay readable."""
+        """Close every connection and port. Held messages are lost, events stay available."""
         if self._thread is not None:
             self._thread.run(self._core.close())
             self._thread.stop()
@@ -76,7 +78,7 @@ class Proxy:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port` for clients. Raises MisuseError before start()."""
+        """The address for clients (`host:port`). Raises MisuseError before start()."""
         if self._address is None:
             raise MisuseError("the proxy is not started: use it in a with statement, or call start()")
         return f"{self._address[0]}:{self._address[1]}"
@@ -88,34 +90,34 @@ class Proxy:
 
     @property
     def events(self) -> list[WireEvent]:
-        """Everything that crossed so far, in order."""
+        """All events so far, in order."""
         return self._core.log.snapshot()
 
     def add(self, rule: Rule) -> None:
-        """Put a rule in force, after those there; its counting starts now."""
+        """Add a rule behind the present ones. Its count of matches starts now."""
         self._core.book.add(rule)
 
     def clear(self) -> None:
-        """Drop all rules; what is held stays held."""
+        """Remove all rules. Held messages stay held."""
         self._core.book.clear()
 
     def note(self, text: str) -> None:
-        """Put a remark between the events."""
+        """Add a remark to the events."""
         self._core.log.note(text)
 
     def wait_until(self, predicate: Callable[[Sequence[WireEvent]], bool], timeout: float = 10.0) -> bool:
-        """Block until `predicate(events)` holds, at most `timeout` seconds; whether it did."""
+        """Block until `predicate(events)` is true, at most `timeout` seconds. Return its last value."""
         return self._core.log.wait_until(predicate, timeout)
 
     def release(self, *, lose: bool = False) -> int:
-        """Let all held messages go on (`lose`: lose them; an answer takes its connection along).
+        """Forward all held messages and return their number.
 
-        Returns how many there were.
+        `lose` loses them instead. A lost response ends its connection.
         """
         return self._run(self._core.release(lose))
 
     def cut(self) -> int:
-        """End all client connections now; returns how many there were."""
+        """Close all client connections now and return their number."""
         return self._run(self._core.cut())
 
     def _run(self, coroutine: Coroutine[Any, Any, int]) -> int:
@@ -126,11 +128,11 @@ class Proxy:
 
 
 class _Core:
-    """The part that lives on the loop: ports by broker, relays, held messages."""
+    """The state of a proxy on its event loop: ports by broker, relays, held messages."""
 
     def __init__(self, host: str, advertised_host: str, book: RuleBook, log: EventLog) -> None:
         self.book, self.log = book, log
-        self.held: list[Held] = []
+        self.held: list[HeldMessage] = []
         self._host, self._advertised_host = host, advertised_host
         self._servers: dict[Address, asyncio.Server] = {}
         self._opening = asyncio.Lock()
@@ -139,12 +141,12 @@ class _Core:
         self._connection_count = 0
 
     async def listen(self, upstream: Address, port: int) -> Address:
-        """Open the port that stands for the broker `upstream`."""
+        """Open the port of the broker `upstream`, and return its address for clients."""
         self._servers[upstream] = await asyncio.start_server(self._accept_for(upstream), self._host, port)
         return await self.address_for(*upstream)
 
     async def address_for(self, host: str, port: int) -> Address:
-        """Where clients reach the broker `host:port`; opens the port when it is new."""
+        """Return the address at which clients reach the broker `host:port`. Open its port if it is new."""
         upstream = (host, port)
         async with self._opening:
             if upstream not in self._servers:
@@ -175,13 +177,13 @@ class _Core:
             self._relays.discard(relay)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a task that outlives its relay."""
+        """Run a task that may outlive its relay."""
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def release(self, lose: bool) -> int:
-        """Release or lose everything held."""
+        """Forward or lose all held messages, and return their number."""
         waiting = [held for held in self.held if not held.is_done]
         self.held.clear()
         for held in waiting:
@@ -189,14 +191,14 @@ class _Core:
         return len(waiting)
 
     async def cut(self) -> int:
-        """End all client connections."""
+        """Close all client connections and return their number."""
         relays = tuple(self._relays)
         for relay in relays:
             relay.cut()
         return len(relays)
 
     async def close(self) -> None:
-        """Close ports and connections and wait for it: a loop must not end with open handles."""
+        """Close ports and connections. Wait for it: the event loop must not end with open handles."""
         servers, relays = tuple(self._servers.values()), tuple(self._relays)
         for server in servers:
             server.close()

@@ -1,13 +1,13 @@
-"""One client connection through the proxy: three pumps and what the rules make of the messages.
+"""One client connection through the proxy, and what the rules do to its messages.
 
-    client --requests--> [rules] --> broker          _take_requests
-    broker --answers--> by order of sending          _take_answers
-    client <--answers-- [rules] in request order     _deliver
+    client --requests---> [rules] --> broker          _read_from_client
+    broker --responses--> by order of sending         _read_from_broker
+    client <--responses-- [rules] in request order    _deliver
 
-Clients match answers to requests by order and close the connection on any other correlation id
-(the Java client and librdkafka alike), so an answer that may not be delivered yet, or never, holds
-back all later ones. A connection that ends lets the broker finish what was already sent to it, so
-that "acknowledgement lost" always means: stored, and not told.
+Clients match responses to requests by order, and close the connection on any other correlation id (Java's
+client and librdkafka alike). So a response that may not be delivered yet, or never, holds back all later
+ones. If a connection ends, the broker may finish the requests that it was already given. Therefore a lost
+acknowledgement always means that the records were stored and the client was not notified.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from oncelog.testing.proxy.decode import (
     addresses_of,
     clip_versions,
     correlation_of,
-    encode_answer,
+    decode_known_response,
+    encode_response_frame,
     forged_error,
-    read_answer,
     request_event,
     response_event,
 )
 from oncelog.testing.proxy.events import Fate, WireEvent
 from oncelog.testing.proxy.in_flight import (
     Address,
-    Exchange,
-    Held,
-    Hub,
+    HeldMessage,
+    InFlightRequest,
+    ProxyContext,
     Streams,
     drain,
     read_frame,
@@ -41,57 +41,64 @@ from oncelog.testing.proxy.in_flight import (
 from oncelog.testing.proxy.rules import Action, Rule, error_code_of
 
 DRAIN_SECONDS = 1.0
-"""How long a broker may take to answer what it was sent before its connection is closed."""
+"""Time that a broker gets to respond to the last requests before its connection is closed."""
 
 LATE_SECONDS = 10.0
+"""Time that a broker gets to respond to a request that was released after its connection ended."""
 
 
 class Relay:
     """A client connection and its connection to one broker."""
 
-    def __init__(self, hub: Hub, number: int, upstream: Address, client: Streams, broker: Streams) -> None:
-        self.hub = hub
+    def __init__(
+        self, context: ProxyContext, number: int, upstream: Address, client: Streams, broker: Streams
+    ) -> None:
+        self.context = context
         self.number = number
         self.upstream = upstream
         self._reader, self._writer = client
         self._from_broker, self._to_broker = broker
         self._loop = asyncio.get_running_loop()
-        self._open: deque[Exchange] = deque()  # in the client's order, not yet delivered
-        self._order: asyncio.Queue[Exchange | None] = asyncio.Queue()
-        self._sent: deque[Exchange] = deque()  # in the broker's order, not yet answered
-        self._held: list[Held] = []
+        self._open: deque[InFlightRequest] = deque()
+        """Requests whose response is not delivered, in the client's order."""
+        self._order: asyncio.Queue[InFlightRequest | None] = asyncio.Queue()
+        self._sent: deque[InFlightRequest] = deque()
+        """Requests without a response, in the order in which the broker was given them."""
+        self._held: list[HeldMessage] = []
         self._cut = asyncio.Event()
-        self._sent_count: dict[str, int] = {}  # requests given to the broker, by API
+        self._sent_counts: dict[str, int] = {}
+        """Number of requests that the broker was given, by API."""
         self._is_over = False
-        self._is_broker_gone = False
-        self._is_blocked = False  # the answer whose turn it is, is held
+        self._has_broker_closed = False
+        self._is_blocked = False
+        """True while the next response in order is held."""
 
     async def run(self) -> None:
-        """Carry messages until either side ends or a rule cuts, then close both connections."""
+        """Forward messages until either side or a rule ends a connection. Then close both."""
         try:
-            await self._pump()
+            await self._run_tasks()
         finally:
             self._writer.close()
             self._to_broker.close()
         await self._wait_closed()
 
-    async def _pump(self) -> None:
-        answers = asyncio.create_task(self._take_answers())
-        pumps = (self._take_requests(), self._deliver(), self._wait_for_cut())
-        enders: list[asyncio.Task[None]] = [asyncio.create_task(pump) for pump in pumps]
+    async def _run_tasks(self) -> None:
+        responses = asyncio.create_task(self._read_from_broker())
+        coroutines = (self._read_from_client(), self._deliver(), self._wait_for_cut())
+        ending_tasks: list[asyncio.Task[None]] = [asyncio.create_task(coroutine) for coroutine in coroutines]
         try:
-            await asyncio.wait(enders, return_when=asyncio.FIRST_COMPLETED)
-            self._end(enders)
-            if self._sent and not self._is_broker_gone:
+            await asyncio.wait(ending_tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._end(ending_tasks)
+            if self._sent and not self._has_broker_closed:
                 await drain(self._to_broker)
-                await asyncio.wait([answers], timeout=DRAIN_SECONDS)
+                await asyncio.wait([responses], timeout=DRAIN_SECONDS)
         finally:
-            for task in (answers, *enders):
+            for task in (responses, *ending_tasks):
                 task.cancel()
-            await asyncio.gather(answers, *enders, return_exceptions=True)
+            await asyncio.gather(responses, *ending_tasks, return_exceptions=True)
 
     async def abort(self) -> None:
-        """Throw both connections away, with what is not written yet."""
+        """Close both connections at once. Data that is not written yet is lost."""
         self._writer.transport.abort()
         self._to_broker.transport.abort()
         await self._wait_closed()
@@ -111,274 +118,278 @@ class Relay:
     async def _wait_for_cut(self) -> None:
         await self._cut.wait()
 
-    def _end(self, enders: list[asyncio.Task[None]]) -> None:
-        """From here on nothing goes to the client, and nothing more comes from it."""
+    def _end(self, ending_tasks: list[asyncio.Task[None]]) -> None:
+        """Stop the exchange with the client: nothing more is read from it or written to it."""
         self._is_over = True
         if self._reader.at_eof():
             self._writer.close()
-        for exchange in self._open:
-            frame = exchange.answer.result() if exchange.answer.done() else None
+        for request in self._open:
+            frame = request.response.result() if request.response.done() else None
             if frame is not None:
-                self._record_lost(exchange, frame)
-        for task in enders:
+                self._record_lost(request, frame)
+        for task in ending_tasks:
             task.cancel()
 
-    # Requests: client to broker.
+    # --- requests: client to broker
 
-    async def _take_requests(self) -> None:
+    async def _read_from_client(self) -> None:
         try:
             await self._read_requests()
         except PeerError as error:
-            self.hub.log.note(f"connection {self.number}: not a Kafka client: {error}")
+            self.context.log.note(f"connection {self.number}: not a Kafka client: {error}")
 
     async def _read_requests(self) -> None:
         while (frame := await read_frame(self._reader)) is not None:
             header, event = request_event(frame, self.number, self._node)
-            exchange = Exchange(header, frame, event, self._loop.create_future())
-            decision = self.hub.book.decide(event)
+            request = InFlightRequest(header, frame, event, self._loop.create_future())
+            decision = self.context.book.decide(event)
             if decision.delay_ms:
                 await asyncio.sleep(decision.delay_ms / 1000)
-            if not self._carry(exchange, decision.rule):
+            if not self._apply_rule(request, decision.rule):
                 return
             await drain(self._to_broker)
 
-    def _carry(self, exchange: Exchange, rule: Rule | None) -> bool:
-        """Do with a request what the rule says; False ends the connection."""
+    def _apply_rule(self, request: InFlightRequest, rule: Rule | None) -> bool:
+        """Apply a rule to a request. Return False to end the connection."""
         action = rule.action if rule else None
         if action is Action.CUT:
-            self.hub.log.record(exchange.event, Fate.CUT)
+            self.context.log.record(request.event, Fate.CUT)
             return False
-        exchange.is_dropped = action is Action.DROP
-        if exchange.expects_answer:
-            self._open.append(exchange)
-            self._order.put_nowait(exchange)
+        request.is_dropped = action is Action.DROP
+        if request.expects_response:
+            self._open.append(request)
+            self._order.put_nowait(request)
         if action is Action.DROP:
-            self.hub.log.record(exchange.event, Fate.DROPPED)
+            self.context.log.record(request.event, Fate.DROPPED)
         elif action is Action.HOLD and rule:
-            self.hub.log.record(exchange.event, Fate.HELD)
-            self._hold_request(exchange, rule)
+            self.context.log.record(request.event, Fate.HELD)
+            self._hold_request(request, rule)
         elif action is Action.FAIL and rule:
-            self._refuse(exchange, rule)
+            self._forge_response(request, rule)
         else:
-            self._send(exchange, Fate.PASSED)
+            self._send(request, Fate.PASSED)
             if action is Action.DUPLICATE and rule:
-                self._send_copy(exchange, rule)
+                self._send_copy(request, rule)
         return True
 
-    def _refuse(self, exchange: Exchange, rule: Rule) -> None:
+    def _forge_response(self, request: InFlightRequest, rule: Rule) -> None:
         code = error_code_of(rule.error or "")
-        self.hub.log.record(exchange.event, Fate.FORGED, f"answered {rule.error} by the proxy")
-        frame, _ = forged_error(exchange.header, exchange.event, code)
-        exchange.is_forged = True
-        exchange.answer.set_result(frame)
+        self.context.log.record(request.event, Fate.FORGED, f"answered {rule.error} by the proxy")
+        frame, _ = forged_error(request.header, request.event, code)
+        request.is_forged = True
+        request.response.set_result(frame)
 
-    def _send_copy(self, exchange: Exchange, rule: Rule) -> None:
-        copy = Exchange(
-            exchange.header, exchange.frame, exchange.event, self._loop.create_future(), is_copy=True
+    def _send_copy(self, request: InFlightRequest, rule: Rule) -> None:
+        copy = InFlightRequest(
+            request.header, request.frame, request.event, self._loop.create_future(), is_copy=True
         )
         if rule.delay_ms or rule.release_after:
-            self.hub.log.record(copy.event, Fate.HELD, "a copy")
+            self.context.log.record(copy.event, Fate.HELD, "a copy")
             self._hold_request(copy, rule)
         else:
             self._send(copy, Fate.COPY)
 
-    def _send(self, exchange: Exchange, fate: Fate) -> None:
-        """Give a request to the broker; held ones that waited for this follow at once."""
-        self.hub.log.record(exchange.event, fate, "a copy" if exchange.is_copy else "")
-        if self._is_broker_gone:
-            exchange.answer.set_result(None)
+    def _send(self, request: InFlightRequest, fate: Fate) -> None:
+        """Give a request to the broker, then the held requests that were waiting for this one to pass."""
+        self.context.log.record(request.event, fate, "a copy" if request.is_copy else "")
+        if self._has_broker_closed:
+            request.response.set_result(None)
             return
-        if exchange.expects_answer:
-            self._sent.append(exchange)
-        write_frame(self._to_broker, exchange.frame)
-        api = exchange.event.api
-        self._sent_count[api] = exchange.turn = self._sent_count.get(api, 0) + 1
+        if request.expects_response:
+            self._sent.append(request)
+        write_frame(self._to_broker, request.frame)
+        api = request.event.api
+        self._sent_counts[api] = request.send_number = self._sent_counts.get(api, 0) + 1
         for held in tuple(self._held):
             held.count_down(api)
         self._held = [held for held in self._held if not held.is_done]
 
-    def _hold(self, event: WireEvent, rule: Rule, on_release: Callable[[bool], None]) -> Held:
-        held = Held(event.api, rule.release_after, on_release)
+    def _hold(self, event: WireEvent, rule: Rule, on_release: Callable[[bool], None]) -> HeldMessage:
+        held = HeldMessage(event.api, rule.release_after, on_release)
         if rule.delay_ms:
             held.timer = self._loop.call_later(rule.delay_ms / 1000, held.release)
         self._held.append(held)
-        self.hub.held[:] = [*(each for each in self.hub.held if not each.is_done), held]
+        self.context.held[:] = [*(message for message in self.context.held if not message.is_done), held]
         return held
 
-    def _hold_request(self, exchange: Exchange, rule: Rule) -> None:
-        def let_go(lose: bool) -> None:
+    def _hold_request(self, request: InFlightRequest, rule: Rule) -> None:
+        def on_release(lose: bool) -> None:
             if lose:
-                self.hub.log.record(exchange.event, Fate.LOST, "lost while held")
-            elif self._is_over or self._is_broker_gone:
-                self.hub.spawn(self._arrive_late(exchange))
+                self.context.log.record(request.event, Fate.LOST, "lost while held")
+            elif self._is_over or self._has_broker_closed:
+                self.context.spawn(self._send_late(request))
             else:
-                self._send(exchange, Fate.RELEASED)
+                self._send(request, Fate.RELEASED)
 
-        self._hold(exchange.event, rule, let_go)
+        self._hold(request.event, rule, on_release)
 
-    async def _arrive_late(self, exchange: Exchange) -> None:
-        """Bring a request to the broker that its client has long given up: nobody reads the answer."""
-        self.hub.log.record(exchange.event, Fate.RELEASED, "after its connection ended")
+    async def _send_late(self, request: InFlightRequest) -> None:
+        """Give the broker a request whose connection has ended. Its response is recorded and dropped."""
+        self.context.log.record(request.event, Fate.RELEASED, "after its connection ended")
         try:
             reader, writer = await asyncio.open_connection(*self.upstream)
         except OSError as error:
-            self.hub.log.note(f"no broker at {self._node} for the late request: {error.strerror or error}")
+            self.context.log.note(
+                f"no broker at {self._node} for the late request: {error.strerror or error}"
+            )
             return
         try:
-            write_frame(writer, exchange.frame)
+            write_frame(writer, request.frame)
             await drain(writer)
-            if exchange.expects_answer:
+            if request.expects_response:
                 async with asyncio.timeout(LATE_SECONDS):
                     frame = await read_frame(reader)
                 if frame is not None:
-                    self._record_answer(exchange, frame, Fate.SWALLOWED)
+                    self._record_response(request, frame, Fate.UNEXPECTED)
         except TimeoutError:
-            self.hub.log.note("the late request had no answer")
+            self.context.log.note("the late request had no answer")
         finally:
             writer.close()
 
-    # Answers: broker to proxy.
+    # --- responses: broker to proxy
 
-    async def _take_answers(self) -> None:
+    async def _read_from_broker(self) -> None:
         try:
-            await self._read_answers()
+            await self._read_responses()
         except PeerError as error:
-            self.hub.log.note(f"connection {self.number}: not a Kafka broker: {error}")
-        self._is_broker_gone = True
-        for exchange in self._open:
-            if not exchange.answer.done():
-                exchange.answer.set_result(None)
+            self.context.log.note(f"connection {self.number}: not a Kafka broker: {error}")
+        self._has_broker_closed = True
+        for request in self._open:
+            if not request.response.done():
+                request.response.set_result(None)
         self._order.put_nowait(None)
 
-    async def _read_answers(self) -> None:
+    async def _read_responses(self) -> None:
         while (frame := await read_frame(self._from_broker)) is not None:
             if not self._sent or correlation_of(frame) != self._sent[0].event.correlation_id:
                 raise PeerError(f"correlation id {correlation_of(frame)} out of turn")
-            self._on_answer(self._sent.popleft(), frame)
+            self._on_response(self._sent.popleft(), frame)
             if self._is_over and not self._sent:
                 return
 
-    def _on_answer(self, exchange: Exchange, frame: bytes) -> None:
-        if exchange.is_copy:
-            self._record_answer(exchange, frame, Fate.SWALLOWED)
+    def _on_response(self, request: InFlightRequest, frame: bytes) -> None:
+        if request.is_copy:
+            self._record_response(request, frame, Fate.UNEXPECTED)
         elif self._is_over:
-            self._record_lost(exchange, frame)
+            self._record_lost(request, frame)
         else:
-            self._mark_if_queued(exchange, frame)
-            exchange.answer.set_result(frame)
+            self._mark_if_queued(request, frame)
+            request.response.set_result(frame)
 
-    def _mark_if_queued(self, exchange: Exchange, frame: bytes) -> None:
+    def _mark_if_queued(self, request: InFlightRequest, frame: bytes) -> None:
         earlier = []
         for other in self._open:
-            if other is exchange:
+            if other is request:
                 break
             earlier.append(other)
         if any(other.is_dropped for other in earlier):
-            return  # it will be lost, which is told when it is
-        if earlier and (self._is_blocked or any(not other.answer.done() for other in earlier)):
-            self._queue(exchange, frame)
+            return  # the response will be lost, and is recorded then
+        if earlier and (self._is_blocked or any(not other.response.done() for other in earlier)):
+            self._queue(request, frame)
 
-    def _queue(self, exchange: Exchange, frame: bytes) -> None:
-        exchange.is_queued = True
-        self._record_answer(exchange, frame, Fate.QUEUED)
+    def _queue(self, request: InFlightRequest, frame: bytes) -> None:
+        request.is_queued = True
+        self._record_response(request, frame, Fate.QUEUED)
 
-    def _queue_answers_behind(self, head: Exchange) -> None:
-        """Answers that came together with one that is now held wait from now on."""
-        for exchange in self._open:
-            frame = exchange.answer.result() if exchange.answer.done() else None
-            if exchange is not head and frame is not None and not exchange.is_queued:
-                self._queue(exchange, frame)
+    def _queue_responses_behind(self, head: InFlightRequest) -> None:
+        """Record the responses behind one that is held now: they wait for it."""
+        for request in self._open:
+            frame = request.response.result() if request.response.done() else None
+            if request is not head and frame is not None and not request.is_queued:
+                self._queue(request, frame)
 
-    def _record_answer(self, exchange: Exchange, frame: bytes, fate: Fate, detail: str = "") -> None:
-        message = read_answer(exchange.header, frame)
-        self.hub.log.record(response_event(exchange.event, frame, message), fate, detail)
+    def _record_response(self, request: InFlightRequest, frame: bytes, fate: Fate, detail: str = "") -> None:
+        message = decode_known_response(request.header, frame)
+        self.context.log.record(response_event(request.event, frame, message), fate, detail)
 
-    def _record_lost(self, exchange: Exchange, frame: bytes) -> None:
-        self._record_answer(exchange, frame, Fate.LOST, "waited for its turn" if exchange.is_queued else "")
+    def _record_lost(self, request: InFlightRequest, frame: bytes) -> None:
+        self._record_response(request, frame, Fate.LOST, "waited for its turn" if request.is_queued else "")
 
-    # Answers: proxy to client.
+    # --- responses: proxy to client
 
     async def _deliver(self) -> None:
-        while (exchange := await self._order.get()) is not None:
-            if exchange.is_dropped:
-                return await self._stay_silent()
-            frame = await exchange.answer
-            if frame is None or not await self._hand_over(exchange, frame):
+        while (request := await self._order.get()) is not None:
+            if request.is_dropped:
+                return await self._lose_responses()
+            frame = await request.response
+            if frame is None or not await self._deliver_one(request, frame):
                 return
             self._open.popleft()
             await drain(self._writer)
 
-    async def _stay_silent(self) -> None:
-        """Behind a dropped message nothing can be delivered: take the answers and lose them."""
+    async def _lose_responses(self) -> None:
+        """Lose all further responses: no response behind a dropped message can be delivered."""
         if self._open:
             self._open.popleft()
-        while (exchange := await self._order.get()) is not None:
-            if not exchange.is_dropped:
-                frame = await exchange.answer
+        while (request := await self._order.get()) is not None:
+            if not request.is_dropped:
+                frame = await request.response
                 if frame is None:
                     return
-                self._record_lost(exchange, frame)
+                self._record_lost(request, frame)
             self._open.popleft()
 
-    async def _hand_over(self, exchange: Exchange, frame: bytes) -> bool:
-        """Do with an answer what the rules say; False ends the connection."""
-        frame, event = await self._rewrite(exchange, frame)
-        fate = Fate.RELEASED if exchange.is_queued else Fate.PASSED
-        if exchange.is_forged:
+    async def _deliver_one(self, request: InFlightRequest, frame: bytes) -> bool:
+        """Apply the rules to a response. Return False to end the connection."""
+        frame, event = await self._rewrite(request, frame)
+        fate = Fate.RELEASED if request.is_queued else Fate.PASSED
+        if request.is_forged:
             return self._write(event, frame, Fate.FORGED)
-        decision = self.hub.book.decide(event)
+        decision = self.context.book.decide(event)
         if decision.delay_ms:
             await asyncio.sleep(decision.delay_ms / 1000)
         rule = decision.rule
         if rule is None:
             return self._write(event, frame, fate)
         if rule.action is Action.FAIL:
-            self.hub.log.record(event, Fate.LOST, f"overwritten with {rule.error}")
-            frame, event = forged_error(exchange.header, exchange.event, error_code_of(rule.error or ""))
+            self.context.log.record(event, Fate.LOST, f"overwritten with {rule.error}")
+            frame, event = forged_error(request.header, request.event, error_code_of(rule.error or ""))
             return self._write(event, frame, Fate.FORGED)
         if rule.action is Action.HOLD:
-            return await self._hold_answer(exchange, event, frame, rule)
+            return await self._hold_response(request, event, frame, rule)
         if rule.action is Action.CUT:
             self._open.popleft()
-            self.hub.log.record(event, Fate.CUT)
+            self.context.log.record(event, Fate.CUT)
             return False
-        self.hub.log.record(event, Fate.DROPPED)
-        await self._stay_silent()
+        self.context.log.record(event, Fate.DROPPED)
+        await self._lose_responses()
         return False
 
-    async def _hold_answer(self, exchange: Exchange, event: WireEvent, frame: bytes, rule: Rule) -> bool:
+    async def _hold_response(
+        self, request: InFlightRequest, event: WireEvent, frame: bytes, rule: Rule
+    ) -> bool:
         released: asyncio.Future[bool] = self._loop.create_future()
 
-        def let_go(lose: bool) -> None:
+        def on_release(lose: bool) -> None:
             if not released.done():
                 released.set_result(not lose)
 
-        self.hub.log.record(event, Fate.HELD)
+        self.context.log.record(event, Fate.HELD)
         self._is_blocked = True
-        self._queue_answers_behind(exchange)
-        held = self._hold(event, rule, let_go)
-        for _ in range(self._sent_count[event.api] - exchange.turn):
-            held.count_down(event.api)  # later requests that went by before this answer came
+        self._queue_responses_behind(request)
+        held = self._hold(event, rule, on_release)
+        for _ in range(self._sent_counts[event.api] - request.send_number):
+            held.count_down(event.api)  # requests that passed before this response came
         if await released:
             self._is_blocked = False
             return self._write(event, frame, Fate.RELEASED)
         self._open.popleft()
-        self.hub.log.record(event, Fate.CUT, "lost while held")
+        self.context.log.record(event, Fate.CUT, "lost while held")
         return False
 
     def _write(self, event: WireEvent, frame: bytes, fate: Fate) -> bool:
-        self.hub.log.record(event, fate)
+        self.context.log.record(event, fate)
         write_frame(self._writer, frame)
         return True
 
-    async def _rewrite(self, exchange: Exchange, frame: bytes) -> tuple[bytes, WireEvent]:
-        """The answer with the brokers' addresses turned into the proxy's, and its event."""
-        message = read_answer(exchange.header, frame)
-        event = response_event(exchange.event, frame, message)
+    async def _rewrite(self, request: InFlightRequest, frame: bytes) -> tuple[bytes, WireEvent]:
+        """Return the response with the brokers' addresses replaced by the proxy's, and its event."""
+        message = decode_known_response(request.header, frame)
+        event = response_event(request.event, frame, message)
         if message is None:
             return frame, event
         parts = addresses_of(message)
         for part in parts:
-            part.host, part.port = await self.hub.address_for(part.host, part.port)
+            part.host, part.port = await self.context.address_for(part.host, part.port)
         is_clipped = event.api == "ApiVersions" and clip_versions(message)
-        return (encode_answer(exchange.header, message) if parts or is_clipped else frame), event
+        return (encode_response_frame(request.header, message) if parts or is_clipped else frame), event

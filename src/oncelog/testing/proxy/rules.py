@@ -1,9 +1,8 @@
-"""Which messages suffer what: rules, their counting, and the one-line grammar for them.
+"""The rules of the proxy: which messages they match, how they count matches, and their one-line grammar.
 
-Every rule counts the messages it matches by itself, over all connections, from 1. Whether a
-probability strikes is a function of (seed, rule, match number) alone, so one seed chooses the
-same matches however the connections interleave. Delays of several rules add up; of the other
-actions the first rule that strikes decides.
+Every rule counts the messages that it matches, over all connections, from 1. A probability is a function of
+the seed, the rule and the number of the match. So one seed selects the same matches however the connections
+interleave. Delays of several rules add up. Of the other actions, the first rule that applies decides.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ E = TypeVar("E", bound=StrEnum)
 
 
 class Action(StrEnum):
-    """What a rule does to a message it strikes.
+    """The action of a rule on a message.
 
-    DROP       lose it alone. TCP has no holes, so clients refuse an answer out of turn: the
-               answers behind a dropped request or response never come, the connection stays
-               open and silent until the client's own time-out. Requests behind it do arrive.
-    CUT        lose it together with its connection. A response (the default): the broker has
-               handled the request, its acknowledgement is lost. A request: it never arrives.
-    DELAY      wait `delay_ms`; later messages of that direction wait behind it.
-    HOLD       keep it until `release_after` later requests of the same API went by on its
-               connection, until `delay_ms`, or until Proxy.release(). Later requests overtake a
-               held request: a reordering. It survives its connection: a late arrival.
+    DROP       lose the message alone. Clients refuse a response out of order, so the responses
+               behind a dropped message never come. The connection stays open and silent until the
+               client's time-out. Requests behind it do arrive.
+    CUT        lose the message together with its connection. A response (the default): the broker
+               has handled the request, its acknowledgement is lost. A request: it never arrives.
+    DELAY      wait `delay_ms`; later messages of the same direction wait behind it.
+    HOLD       keep the message until `release_after` later requests of the same API have passed on
+               its connection, until `delay_ms`, or until Proxy.release(). Later requests overtake a
+               held request (reordering). It survives its connection (late arrival).
     DUPLICATE  send the request twice; with `delay_ms` or `release_after` the copy comes later.
-    FAIL       answer with `error`. A request (the default) never reaches the broker; a response
+    FAIL       respond with `error`. A request (the default) never reaches the broker; a response
                hides that the broker handled it. Produce only.
-    THROTTLE   at most `rate_bytes_s` bytes a second.
+    THROTTLE   forward at most `rate_bytes_s` bytes a second.
     """
 
     DROP = "drop"
@@ -61,12 +60,13 @@ _ALLOWED_FOR = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One kind of fault and the messages it strikes.
+    """One kind of fault, and the messages to which it applies.
 
-    `api` is Kafka's name ("Produce"), None for any; `direction` None means "response" for cut and
-    "request" for the others. `nth` is the first match it strikes (from 1), `count` how many matches
-    from there on (None: one when `nth` is given, else all). `probability` 0..1 strikes each of
-    those by chance. `match` narrows by the decoded event. Raises ConfigError when they contradict.
+    `api` is Kafka's name ("Produce"); None matches any. `direction` None means "response" for cut, and
+    "request" for the other actions. `nth` is the first match to which the rule applies (from 1). `count` is
+    the number of matches from there on; None means one if `nth` is given, else all. `probability` (0 to 1)
+    selects among them at random. `match` is a further condition on the event. Raises ConfigError if the
+    options are contradictory.
     """
 
     action: Action | str
@@ -119,27 +119,27 @@ class Rule:
             raise ConfigError(f"delay_ms={self.delay_ms} must be 0 or more")
 
     def matches(self, event: WireEvent) -> bool:
-        """Whether the rule counts this message at all."""
+        """Return True if the rule counts this message."""
         return (
             event.direction == self.direction
             and (self.api is None or self.api == event.api)
             and (self.match is None or self.match(event))
         )
 
-    def strikes(self, match_number: int, seed: int, rule_number: int) -> bool:
-        """Whether the rule strikes its `match_number`-th match (from 1)."""
+    def applies(self, match_number: int, seed: int, rule_number: int) -> bool:
+        """Return True if the rule applies to its `match_number`-th match (from 1)."""
         first = self.nth or 1
         count = self.count or (1 if self.nth else None)
         if match_number < first or (count is not None and match_number >= first + count):
             return False
         if self.probability is None:
             return True
-        chance: float = random.Random(f"{seed}/{rule_number}/{match_number}").random()
-        return chance < self.probability
+        number: float = random.Random(f"{seed}/{rule_number}/{match_number}").random()
+        return number < self.probability
 
 
 def error_code_of(name: str) -> int:
-    """The number of a Kafka error name; raises ConfigError for an unknown one."""
+    """Return the code of a Kafka error name. Raises ConfigError if it is unknown."""
     for code, error in ERROR_BY_CODE.items():
         if error.kafka_name == name:
             return code
@@ -148,7 +148,7 @@ def error_code_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done with one message: wait `delay_ms`, then `rule`'s action (None: pass)."""
+    """The decision about one message: wait `delay_ms`, then apply `rule` (None: forward)."""
 
     delay_ms: float = 0.0
     rule: Rule | None = None
@@ -158,7 +158,7 @@ _PASS = Decision()
 
 
 class RuleBook:
-    """The rules in force with their counters; may be changed from any thread at any time."""
+    """The rules of a proxy and their counters. May be changed from any thread at any time."""
 
     def __init__(self, rules: Iterable[Rule] = (), seed: int = 0) -> None:
         self._lock = threading.Lock()
@@ -169,24 +169,24 @@ class RuleBook:
             self.add(rule)
 
     def add(self, rule: Rule) -> None:
-        """Put `rule` in force after those there; its count starts now."""
+        """Add `rule` behind the present ones. Its count of matches starts now."""
         with self._lock:
             self._entries.append(_Entry(rule, self._next_number))
             self._next_number += 1
 
     def clear(self) -> None:
-        """Drop all rules; what was held stays held."""
+        """Remove all rules. Held messages stay held."""
         with self._lock:
             self._entries.clear()
 
     def decide(self, event: WireEvent) -> Decision:
-        """Count the message in every rule that matches it and say what is to be done."""
+        """Count the message in every rule that matches it, and return the decision about it."""
         with self._lock:
-            struck = [entry.rule for entry in self._entries if entry.count_and_strike(event, self._seed)]
-        if not struck:
+            applied = [entry.rule for entry in self._entries if entry.count(event, self._seed)]
+        if not applied:
             return _PASS
-        delay_ms = sum(_delay_of(rule, event.size_bytes) for rule in struck)
-        rest = (rule for rule in struck if rule.action not in (Action.DELAY, Action.THROTTLE))
+        delay_ms = sum(_delay_of(rule, event.size_bytes) for rule in applied)
+        rest = (rule for rule in applied if rule.action not in (Action.DELAY, Action.THROTTLE))
         return Decision(delay_ms, next(rest, None))
 
 
@@ -194,13 +194,14 @@ class RuleBook:
 class _Entry:
     rule: Rule
     number: int
-    matched: int = 0
+    match_count: int = 0
 
-    def count_and_strike(self, event: WireEvent, seed: int) -> bool:
+    def count(self, event: WireEvent, seed: int) -> bool:
+        """Count the message if it matches. Return True if the rule applies to it."""
         if not self.rule.matches(event):
             return False
-        self.matched += 1
-        return self.rule.strikes(self.matched, seed, self.number)
+        self.match_count += 1
+        return self.rule.applies(self.match_count, seed, self.number)
 
 
 def _delay_of(rule: Rule, size_bytes: int) -> float:
@@ -221,10 +222,10 @@ _OPTIONS: dict[str, Callable[[str], object]] = {
 
 
 def parse_rule(text: str) -> Rule:
-    """A rule from one line: `[request|response] [API] ACTION [option=value ...]`.
+    """Return the rule of one line: `[request|response] [API] ACTION [option=value ...]`.
 
-    Examples: `response Produce cut nth=2`, `request Produce hold nth=2 release_after=1`,
-    `cut probability=0.05`, `Fetch delay delay_ms=200`. Raises ConfigError that shows the word.
+    Examples: `response Produce cut nth=2`, `request Produce hold nth=2 release_after=1`, `cut
+    probability=0.05`, `Fetch delay delay_ms=200`. Raises ConfigError, which names the invalid word.
     """
     words = text.split()
     positional = [word for word in words if "=" not in word]

@@ -1,11 +1,13 @@
-"""What the messages of a transaction say, in words for tables and diagrams."""
+"""The fields of transactional messages that the proxy's events carry, and their text for tables and
+diagrams."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from oncelog.testing.proxy.events import error_name
+from oncelog.testing.proxy.apis import error_name
 from oncelog.wire.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,
@@ -22,77 +24,132 @@ from oncelog.wire.messages import (
 _TRANSACTION = 1
 
 
-def words_of_request(message: Message) -> str:
-    """Empty for what has none."""
-    tell = _REQUESTS.get(type(message))
-    return tell(message) if tell else ""
+@dataclass(frozen=True, slots=True)
+class TxnRequest:
+    """The fields of one request of a transaction.
+
+    A field is None or empty if the request does not have it.
+    """
+
+    transactional_id: str | None = None
+    producer_id: int | None = None
+    producer_epoch: int | None = None
+    is_commit: bool | None = None
+    """Of EndTxn: True to commit, False to abort."""
+    group_id: str | None = None
+    """Of AddOffsetsToTxn and TxnOffsetCommit."""
+    partitions: tuple[tuple[str, int], ...] = ()
+    """(topic, partition) of AddPartitionsToTxn."""
+    offsets: tuple[tuple[str, int, int], ...] = ()
+    """(topic, partition, committed offset) of TxnOffsetCommit."""
+    coordinator_keys: tuple[str, ...] = ()
+    """Group ids or transactional ids of FindCoordinator."""
+    is_transaction_coordinator: bool | None = None
+    """Of FindCoordinator: True for transactional ids, False for groups."""
 
 
-def words_of_answer(message: Message | None) -> str:
-    """`ok`, or the first error in it; empty for messages that `words_of_request` has no words for."""
-    if message is None or type(message).__name__.replace("Response", "Request") not in _NAMES:
-        return ""
-    codes = [code for code in (getattr(message, "error_code", 0), *_inner_codes(message)) if code]
-    return error_name(codes[0]) if codes else "ok"
+def txn_request(message: Message) -> TxnRequest | None:
+    """Return the fields of a request; None if it is not part of a transaction."""
+    read = _READERS.get(type(message))
+    return read(message) if read else None
+
+
+def first_error_code(message: Message) -> int:
+    """Return the first error code in the response to a transaction's request; 0 if there is none."""
+    codes = (code for code in (getattr(message, "error_code", 0), *_inner_codes(message)) if code)
+    return next(codes, 0)
 
 
 def _inner_codes(message: Any) -> Iterator[int]:
     if isinstance(message, FindCoordinatorResponse):
-        yield from (each.error_code for each in message.coordinators)
+        yield from (coordinator.error_code for coordinator in message.coordinators)
     elif isinstance(message, TxnOffsetCommitResponse):
-        yield from (part.error_code for topic in message.topics for part in topic.partitions)
+        yield from (partition.error_code for topic in message.topics for partition in topic.partitions)
     elif isinstance(message, AddPartitionsToTxnResponse):
         topics = [
             *message.results_by_topic_v3_and_below,
-            *(topic for each in message.results_by_transaction for topic in each.topic_results),
+            *(topic for result in message.results_by_transaction for topic in result.topic_results),
         ]
-        yield from (part.partition_error_code for topic in topics for part in topic.results_by_partition)
+        yield from (
+            partition.partition_error_code for topic in topics for partition in topic.results_by_partition
+        )
 
 
-def _find_coordinator(message: FindCoordinatorRequest) -> str:
-    names = message.coordinator_keys or [message.key]
-    what = "transactional id" if message.key_type == _TRANSACTION else "group"
-    return f"of {what} {', '.join(names)}"
+def _find_coordinator(message: FindCoordinatorRequest) -> TxnRequest:
+    keys = tuple(message.coordinator_keys or [message.key])
+    return TxnRequest(coordinator_keys=keys, is_transaction_coordinator=message.key_type == _TRANSACTION)
 
 
-def _init_producer_id(message: InitProducerIdRequest) -> str:
-    if message.transactional_id is None:
-        return ""
-    return f"for {message.transactional_id}"
+def _init_producer_id(message: InitProducerIdRequest) -> TxnRequest:
+    return TxnRequest(transactional_id=message.transactional_id)
 
 
-def _add_partitions(message: AddPartitionsToTxnRequest) -> str:
+def _add_partitions(message: AddPartitionsToTxnRequest) -> TxnRequest:
     topics = [
         *message.v3_and_below_topics,
-        *(topic for each in message.transactions for topic in each.topics),
+        *(topic for transaction in message.transactions for topic in transaction.topics),
     ]
-    return ", ".join(f"{topic.name}-{index}" for topic in topics for index in topic.partitions)
+    return TxnRequest(partitions=tuple((topic.name, index) for topic in topics for index in topic.partitions))
 
 
-def _offsets(message: TxnOffsetCommitRequest) -> str:
-    places = ", ".join(
-        f"offset {part.committed_offset} of {topic.name}-{part.partition_index}"
-        for topic in message.topics
-        for part in topic.partitions
+def _add_offsets(message: AddOffsetsToTxnRequest) -> TxnRequest:
+    return TxnRequest(transactional_id=message.transactional_id, group_id=message.group_id)
+
+
+def _commit_offsets(message: TxnOffsetCommitRequest) -> TxnRequest:
+    return TxnRequest(
+        transactional_id=message.transactional_id,
+        group_id=message.group_id,
+        offsets=tuple(
+            (topic.name, partition.partition_index, partition.committed_offset)
+            for topic in message.topics
+            for partition in topic.partitions
+        ),
     )
-    return f"{places} for group {message.group_id}"
 
 
-def _end(message: EndTxnRequest) -> str:
-    outcome = "COMMIT" if message.committed else "ABORT"
-    return f"{outcome}  pid {message.producer_id} epoch {message.producer_epoch}"
+def _end(message: EndTxnRequest) -> TxnRequest:
+    return TxnRequest(
+        transactional_id=message.transactional_id,
+        producer_id=message.producer_id,
+        producer_epoch=message.producer_epoch,
+        is_commit=message.committed,
+    )
 
 
-def _add_offsets(message: AddOffsetsToTxnRequest) -> str:
-    return f"group {message.group_id}"
-
-
-_REQUESTS: dict[type[Message], Callable[[Any], str]] = {
+_READERS: dict[type[Message], Callable[[Any], TxnRequest]] = {
     FindCoordinatorRequest: _find_coordinator,
     InitProducerIdRequest: _init_producer_id,
     AddPartitionsToTxnRequest: _add_partitions,
     AddOffsetsToTxnRequest: _add_offsets,
-    TxnOffsetCommitRequest: _offsets,
+    TxnOffsetCommitRequest: _commit_offsets,
     EndTxnRequest: _end,
 }
-_NAMES = {kind.__name__ for kind in _REQUESTS}
+
+
+def describe_request(api: str, request: TxnRequest) -> str:
+    """Return the text of a request for tables and diagrams; "" if its API's name says it all."""
+    match api:
+        case "FindCoordinator":
+            kind = "transactional id" if request.is_transaction_coordinator else "group"
+            return f"of {kind} {', '.join(request.coordinator_keys)}"
+        case "InitProducerId":
+            return "" if request.transactional_id is None else f"for {request.transactional_id}"
+        case "AddPartitionsToTxn":
+            return ", ".join(f"{topic}-{partition}" for topic, partition in request.partitions)
+        case "AddOffsetsToTxn":
+            return f"group {request.group_id}"
+        case "TxnOffsetCommit":
+            offsets = ", ".join(
+                f"offset {offset} of {topic}-{index}" for topic, index, offset in request.offsets
+            )
+            return f"{offsets} for group {request.group_id}"
+        case "EndTxn":
+            result = "COMMIT" if request.is_commit else "ABORT"
+            return f"{result}  pid {request.producer_id} epoch {request.producer_epoch}"
+    return ""
+
+
+def describe_response(error_code: int) -> str:
+    """Return the text of a response: the name of its first error, or `ok`."""
+    return error_name(error_code) or "ok"
