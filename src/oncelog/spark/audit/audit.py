@@ -1,9 +1,8 @@
-"""The audit as a Spark job: is what topics or segment files hold exactly once? Any Kafka-protocol cluster.
+"""The audit as a Spark job: do topics or segment files hold each record exactly once? For any Kafka cluster.
 
-Executors read the batches of offset ranges (spark/audit/topic_batches.py) or of files
-(spark/audit/segment_batches.py) and keep their headers; rules.audit judges those of a partition in stored
-order (spark/audit/partition_audit.py). Keys are checked by Spark queries over the records
-(spark/audit/keys.py).
+Executors read the batches of offset ranges (topic_batches.py) or of files (segment_batches.py) and keep their
+headers. oncelog.audit judges the headers of a partition in stored order (partition_audit.py). Spark queries
+over the records check keys (keys.py).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from oncelog.errors import ConfigError, MisuseError, OncelogError
 from oncelog.rules.transactions.hanging import Hanging
 from oncelog.spark import _pyspark as _pyspark
 from oncelog.spark.audit.keys import DIFFERENCE_KINDS, check_keys, compare_keys
-from oncelog.spark.audit.partition_audit import Bounds, Judged, judge
+from oncelog.spark.audit.partition_audit import AuditOutput, Bounds, judge
 from oncelog.spark.audit.result import AuditFinding, AuditResult, Difference, KeyTotals
 from oncelog.spark.audit.segment_batches import SegmentHeadersSource, find_segments
 from oncelog.spark.audit.segment_records import committed_records
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["AuditFinding", "AuditResult", "Difference", "KeyTotals", "audit_files", "audit_topic"]
 
 MAX_FINDINGS = 1000
-"""Findings kept per partition, and repeated keys kept in all; the counts go on."""
+"""Maximum number of findings per partition, and of repeated keys in total. Counts are always complete."""
 OFFSETS_PER_TASK = 5_000_000
 _DAMAGE = {
     kind.value
@@ -49,7 +48,7 @@ _DAMAGE = {
     )
 }
 _OFFSETS_TOPIC = "__consumer_offsets"
-"""Groups' coordinators write it: their batches in transactions carry an epoch, and no sequence numbers."""
+"""Group coordinators write it: transactional batches there carry an epoch but no sequence numbers."""
 
 
 def audit_topic(
@@ -64,25 +63,26 @@ def audit_topic(
     offsets_per_task: int = OFFSETS_PER_TASK,
     max_findings: int = MAX_FINDINGS,
 ) -> AuditResult:
-    """Audit what the topics hold now.
+    """Audit the present contents of topics.
 
-    `key_check`: True checks that each record key occurs once per topic; a Column or an SQL expression over
-    the source's columns names another business key (`"get_json_object(CAST(value AS STRING), '$.id')"`).
-    `against`: topics of the same cluster that should hold the same keys, each as often; `key_check` then
-    names the key to compare, and repetitions are judged by the comparison alone.
-    `compacted_topics`: topics that were compacted once and are not any more; those that are need no name.
-    `client_config`: more consumer settings. Raises ConfigError, UnknownTopicOrPartition, DataLossError (a
-    topic was deleted, or deleted and created again, meanwhile) and what Spark raises when a task fails.
+    `key_check`: True checks that each record key occurs once per topic. A Column or an SQL expression over
+    the source's columns selects another business key (`"get_json_object(CAST(value AS STRING), '$.id')"`).
+    `against`: topics of the same cluster that should hold the same keys equally often. `key_check` then
+    selects the key to compare, and the comparison alone judges repetitions. `compacted_topics`: topics that
+    were compacted in the past; those that are compacted now need no mention. `client_config`: additional
+    consumer settings. `offsets_per_task`: maximum number of offsets per Spark task. Raises ConfigError,
+    UnknownTopicOrPartition, DataLossError (a topic was deleted or re-created during the audit), and Spark's
+    exception if a task fails.
     """
     names = [topics] if isinstance(topics, str) else list(topics)
     others = [against] if isinstance(against, str) else list(against or ())
     if not names:
         raise MisuseError("name at least one topic to audit")
     if both := set(names) & set(others):
-        raise MisuseError(f"{min(both)!r} is to be compared with itself; name another topic in `against`")
+        raise MisuseError(f"{min(both)!r} would be compared with itself; name another topic in `against`")
 
-    def options(of: Sequence[str]) -> dict[str, str]:
-        return _options(bootstrap_servers, of, client_config or {}, offsets_per_task)
+    def options(topics: Sequence[str]) -> dict[str, str]:
+        return _options(bootstrap_servers, topics, client_config or {}, offsets_per_task)
 
     seen, bounds = _look_up(options([*names, *others]), compacted_topics)
     now, bounds = _of_topics(seen, names), {tp: bounds[tp] for tp in bounds if tp.topic in names}
@@ -91,8 +91,8 @@ def audit_topic(
     headers = headers.option(AVAILABLE, encode_available(now))
     headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others)).load()
 
-    def records(of: Sequence[str]) -> DataFrame:
-        return spark.read.format("oncelog").options(**options(of)).load()
+    def records(topics: Sequence[str]) -> DataFrame:
+        return spark.read.format("oncelog").options(**options(topics)).load()
 
     def moved() -> Mapping[TopicPartition, int]:
         return _moved_log_starts(options([*names, *others]), seen)
@@ -114,12 +114,12 @@ def audit_files(
     compacted_topics: Collection[str] = (),
     max_findings: int = MAX_FINDINGS,
 ) -> AuditResult:
-    """Audit partition directories, or all in data directories, ours or Apache Kafka's, without a broker.
+    """Audit partition directories or whole data directories, of Oncelog or Apache Kafka, without a broker.
 
-    A path is one of this machine or a URI that pyarrow.fs knows (file:, s3:, gs:, hdfs:); every executor must
-    reach it. All are of one cluster, with one replica of each partition. Topics that the data directory's
-    `cleaner-offset-checkpoint` names are taken for compacted, and those of `compacted_topics`. `key_check`
-    and `against` (paths, too) as in `audit_topic`. Raises ConfigError for a path without segment files.
+    A path is local or a URI that pyarrow.fs supports (file:, s3:, gs:, hdfs:); every executor must reach it.
+    All paths belong to one cluster and hold one replica of each partition. Compacted topics are those in the
+    data directory's `cleaner-offset-checkpoint` and in `compacted_topics`. `key_check` and `against` (paths
+    as well): as in `audit_topic`. Raises ConfigError for a path without segment files.
     """
     roots = [paths] if isinstance(paths, str) else list(paths)
     if not roots:
@@ -127,7 +127,7 @@ def audit_files(
     partitions = find_segments(roots)
     others = find_segments([against] if isinstance(against, str) else list(against or ()))
     if both := {p.tp for p in partitions} & {p.tp for p in others}:
-        raise MisuseError(f"{min(both)} is to be compared with itself; name another topic's directories")
+        raise MisuseError(f"{min(both)} would be compared with itself; name another topic's directories")
     bounds = {
         p.tp: Bounds(
             log_start_offset=p.log_start_offset,
@@ -138,8 +138,8 @@ def audit_files(
         for p in partitions
     }
     spark.dataSource.register(SegmentHeadersSource)
-    given = json.dumps([part.to_plain() for part in partitions])
-    headers = spark.read.format(SegmentHeadersSource.name()).option("partitions", given)
+    option = json.dumps([partition.to_plain() for partition in partitions])
+    headers = spark.read.format(SegmentHeadersSource.name()).option("partitions", option)
     headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others)).load()
     judged = judge(headers, bounds, max_findings)
     other = committed_records(spark, others) if others else None
@@ -153,48 +153,48 @@ def _reads_records(key_check: bool | str | Column | None, others: Collection[obj
 
 
 def _with_keys(
-    judged: Judged,
+    judged: AuditOutput,
     records: Callable[[], DataFrame],
     other: DataFrame | None,
     key_check: bool | str | Column | None,
     max_findings: int,
     moved: Callable[[], Mapping[TopicPartition, int]],
 ) -> AuditResult:
-    """The result, with the keys compared with those of `other`, or checked if that is asked for.
+    """Return the result, with keys compared with those of `other` or checked, as `key_check` demands.
 
-    `moved`: returns the log starts that have moved since the audit began.
+    `moved` returns the log starts that have moved since the audit began.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    is_asked = key_check is not None and key_check is not False
-    key = key_check if is_asked else True
-    found: list[AuditFinding] = []
+    is_requested = key_check is not None and key_check is not False
+    key = key_check if is_requested else True
+    key_findings: list[AuditFinding] = []
     keys = difference = problem = None
     try:
         if other is not None:
-            found, difference = compare_keys(records(), other, key, max_findings)
-        elif is_asked:
-            found, keys = check_keys(records(), key, max_findings)
+            key_findings, difference = compare_keys(records(), other, key, max_findings)
+        elif is_requested:
+            key_findings, keys = check_keys(records(), key, max_findings)
     except (PySparkException, Py4JError):
-        # A reader of a topic stops at a damage; the findings, which tell where it is, are worth more.
-        damage = next((each for each in judged.findings if each.kind in _DAMAGE), None)
+        # A reader stops at damaged data. The findings that locate the damage are worth more than the error.
+        damage = next((finding for finding in judged.findings if finding.kind in _DAMAGE), None)
         if damage is not None:
             problem = f"keys were not checked: {damage.tp} cannot be read at offset {damage.base_offset}"
         elif log_starts := moved():
             problem = f"keys were not checked: {_moved_text(log_starts)}"
         else:
             raise
-    findings = (*judged.findings, *found)
+    findings = (*judged.findings, *key_findings)
     return AuditResult(findings, judged.partitions, keys, tuple(judged.notes), difference, problem)
 
 
-# What changes while the audit reads
+# Topics that change during the audit
 
 
 @contextmanager
 def _naming_changed_topics(moved: Callable[[], object]) -> Iterator[None]:
-    """Turn the failure of a task into DataLossError where its topic was deleted meanwhile."""
+    """Raise DataLossError in place of a task's failure if its topic was deleted during the audit."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -208,37 +208,39 @@ def _naming_changed_topics(moved: Callable[[], object]) -> Iterator[None]:
 def _moved_log_starts(options: Mapping[str, str], before: Available) -> dict[TopicPartition, int]:
     """Return the log starts that have moved since `before`. Raises DataLossError for other changes.
 
-    Of a topic that is deleted and created again meanwhile, batches of both are read. So neither findings nor
+    If a topic is deleted and re-created during the audit, batches of both are read. Then neither findings nor
     their absence prove anything.
     """
-    with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as lookup:
-        after = lookup.available(may_miss=True, expected=before.earliest)
+    with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as resolver:
+        after = resolver.available(may_miss=True, expected=before.earliest)
     if why := describe_change(before, after):
-        raise DataLossError(f"{why} while it was audited: nothing is proven. Audit it again")
-    return {tp: at for tp, at in after.earliest.items() if at > before.earliest.get(tp, at)}
+        raise DataLossError(f"{why} during the audit, which proves nothing. Repeat the audit")
+    return {tp: start for tp, start in after.earliest.items() if start > before.earliest.get(tp, start)}
 
 
 def _moved_text(log_starts: Mapping[TopicPartition, int]) -> str:
     tp = min(log_starts)
-    return f"the log start of {tp} moved to {log_starts[tp]} meanwhile (retention or delete-records)"
+    return f"the log start of {tp} moved to {log_starts[tp]} during the audit (retention or DeleteRecords)"
 
 
 def _with_moved_log_starts(
     result: AuditResult, log_starts: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]
 ) -> AuditResult:
-    """Say so, and withdraw a comparison: of two topics that shrink at different times it would accuse one."""
+    """Note moved log starts, and drop a comparison: topics that shrink at different times always differ."""
     if not log_starts:
         return result
     kind = FindingKind.LOG_START_MOVED.value
-    known = {note.tp for note in result.notes if note.kind == kind}
+    noted = {note.tp for note in result.notes if note.kind == kind}
     new = [
-        _removed_later(tp, bounds[tp].log_start_offset, at) for tp, at in log_starts.items() if tp in bounds
+        _removed_later(tp, bounds[tp].log_start_offset, start)
+        for tp, start in log_starts.items()
+        if tp in bounds and tp not in noted
     ]
-    result = replace(result, notes=(*result.notes, *(note for note in new if note.tp not in known)))
+    result = replace(result, notes=(*result.notes, *new))
     if result.difference is None:
         return result
     problem = f"keys were not compared: {_moved_text(log_starts)}"
-    kept = tuple(found for found in result.findings if found.kind not in DIFFERENCE_KINDS)
+    kept = tuple(finding for finding in result.findings if finding.kind not in DIFFERENCE_KINDS)
     return replace(result, findings=kept, difference=None, keys_problem=problem)
 
 
@@ -255,15 +257,15 @@ def _removed_later(tp: TopicPartition, before: int, now: int) -> AuditFinding:
         last_sequence=None,
         other_offset=None,
         key=None,
-        explanation=f"the log start moved from {before} to {now} meanwhile; what was removed was judged",
+        explanation=f"the log start moved from {before} to {now} meanwhile; removed batches were audited too",
     )
 
 
 def _of_topics(now: Available, topics: Collection[str]) -> Available:
-    def of(offsets: Offsets) -> Offsets:
-        return {tp: at for tp, at in offsets.items() if tp.topic in topics}
+    def selected(offsets: Offsets) -> Offsets:
+        return {tp: offset for tp, offset in offsets.items() if tp.topic in topics}
 
-    return Available(of(now.earliest), of(now.latest), of(now.written), now.topic_ids)
+    return Available(selected(now.earliest), selected(now.latest), selected(now.written), now.topic_ids)
 
 
 def _options(
@@ -283,30 +285,30 @@ def _options(
 def _look_up(
     options: Mapping[str, str], compacted_topics: Collection[str]
 ) -> tuple[Available, dict[TopicPartition, Bounds]]:
-    """What the brokers say of each partition, before its batches are read. Only that is read then.
+    """Return the offsets and bounds of each partition; the audit then reads exactly these offsets.
 
-    With a second look-up for the reading, a log start that had moved meanwhile was a violation.
+    With a second look-up before the read, a log start that had moved in between was reported as a violation.
     """
-    with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as lookup:
-        now = lookup.available()
-        compacted = lookup.is_compacted({tp.topic for tp in now.earliest})
+    with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as resolver:
+        now = resolver.available()
+        compacted = resolver.is_compacted({tp.topic for tp in now.earliest})
     compacted |= dict.fromkeys(compacted_topics, True)
     bounds = {
-        tp: Bounds(at, compacted[tp.topic], now.latest[tp], is_internal=tp.topic == _OFFSETS_TOPIC)
-        for tp, at in now.earliest.items()
+        tp: Bounds(start, compacted[tp.topic], now.latest[tp], is_internal=tp.topic == _OFFSETS_TOPIC)
+        for tp, start in now.earliest.items()
     }
     return now, bounds
 
 
-def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged: Judged) -> None:
-    """What is open at the end and nobody will end becomes a violation; what they say of the rest is noted."""
+def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged: AuditOutput) -> None:
+    """Ask the coordinators about transactions that are open at the end; those that hang become violations."""
     kind = FindingKind.OPEN_TRANSACTION.value
     if not any(note.kind == kind for note in judged.notes):
         return
     client = parse_options(options).client
     try:
         with Admin({key: value for key, value in client.items() if ADMIN.get(key)}) as admin:
-            held = {(h.opened.tp, h.opened.producer_id): h for h in admin.find_hanging(topics)}
+            candidates = {(c.opened.tp, c.opened.producer_id): c for c in admin.find_hanging(topics)}
     except OncelogError as error:
         judged.notes[:] = [
             replace(note, explanation=f"{note.explanation} (the coordinators could not be asked: {error})")
@@ -315,11 +317,11 @@ def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged:
         return
     notes, judged.notes = judged.notes, []
     for note in notes:
-        said = held.get((note.tp, note.producer_id or 0)) if note.kind == kind else None
-        if said is None:
+        candidate = candidates.get((note.tp, note.producer_id or 0)) if note.kind == kind else None
+        if candidate is None:
             judged.notes.append(note)
-        elif said.hanging is Hanging.YES:
-            hung = FindingKind.TRANSACTION_WITHOUT_OUTCOME.value
-            judged.add_violation(replace(note, kind=hung, explanation=f"it hangs: {said.reason}"))
+        elif candidate.hanging is Hanging.YES:
+            hanging = FindingKind.TRANSACTION_WITHOUT_OUTCOME.value
+            judged.add_violation(replace(note, kind=hanging, explanation=f"it hangs: {candidate.reason}"))
         else:
-            judged.notes.append(replace(note, explanation=f"open at the end of the log: {said.reason}"))
+            judged.notes.append(replace(note, explanation=f"open at the end of the log: {candidate.reason}"))

@@ -1,4 +1,4 @@
-"""Business keys: does each occur once in a topic, or as often as in another? Spark queries over records.
+"""Checks of business keys by Spark queries: does each occur once in a topic, or as often as in another topic?
 
     key                                                  finding
     more than once in a topic                            repeated_key
@@ -6,7 +6,7 @@
     in the other topic, and more often here              doubled_key
     not in the other topic                               unexpected_key
 
-Records without a key (null) are left out, and counted.
+Records without a key (null) are not checked, but counted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _OFFSETS_NAMED = 10
 DIFFERENCE_KINDS = ("lost_key", "doubled_key", "unexpected_key")
-"""Findings of a comparison."""
+"""Kinds of findings of a comparison."""
 
 
 def _keyed(records: DataFrame, key: bool | str | Column) -> DataFrame:
-    """Topic, key and place of each record; `key` True: the record's own."""
+    """Return topic, key and place of each record. `key` True: the record's own key."""
     from pyspark.sql import functions as f
 
     what = f.col("key") if isinstance(key, bool) else f.expr(key) if isinstance(key, str) else key
@@ -36,7 +36,7 @@ def _keyed(records: DataFrame, key: bool | str | Column) -> DataFrame:
 def check_keys(
     records: DataFrame, key: bool | str | Column, max_findings: int
 ) -> tuple[list[AuditFinding], KeyTotals]:
-    """The keys that are in a topic more than once; `records` as `format("oncelog")` reads them."""
+    """Return the keys that occur more than once in a topic. `records`: as read by `format("oncelog")`."""
     from pyspark.sql import functions as f
 
     keyed = _keyed(records, key).where(f.col("key").isNotNull())
@@ -49,38 +49,38 @@ def check_keys(
         counted.unpersist()
     assert sums is not None
     places = _places(keyed, rows)
-    found = [_repeated(row, places[number]) for number, row in enumerate(rows)]
-    return found, KeyTotals(sums[0] or 0, sums[1], sums[2])
+    findings = [_repeated(row, places[number]) for number, row in enumerate(rows)]
+    return findings, KeyTotals(sums[0] or 0, sums[1], sums[2])
 
 
 def _places(keyed: DataFrame, repeated: Sequence[Row]) -> Mapping[int, Sequence[Row]]:
-    """Return the first places of each repeated key, by its index, from a second reading of the records.
+    """Return the first places of each repeated key by its index, from a second pass over the records.
 
-    All places of a key in one row took as much memory as it has records.
-    Guard: test_a_key_of_many_records_is_shown_with_a_few_places.
+    Collecting all places of a key in one row took memory in proportion to its records.
+    See test_a_key_of_many_records_is_shown_with_a_few_places.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
     from pyspark.sql.types import IntegerType, StructField, StructType
 
-    found: dict[int, list[Row]] = defaultdict(list)
+    places: dict[int, list[Row]] = defaultdict(list)
     if not repeated:
-        return found
+        return places
     schema = StructType(
         [StructField("key_number", IntegerType()), keyed.schema["topic"], keyed.schema["key"]]
     )
-    wanted = [(index, row["topic"], row["key"]) for index, row in enumerate(repeated)]
-    keys = f.broadcast(keyed.sparkSession.createDataFrame(wanted, schema))
+    numbered = [(index, row["topic"], row["key"]) for index, row in enumerate(repeated)]
+    keys = f.broadcast(keyed.sparkSession.createDataFrame(numbered, schema))
     in_order = Window.partitionBy("key_number").orderBy("at")
     placed = keyed.join(keys, ["topic", "key"]).select("key_number", "at")
     few = placed.withColumn("rank", f.row_number().over(in_order)).where(f"rank <= {_OFFSETS_NAMED}")
     for row in few.orderBy("key_number", "rank").collect():
-        found[row["key_number"]].append(row["at"])
-    return found
+        places[row["key_number"]].append(row["at"])
+    return places
 
 
 def _repeated(row: Row, places: Sequence[Row]) -> AuditFinding:
-    if len(places) < 2:  # retention or DeleteRecords removed them since they were counted
+    if len(places) < 2:  # retention or DeleteRecords has removed records since they were counted
         places = row["first"], row["last"]
     first, second = places[:2]
     named = ", ".join(f"{place['partition']}:{place['offset']}" for place in places)
@@ -97,14 +97,14 @@ def _repeated(row: Row, places: Sequence[Row]) -> AuditFinding:
         last_sequence=None,
         other_offset=first["offset"],
         key=_text(row["key"]),
-        explanation=f"the key is there {row['times']} times, at partition:offset {named}{more}",
+        explanation=f"the key occurs {row['times']} times, at partition:offset {named}{more}",
     )
 
 
 def compare_keys(
     records: DataFrame, expected: DataFrame, key: bool | str | Column, max_findings: int
 ) -> tuple[list[AuditFinding], Difference]:
-    """The keys that are not as often in `records` as in `expected`; both as `format("oncelog")` reads."""
+    """Return the keys that occur in `records` and `expected` a different number of times."""
     from pyspark.sql import functions as f
 
     sides = [_keyed(frame, key).withColumn("side", f.lit(n)) for n, frame in enumerate((records, expected))]
@@ -142,7 +142,7 @@ CASE WHEN key IS NULL OR found = expected THEN NULL
 
 
 def _differing(row: Any) -> AuditFinding:
-    # Where to look: for what is lost, the record that should have arrived, else the one too many.
+    # A lost key points to the record that should have arrived, the other kinds to the surplus record.
     place = row["expected_last"] if row["kind"] == "lost_key" else row["found_last"]
     other = row["found_first"] if row["kind"] != "unexpected_key" else None
     text = f"{row['found']} times here, {row['expected']} times expected"

@@ -1,4 +1,4 @@
-"""An audit's result as a page for people who were not there."""
+"""An audit's result as an HTML page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _SEQUENCES = ("first_sequence", "last_sequence")
 
 
 def render_audit(result: AuditResult, what: str, summary: Sequence[str]) -> str:
-    """The whole page. `what` was audited; `summary` are lines of plain text."""
+    """Return the page. `what`:
+
+    the audited topics or paths; `summary`: lines of plain text, the verdict last.
+    """
     parts = [
         f"<h1>Audit of {escape(what)}</h1>",
         verdict(summary[-1], is_good=result.verdict == "clean"),
@@ -24,16 +27,22 @@ def render_audit(result: AuditResult, what: str, summary: Sequence[str]) -> str:
     if result.findings:
         parts += ["<h2>Violations</h2>", table(map(_row, result.findings))]
     if result.notes:
-        parts += ["<h2>Worth knowing</h2>", table(map(_row, result.notes))]
+        parts += ["<h2>Notes</h2>", table(map(_row, result.notes))]
     counts = [{"partition": str(tp), **asdict(totals)} for tp, totals in sorted(result.partitions.items())]
-    parts += ["<h2>What was seen</h2>", table(counts)]
+    parts += ["<h2>Totals by partition</h2>", table(counts)]
     return page(f"Oncelog: audit of {what}", parts)
 
 
-def _row(found: AuditFinding) -> dict[str, Any]:
-    values = asdict(found)
-    # As text: offsets and ids are names, not amounts, so they get no thousands separators.
+def _row(finding: AuditFinding) -> dict[str, Any]:
+    values = asdict(finding)
+    # Text, because numbers get thousands separators, which offsets and ids must not have.
     shown = {name: None if values[name] is None else str(values[name]) for name in _SHOWN}
     first, last = (values[name] for name in _SEQUENCES)
     sequences = None if first is None else f"{first} to {last}"
-    return {"kind": found.kind, **shown, "sequences": sequences, "key": found.key, "what": found.explanation}
+    return {
+        "kind": finding.kind,
+        **shown,
+        "sequences": sequences,
+        "key": finding.key,
+        "what": finding.explanation,
+    }

@@ -1,7 +1,7 @@
-"""The headers of all batches, judged by rules.audit where they are: one stream per partition.
+"""The audit of batch headers by oncelog.audit, in Spark tasks: one stream of headers per partition.
 
-Spark sorts them by partition and place, on disk where memory is short; a task then shows them to the rules
-one after another and keeps what the rules keep.
+Spark sorts the headers by partition and place, on disk if memory is short. A task then feeds them to the
+rules one after another, so its memory is bounded by the rules' state.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 _OUTCOME = "outcome"
 _ROWS_AT_ONCE = 10_000
 _TOTALS_FIELDS = tuple(asdict(PartitionTotals()))
-_JUDGED_SCHEMA = pa.schema([*FINDING_SCHEMA, *((name, pa.int64()) for name in _TOTALS_FIELDS)])
-"""A row per finding, one per partition with `kind` null and the totals, and one per outcome that is to be
-compared over partitions: `base_offset` its first data, `other_offset` its marker, `committed` 1 or 0."""
-_JUDGED_DDL = (
+_RESULT_SCHEMA = pa.schema([*FINDING_SCHEMA, *((name, pa.int64()) for name in _TOTALS_FIELDS)])
+"""One row per finding, and one per partition with `kind` null and the totals. One more row per transaction
+outcome that is compared over partitions: `base_offset` of its first data, `other_offset` of its marker."""
+_RESULT_DDL = (
     "kind string, topic string, partition int, base_offset bigint, last_offset bigint, producer_id bigint, "
     "producer_epoch smallint, first_sequence int, last_sequence int, other_offset bigint, key string, "
     "explanation string, " + ", ".join(f"{name} bigint" for name in _TOTALS_FIELDS)
@@ -37,7 +37,7 @@ _JUDGED_DDL = (
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is known of a partition besides its batches; see rules.audit.PartitionAudit."""
+    """Facts about a partition besides its batches; see oncelog.audit.partition.PartitionAudit."""
 
     log_start_offset: int
     is_compacted: bool = False
@@ -47,7 +47,7 @@ class Bounds:
 
 
 @dataclass(slots=True)
-class Judged:
+class AuditOutput:
     """Violations and notes in the order of partitions and offsets, and the totals of every partition."""
 
     findings: list[AuditFinding] = field(default_factory=list)
@@ -55,65 +55,67 @@ class Judged:
     partitions: dict[TopicPartition, PartitionTotals] = field(default_factory=dict)
 
     def add_violation(self, finding: AuditFinding) -> None:
-        """One that was found after the partitions were judged."""
+        """Add a violation that was found after the partitions were judged."""
         self.findings.append(finding)
         totals = self.partitions[finding.tp]
         self.partitions[finding.tp] = replace(totals, findings=totals.findings + 1)
 
 
-def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findings: int) -> Judged:
-    """Judge a frame of spark/audit/topic_batches.py; partitions without a batch get empty totals."""
+def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findings: int) -> AuditOutput:
+    """Audit a DataFrame of HEADERS_SCHEMA. Partitions without a batch get empty totals."""
     ordered = headers.repartition("topic", "partition").sortWithinPartitions(*PLACE_COLUMNS)
-    rows = ordered.mapInArrow(_judging(bounds, max_findings), _JUDGED_DDL).persist()
+    rows = ordered.mapInArrow(_audit_function(bounds, max_findings), _RESULT_DDL).persist()
     try:
-        found = rows.where(f"kind IS NULL OR kind <> '{_OUTCOME}'").toArrow().to_pylist()
-        judged = _collected(found, bounds)
-        have_transactions = [1 for totals in judged.partitions.values() if totals.committed or totals.aborted]
-        conflicts = _conflicts(rows, max_findings) if len(have_transactions) > 1 else []
+        results = rows.where(f"kind IS NULL OR kind <> '{_OUTCOME}'").toArrow().to_pylist()
+        output = _collected(results, bounds)
+        with_transactions = sum(
+            1 for totals in output.partitions.values() if totals.committed or totals.aborted
+        )
+        conflicts = _conflicts(rows, max_findings) if with_transactions > 1 else []
     finally:
         rows.unpersist()
     for finding in conflicts:
-        judged.add_violation(finding)
-    return judged
+        output.add_violation(finding)
+    return output
 
 
-def _collected(rows: list[dict[str, Any]], bounds: Iterable[TopicPartition]) -> Judged:
-    # The order of a shuffle is chance; a report should read the same twice.
+def _collected(rows: list[dict[str, Any]], bounds: Iterable[TopicPartition]) -> AuditOutput:
+    # A shuffle has no order, but two reports of the same log should be equal.
     rows.sort(key=lambda row: (row["topic"], row["partition"], row["base_offset"] or 0))
-    judged = Judged(partitions={tp: PartitionTotals() for tp in sorted(bounds)})
+    output = AuditOutput(partitions={tp: PartitionTotals() for tp in sorted(bounds)})
     for row in rows:
         if row["kind"] is None:
             tp = TopicPartition(row["topic"], row["partition"])
-            judged.partitions[tp] = PartitionTotals(**{name: row[name] for name in _TOTALS_FIELDS})
+            output.partitions[tp] = PartitionTotals(**{name: row[name] for name in _TOTALS_FIELDS})
         else:
             finding = AuditFinding(**{name: row[name] for name in FINDING_SCHEMA.names})
             is_violation = FindingKind(finding.kind).is_violation
-            (judged.findings if is_violation else judged.notes).append(finding)
-    return judged
+            (output.findings if is_violation else output.notes).append(finding)
+    return output
 
 
-def _judging(
+def _audit_function(
     bounds: Mapping[TopicPartition, Bounds], max_findings: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def judge_sorted(headers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def audit_sorted(headers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for (topic, partition), rows in groupby(_rows(headers), key=itemgetter(0, 1)):
             tp = TopicPartition(topic, partition)
             audit = PartitionAudit(**asdict(bounds[tp]), max_findings=max_findings)
-            while some := list(islice(rows, _ROWS_AT_ONCE)):
-                for row in some:
+            while chunk := list(islice(rows, _ROWS_AT_ONCE)):
+                for row in chunk:
                     audit.see(StoredBatch._make(row[2:]))
                 if outcomes := audit.take_outcomes():
                     yield _outcome_rows(tp, outcomes)
             yield _result_rows(tp, audit)
 
-    return judge_sorted
+    return audit_sorted
 
 
 def _rows(headers: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
-    """Topic, partition and the fields of a StoredBatch; a few thousand at a time as objects."""
-    for piece in headers:
-        wanted = piece.select(["topic", "partition", *StoredBatch._fields])
-        yield from zip(*(column.to_pylist() for column in wanted.columns), strict=True)
+    """Yield topic, partition and the fields of a StoredBatch; one Arrow batch at a time becomes objects."""
+    for batch in headers:
+        columns = batch.select(["topic", "partition", *StoredBatch._fields]).columns
+        yield from zip(*(column.to_pylist() for column in columns), strict=True)
 
 
 def _outcome_rows(tp: TopicPartition, outcomes: list[BumpedOutcome]) -> pa.RecordBatch:
@@ -129,18 +131,18 @@ def _outcome_rows(tp: TopicPartition, outcomes: list[BumpedOutcome]) -> pa.Recor
         }
         for outcome in outcomes
     ]
-    return pa.RecordBatch.from_pylist(rows, schema=_JUDGED_SCHEMA)
+    return pa.RecordBatch.from_pylist(rows, schema=_RESULT_SCHEMA)
 
 
 def _result_rows(tp: TopicPartition, audit: PartitionAudit) -> pa.RecordBatch:
     findings, totals = audit.finish()
-    rows = [{**tp._asdict(), **found._asdict(), "kind": found.kind.value} for found in findings]
+    rows = [{**tp._asdict(), **finding._asdict(), "kind": finding.kind.value} for finding in findings]
     rows.append({**tp._asdict(), **asdict(totals)})
-    return pa.RecordBatch.from_pylist(rows, schema=_JUDGED_SCHEMA)
+    return pa.RecordBatch.from_pylist(rows, schema=_RESULT_SCHEMA)
 
 
 def _conflicts(rows: DataFrame, max_findings: int) -> list[AuditFinding]:
-    """One transaction, a COMMIT here and an ABORT there."""
+    """Return transactions with a COMMIT in one partition and an ABORT in another."""
     from pyspark.sql import functions as f
 
     where = f.struct("topic", "partition", "base_offset", "other_offset")
@@ -153,8 +155,8 @@ def _conflicts(rows: DataFrame, max_findings: int) -> list[AuditFinding]:
         )
         .where("commit IS NOT NULL AND abort IS NOT NULL")
     )
-    found = ends.orderBy("producer_id", "producer_epoch").limit(max_findings).toArrow().to_pylist()
-    return [_conflict(row) for row in found]
+    conflicts = ends.orderBy("producer_id", "producer_epoch").limit(max_findings).toArrow().to_pylist()
+    return [_conflict(row) for row in conflicts]
 
 
 def _conflict(row: Mapping[str, Any]) -> AuditFinding:
@@ -171,6 +173,6 @@ def _conflict(row: Mapping[str, Any]) -> AuditFinding:
         last_sequence=None,
         other_offset=there["other_offset"],
         key=None,
-        explanation=f"ABORT here at offset {here['other_offset']}, and COMMIT of the same transaction in "
+        explanation=f"ABORT here at offset {here['other_offset']}, but COMMIT of the same transaction in "
         f"{there['topic']}-{there['partition']} at offset {there['other_offset']}",
     )

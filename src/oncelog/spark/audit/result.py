@@ -1,4 +1,4 @@
-"""What an audit on Spark gives back: findings, notes, totals, a verdict."""
+"""The result of an audit on Spark: findings, notes, totals and a verdict."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Verdict = Literal["clean", "violated", "unproven"]
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One violation or note. `kind`: see rules.audit, and those of keys (spark/audit/keys.py).
+    """One violation or note. `kind`: a FindingKind of oncelog.audit.partition, or one of spark/audit/keys.py.
 
-    None where a field has no meaning: a repeated key has no sequences, a sequence violation no key.
+    Fields that do not apply are None: a repeated key has no sequences, a sequence violation has no key.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class AuditFinding:
 
 
 class KeyTotals(NamedTuple):
-    """The key check's sums: records with a key, different keys, and keys that are there more than once."""
+    """Totals of a key check: records with a key, distinct keys, and keys that occur more than once."""
 
     records: int
     keys: int
@@ -51,9 +51,9 @@ class KeyTotals(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A comparison's sums over keys; `lost`, `doubled` and `unexpected` count keys.
+    """Totals of a comparison; `lost`, `doubled` and `unexpected` count keys.
 
-    `expected` and `found` are records with a key, `without_key` those that could not be compared.
+    `expected` and `found` count records with a key, `without_key` records that could not be compared.
     """
 
     expected: int
@@ -65,17 +65,17 @@ class Difference(NamedTuple):
 
     @property
     def keys(self) -> int:
-        """How many keys differ."""
+        """Return the number of keys that differ."""
         return self.lost + self.doubled + self.unexpected
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """What was found. `findings` may be cut at MAX_FINDINGS per partition, `finding_count` is not.
+    """The result of an audit. `findings` is cut at MAX_FINDINGS per partition, `finding_count` is not.
 
-    `notes` are findings that are no violations: open transactions, torn tails, log starts that moved. `keys`
-    is None when keys were not checked, `difference` when nothing was compared. `keys_problem`: why neither
-    was done, though it was asked for.
+    `notes`: findings that are no violations, such as open transactions, torn tails and moved log starts.
+    `keys`: None if keys were not checked. `difference`: None if nothing was compared. `keys_problem`: the
+    reason why a requested check or comparison of keys was not done.
     """
 
     findings: tuple[AuditFinding, ...]
@@ -87,36 +87,38 @@ class AuditResult:
 
     @property
     def totals(self) -> PartitionTotals:
-        """The sums over all partitions; a producer counts once per partition it wrote to."""
+        """Return the sums over all partitions. A producer counts once per partition that it wrote to."""
         rows = [asdict(totals) for totals in self.partitions.values()]
         return PartitionTotals(**{name: sum(row[name] for row in rows) for name in asdict(PartitionTotals())})
 
     @property
     def finding_count(self) -> int:
-        """The number of violations, repeated keys and keys that differ; `findings` may list fewer."""
+        """Return the number of violations, repeated keys and differing keys; `findings` may list fewer."""
         repeated = self.keys.repeated if self.keys else 0
         return self.totals.findings + repeated + (self.difference.keys if self.difference else 0)
 
     @property
     def verdict(self) -> Verdict:
-        """`unproven`: nothing is wrong, but something that was asked for is not known.
+        """Return `clean`, `violated`, or `unproven` if nothing is wrong but the proof is incomplete.
 
-        Some records carry no producer id, and no check or comparison of keys vouches for them; or keys could
-        not be checked or compared.
+        The proof is incomplete if records without a producer id were covered by no check or comparison of
+        keys, or if keys could not be checked or compared.
         """
         if self.finding_count:
             return "violated"
-        is_vouched = self.keys is not None or self.difference is not None
-        is_unproven = bool(self.totals.unnumbered_records) and not is_vouched
+        is_covered = self.keys is not None or self.difference is not None
+        is_unproven = bool(self.totals.unnumbered_records) and not is_covered
         return "unproven" if is_unproven or self.keys_problem is not None else "clean"
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Findings, then notes, as plain values for JSON and tables, with their severity."""
+        """Return findings, then notes, with their severity, as plain values for JSON and tables."""
         severities = (("violation", self.findings), ("information", self.notes))
-        return [{"severity": word, **asdict(found)} for word, some in severities for found in some]
+        return [
+            {"severity": word, **asdict(finding)} for word, findings in severities for finding in findings
+        ]
 
     def to_frame(self, spark: SparkSession) -> DataFrame:
-        """The same as a DataFrame."""
+        """Return `to_rows` as a DataFrame."""
         schema = pa.schema([("severity", pa.string()), *FINDING_SCHEMA])
         return spark.createDataFrame(pa.Table.from_pylist(self.to_rows(), schema=schema))
 

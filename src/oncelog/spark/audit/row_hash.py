@@ -1,8 +1,8 @@
-"""An order-free hash of Arrow rows: the sum of a 64-bit hash per row, modulo 2**64.
+"""A hash of Arrow rows that ignores their order: the sum of a 64-bit hash per row, modulo 2**64.
 
-It tells a batch that is repeated from one that is not the same; it is no defence against somebody who
-builds a collision. A field counts by its CRC-32C and length, null apart from empty; fields are mixed
-one after another, so a value that moves to another row or column changes the sum.
+It distinguishes a repeated batch from a different one; it does not resist a deliberate collision. A field
+contributes its CRC-32C and length, and null differs from empty. Fields are mixed one after another, so a
+value that moves to another row or column changes the sum.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _NULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _SHORT_BYTES, _LONG_BYTES = 32, 256
-"""Rows up to the first are cheapest computed all at once; longer than the second on average, in place."""
+"""Rows up to the first length are fastest in vector code; above the second on average, as memory views."""
 
 
 def hash_rows(*columns: Any) -> int:
-    """Sum of the rows' hashes. Columns: binary, string, integers, or lists of key and value (headers)."""
+    """Return the sum of the rows' hashes. Columns: binary, string, integers, or lists of headers."""
     count = len(columns[0])
     mixed = np.full(count, _GOLDEN, np.uint64)
     for column in columns:
@@ -36,7 +36,7 @@ def hash_rows(*columns: Any) -> int:
 
 
 def _mix(numbers: _Hashes) -> _Hashes:
-    """The finish of splitmix64: every bit depends on all."""
+    """Apply the finalizer of splitmix64: every output bit depends on all input bits."""
     numbers = numbers + _GOLDEN
     numbers = (numbers ^ (numbers >> np.uint64(30))) * _FIRST
     numbers = (numbers ^ (numbers >> np.uint64(27))) * _SECOND
@@ -55,7 +55,7 @@ def _field(column: Any) -> _Hashes:
 
 
 def _checksums(column: Any) -> _Hashes:
-    """CRC-32C and length of each row of a binary column."""
+    """Return CRC-32C (low 32 bits) and length (high 32 bits) of each row of a binary column."""
     count = len(column)
     is_null = pc.is_null(column).to_numpy(zero_copy_only=False) if column.null_count else None
     if is_null is not None:
@@ -70,12 +70,12 @@ def _checksums(column: Any) -> _Hashes:
     sums |= lengths << np.uint64(32)
     if is_null is not None:
         sums[is_null] = _NULL
-    found: _Hashes = sums
-    return found
+    hashes: _Hashes = sums
+    return hashes
 
 
 def _byte_table() -> _Sums:
-    """CRC-32C of one byte after nothing, without the inversions (polynomial 0x82F63B78, reflected)."""
+    """Return CRC-32C of each byte value without the inversions (polynomial 0x82F63B78, reflected)."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(
@@ -93,32 +93,32 @@ def _followed_by_zero(table: _Sums) -> _Sums:
 
 
 def _pairs(first: _Sums, second: _Sums) -> _Sums:
-    """Two tables of 256 as one by both bytes of a 16-bit number, the low one first."""
+    """Combine two tables of 256 into one for 16-bit numbers; `first` is for the low byte."""
     return (second[:, None] ^ first[None, :]).reshape(-1)
 
 
 _BEFORE_1 = _followed_by_zero(_BYTE)
 _BEFORE_2 = _followed_by_zero(_BEFORE_1)
 _LOW, _HIGH = _pairs(_followed_by_zero(_BEFORE_2), _BEFORE_2), _pairs(_BEFORE_1, _BYTE)
-"""What each half of a 32-bit word adds to the sum of what follows."""
+"""Contributions of the low and the high half of a 32-bit word to the CRC."""
 
 
 def checksums_in_step(column: Any) -> _Hashes:
-    """CRC-32C of each row, four bytes of all rows of a length at a time; 0 for null."""
+    """Return CRC-32C of each row, computed four bytes of all rows at a time; 0 for null."""
     sums = np.zeros(len(column), np.uint64)
     bytes_of = RowBytes(column)
     crc = np.full(len(bytes_of.rows), 0xFFFFFFFF, np.uint32)
     for word in bytes_of.words():
         word = crc[: len(word)] ^ word
         crc[: len(word)] = _LOW[word & np.uint32(0xFFFF)] ^ _HIGH[word >> np.uint32(16)]
-    for at, byte in bytes_of.tails():
-        crc[at] = crc[at] >> np.uint32(8) ^ _BYTE[(crc[at] ^ byte) & np.uint32(255)]
+    for rows, byte in bytes_of.tails():
+        crc[rows] = crc[rows] >> np.uint32(8) ^ _BYTE[(crc[rows] ^ byte) & np.uint32(255)]
     sums[bytes_of.rows] = ~crc
     return sums
 
 
 def _views(column: Any) -> Iterator[memoryview]:
-    """The bytes of each row where they lie."""
+    """Yield a view of each row's bytes, without a copy."""
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, np.int32)[column.offset :][: len(column) + 1].tolist()
     return map(memoryview(data).__getitem__, map(slice, bounds, bounds[1:]))
@@ -127,4 +127,4 @@ def _views(column: Any) -> Iterator[memoryview]:
 def _flat(headers: list[dict[str, Any]] | None) -> bytes | None:
     if headers is None:
         return None
-    return repr([(each["key"], each["value"]) for each in headers]).encode()
+    return repr([(header["key"], header["value"]) for header in headers]).encode()

@@ -1,7 +1,7 @@
-"""Segment files as the audit reads them: which there are, and their batches' headers as a Spark table.
+"""Segment files for the audit: their list, and the headers of their batches as a Spark table.
 
-Files are opened by pyarrow.fs, on the driver to list them and by the tasks to read them, a megabyte at a
-time. What a read_committed reader gets of a batch is told by the `.txnindex` files, as the broker would.
+pyarrow.fs opens the files: the driver lists them, and tasks read them a megabyte at a time. `.txnindex` files
+tell whether a read_committed reader gets a batch, as in the broker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 
 BYTES_PER_TASK = 256 << 20
-"""Segments are put together to tasks of up to so much."""
+"""Segments are grouped into tasks of at most this size."""
 _PARTITION_NAME = re.compile(r"(.+)-(\d+)")
 _SEGMENT_NAME = re.compile(r"(\d{20})" + re.escape(LOG_SUFFIX))
 _INTERNAL = "__"
@@ -47,7 +47,7 @@ _ZEROS_AT_ONCE = 1 << 20
 
 
 class Segment(NamedTuple):
-    """One `.log` file. `has_index`: a `.txnindex` with something in it is beside it."""
+    """One `.log` file. `has_index`: it has a `.txnindex` that is not empty."""
 
     base_offset: int
     size_bytes: int
@@ -55,11 +55,11 @@ class Segment(NamedTuple):
 
 
 class PartitionFiles(NamedTuple):
-    """A partition directory in the file system of `root`, with at least one segment in offset order.
+    """A partition directory in the file system of `root`, with at least one segment, in offset order.
 
-    `indexed_to`: the `.txnindex` files tell of every marker below. `recovery_point`: below it a broker had
-    synced everything; None: no data directory tells of one. `log_start_offset`: what is below was
-    removed from the log (DeleteRecords, retention), though the first segment may still hold it.
+    `indexed_to`: the `.txnindex` files cover every marker below this offset. `recovery_point`: a broker had
+    synced everything below it; None if there is no checkpoint. `log_start_offset`: records below it were
+    removed (DeleteRecords, retention), although the first segment may still hold them.
     """
 
     tp: TopicPartition
@@ -75,46 +75,47 @@ class PartitionFiles(NamedTuple):
         return f"{self.directory}/{segment.base_offset:020}{suffix}"
 
     def to_plain(self) -> list[Any]:
-        """As values for JSON."""
+        """Return plain values for JSON."""
         return list(self)
 
     @classmethod
     def from_plain(cls, values: list[Any]) -> Self:
         tp, root, directory, segments, *rest = values
-        return cls(TopicPartition(*tp), root, directory, [Segment(*each) for each in segments], *rest)
+        return cls(TopicPartition(*tp), root, directory, [Segment(*segment) for segment in segments], *rest)
 
 
-# What there is
+# Listing
 
 
 def file_system(root: str) -> tuple[fs.FileSystem, str]:
-    """The file system of a path or URI, and the path in it. Raises ConfigError for one that is unknown."""
+    """Return the file system of a path or URI, and the path in it. Raises ConfigError if it is unknown."""
     if "://" not in root and not root.startswith("file:"):
         return fs.LocalFileSystem(), str(Path(root).absolute())
     try:
-        found, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", root))
+        system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", root))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise ConfigError(f"{root}: no file system for it here: {error}") from error
-    return found, path.rstrip("/")
+    return system, path.rstrip("/")
 
 
 def find_segments(roots: Sequence[str]) -> list[PartitionFiles]:
-    """The partition directories that `roots` are or hold; Kafka's internal topics only if named themselves.
+    """Return the partition directories that `roots` are or contain. Internal topics must be named themselves.
 
-    Raises ConfigError for a root without any, and for a partition found twice (replicas).
+    Raises ConfigError for a root without any, and for a partition that occurs twice (replicas).
     """
     found: dict[TopicPartition, PartitionFiles] = {}
     for root in roots:
-        here = list(_partitions_in(root))
-        if not here:
+        partitions = list(_partitions_in(root))
+        if not partitions:
             raise ConfigError(
                 f"{root}: no segment files; name a partition directory (topic-0 with .log files) or a data "
                 "directory with such directories"
             )
-        for each in here:
-            if (other := found.setdefault(each.tp, each)) is not each:
+        for files in partitions:
+            if (other := found.setdefault(files.tp, files)) is not files:
                 raise ConfigError(
-                    f"{each.tp} is in {other.directory} and in {each.directory}: audit one replica at a time"
+                    f"{files.tp} is in {other.directory} and in {files.directory}: audit one replica at a "
+                    "time"
                 )
     return [found[tp] for tp in sorted(found)]
 
@@ -148,7 +149,7 @@ def _partition_of(
     cleaned = _offsets(system, parent, CLEANED_OFFSETS) or {}
     is_compacted = tp in cleaned or tp.topic in _compacted_topics(system, parent)
     flushed = _offsets(system, parent, RECOVERY_POINTS)
-    # After a kill the newest entries of an index may be missing; a broker makes them anew when it starts.
+    # After a kill the newest entries of an index may be missing until a broker starts and restores them.
     indexed_to = segments[-1].base_offset if flushed is None else flushed.get(tp, 0)
     recovery_point = None if flushed is None else flushed.get(tp, 0)
     starts = _offsets(system, parent, LOG_STARTS) or {}
@@ -162,12 +163,13 @@ def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
     try:
         infos: list[fs.FileInfo] = system.get_file_info(fs.FileSelector(path))
     except OSError as error:
-        raise ConfigError(f"{path}: it cannot be listed: {error}") from error
+        raise ConfigError(f"{path}: cannot list it: {error}") from error
     return infos
 
 
 def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
-    # Our broker makes the file with each segment. Every earlier segment's task would read the empty ones.
+    # Oncelog's broker creates an index with each segment. Empty ones are skipped, because the tasks of all
+    # earlier segments would read them.
     indexes = {info.base_name for info in infos if info.base_name.endswith(TXN_SUFFIX) and info.size != 0}
     return sorted(
         Segment(int(match[1]), info.size, match[1] + TXN_SUFFIX in indexes)
@@ -177,39 +179,40 @@ def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
 
 
 def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicPartition, int] | None:
-    """Read a checkpoint of the data directory; None in a copy of a partition directory alone.
+    """Return the contents of a checkpoint file, None without one (a copy of a partition directory alone).
 
-    Raises ConfigError for an unreadable one: taken for empty, it would accuse a compacted topic of gaps.
+    Raises ConfigError for an unreadable file: if it counted as empty, a compacted topic would seem to have
+    gaps.
     """
     path = f"{directory}/{name}"
     try:
         with system.open_input_stream(path) as stream:
             data = stream.read()
-            return decode_offsets(data) if data else {}  # Apache Kafka makes the file before its first entry
+            return decode_offsets(data) if data else {}  # Apache Kafka creates the file empty
     except OSError:
         return None
     except StorageError as error:
         raise ConfigError(
-            f"{path}: {error}. Move it away to audit without it; then name compacted topics "
-            "(--compacted), and what was removed below a log start counts"
+            f"{path}: {error}. Move it away to audit without it; then name compacted topics (--compacted), "
+            "and records below a log start count as present"
         ) from error
 
 
 def _compacted_topics(system: fs.FileSystem, directory: str) -> set[str]:
-    """Return the topics that our broker's list of topics calls compacted; none without that file."""
+    """Return the topics that Oncelog's topic file marks as compacted, none without that file."""
     try:
         with system.open_input_stream(f"{directory}/{_TOPICS_FILE}") as stream:
             topics = json.loads(stream.read())["topics"]
-        return {t["name"] for t in topics if "compact" in t["settings"].get("cleanup.policy", "")}
+        return {topic["name"] for topic in topics if "compact" in topic["settings"].get("cleanup.policy", "")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
 
 
-# What a task reads
+# Reading
 
 
 class SegmentHeadersSource(DataSource):  # type: ignore[misc]
-    """`format("oncelog-segments")`; the option `partitions` holds what `find_segments` found, as JSON."""
+    """`format("oncelog-segments")`; the option `partitions` holds the result of `find_segments` as JSON."""
 
     @classmethod
     def name(cls) -> str:
@@ -224,7 +227,7 @@ class SegmentHeadersSource(DataSource):  # type: ignore[misc]
 
 
 class SegmentReader(DataSourceReader):  # type: ignore[misc]
-    """Each task reads some segments, one after another."""
+    """A reader of segments: each task reads a group of them, one after another."""
 
     def __init__(self, found: Sequence[PartitionFiles], *, check_records: bool = False) -> None:
         self._found = found
@@ -243,14 +246,14 @@ class SegmentReader(DataSourceReader):  # type: ignore[misc]
         return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Without any segment Spark still runs one task, with an empty partition of its own.
+        # Spark runs one task with an empty partition even without any segment.
         task = partition.value or ()
         rows = (_read_segment(files, index, check_records=self._check_records) for files, index in task)
         return to_arrow(chain.from_iterable(rows))
 
 
 class _ArrowFile:
-    """A pyarrow file as log.scan reads one."""
+    """A pyarrow file with the interface that log.scan reads."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         self._file = file
@@ -262,15 +265,15 @@ class _ArrowFile:
 
 @contextmanager
 def open_segment(system: fs.FileSystem, path: str) -> Iterator[tuple[_ArrowFile, int]]:
-    """A segment as `log.scan` reads one, and how many bytes it is."""
+    """Yield a segment in the form that log.scan reads, and its size in bytes."""
     with system.open_input_file(path) as opened:
         yield _ArrowFile(opened), opened.size()
 
 
 class Damage(NamedTuple):
-    """Bytes that are no batch: from `position`, where `offset` is due, to the batch at `behind`.
+    """Bytes that are no batch: from `position`, where `offset` is expected, to the next batch at `behind`.
 
-    `next_offset`: of the batch behind; both None where damage goes on to the end of the file.
+    `next_offset`: base offset of the next batch. Both are None if the damage reaches the end of the file.
     """
 
     position: int
@@ -281,7 +284,7 @@ class Damage(NamedTuple):
 
 
 def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterator[FoundBatch | Damage]:
-    """Yield every sound batch of a segment file, and every damage between them or at the end."""
+    """Yield every sound batch of a segment file, and every damaged range between or after them."""
     position: int | None = 0
     due = base_offset
     while position is not None:
@@ -303,10 +306,10 @@ def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterato
 
 
 def _find_behind(file: _ArrowFile, position: int, end: int, due: int) -> int | None:
-    """As `find_behind`, but no batch that is the value of a record in the damaged one.
+    """Return the position of the next batch like `find_behind`, but skip batches inside a record's value.
 
-    Where only the length does not fit, the header tells the offset behind it. A batch with another offset is
-    believed (in a compacted log it is right) when the log goes on from there to its end, or to a torn batch.
+    If only the length is wrong, the header still tells the next offset. A batch with another offset, as in a
+    compacted log, counts if sound batches follow up to the end of the log or to a torn batch.
     """
     behind = find_behind(file, position, end, due)
     header = _header_at(file, position)
@@ -323,8 +326,8 @@ def _find_behind(file: _ArrowFile, position: int, end: int, due: int) -> int | N
                 last_offset = found.header.last_offset
         if stop is None:
             return behind
-        cut_short = _header_at(file, stop)
-        if cut_short is not None and cut_short.base_offset > last_offset:
+        torn = _header_at(file, stop)
+        if torn is not None and torn.base_offset > last_offset:
             return behind
         behind = find_batch(file, stop, end, due + 1)
     return behind
@@ -338,7 +341,7 @@ def _header_at(file: _ArrowFile, position: int) -> BatchHeader | None:
 
 
 def _read_segment(files: PartitionFiles, index: int, *, check_records: bool) -> Iterator[HeaderRow]:
-    """A row per batch, and one wherever the file does not make sense."""
+    """Yield a row per batch, and a row for each damaged range."""
     segment = files.segments[index]
     system, _ = file_system(files.root)
     aborted, problem = _aborted(system, files, index)
@@ -364,16 +367,18 @@ def _no_batch(
     file: _ArrowFile,
     size_bytes: int,
 ) -> StoredBatch:
-    """A tail is torn when nothing sound is behind it and nothing had synced it; all else is damage."""
+    """Return a row for a damaged range: a torn tail if no sound batch follows and it was never synced."""
     torn = None
     if following is None and damage.behind is None:
         torn = _why_torn(file, damage, size_bytes)
     problem = f"{path} at position {damage.position}: {torn or damage.reason}"
     if torn is not None and files.recovery_point is not None and damage.offset < files.recovery_point:
         torn = None
-        problem += f"; a broker had synced the log up to offset {files.recovery_point}, so no stop tore it"
+        problem += (
+            f"; a broker had synced the log up to offset {files.recovery_point}, so a crash did not tear it"
+        )
     next_offset = following if damage.next_offset is None else damage.next_offset
-    # Damage up to the log's end takes with it all that is behind the log start.
+    # Damage up to the end of the log covers all offsets above the log start.
     due = files.log_start_offset + 1 if next_offset is None else next_offset
     last_offset = max(damage.offset, due - 1)
     return no_batch(damage.offset, last_offset, problem, is_torn=torn is not None)
@@ -390,14 +395,14 @@ def _judged(found: FoundBatch, judge: VisibilityFilter | None, *, check_records:
 def _aborted(
     system: fs.FileSystem, files: PartitionFiles, index: int
 ) -> tuple[list[tuple[int, int]] | None, str | None]:
-    """Return producer id and first offset of the aborted transactions that may have data in a segment.
+    """Return (producer id, first offset) of aborted transactions that may have data in a segment, or None.
 
-    An entry stands beside its marker, so in the segment of its data or a later one. None where one of these
-    lists is damaged; the second value says what is wrong with the segment's own. A broker that starts makes
-    the list again from the log, so nothing is lost.
+    An entry is in the segment of its marker, so in the segment of its data or a later one. None if one of
+    these indexes is damaged; the second value then describes damage of the segment's own index. A broker
+    rebuilds the index from the log when it starts, so nothing is lost.
     """
     later = files.segments[index:]
-    found: list[tuple[int, int]] = []
+    aborted: list[tuple[int, int]] = []
     for segment in later:
         if not segment.has_index:
             continue
@@ -408,12 +413,12 @@ def _aborted(
         except StorageError as error:
             return None, str(error) if segment is later[0] else None
         end = later[1].base_offset if len(later) > 1 else None
-        found += [(e.producer_id, e.first_offset) for e in entries if end is None or e.first_offset < end]
-    return found, None
+        aborted += [(e.producer_id, e.first_offset) for e in entries if end is None or e.first_offset < end]
+    return aborted, None
 
 
 def _why_torn(file: _ArrowFile, bad: Damage, end: int) -> str | None:
-    """How a log ends as an unclean stop leaves it: within a batch or in zeros; None: it does not."""
+    """Return how a crash tore the end of the log (inside a batch, or only zeros), None if it did not."""
     try:
         read_header(file.pread(HEADER_BYTES, bad.position))
     except (CorruptMessage, InvalidRecord):

@@ -1,7 +1,7 @@
 """The committed records of segment files, with the columns of `format("oncelog")`, for the audit of keys.
 
-What became of a transaction's data is told by the next marker of its producer in the partition; without one
-the transaction is open. `.txnindex` files are not asked: after a kill they lack the newest entries.
+The next marker of its producer in the partition decides the outcome of a transaction's data; without one, the
+transaction is open. `.txnindex` files are not used, because they lack the newest entries after a kill.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _PLACE = ("part", "place")
 
 
 def committed_records(spark: SparkSession, found: Sequence[PartitionFiles]) -> DataFrame:
-    """What a read_committed reader gets of the partitions, once all that is open is aborted."""
+    """Return the records that a read_committed reader gets if all open transactions abort."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    given = json.dumps([part.to_plain() for part in found])
+    option = json.dumps([files.to_plain() for files in found])
     frames = []
     for source in (SegmentRecordsSource, SegmentHeadersSource):
         spark.dataSource.register(source)
-        frames.append(spark.read.format(source.name()).option("partitions", given).load())
+        frames.append(spark.read.format(source.name()).option("partitions", option).load())
     records, headers = frames
     backwards = [f.col(name).desc() for name in _PLACE]
     later = Window.partitionBy("topic", "partition", "producer_id").orderBy(*backwards)
@@ -55,12 +55,12 @@ def committed_records(spark: SparkSession, found: Sequence[PartitionFiles]) -> D
         .withColumn("is_committed", f.coalesce(ended, f.lit(False)))
         .where("NOT is_control AND NOT is_committed")
     )
-    # Few beside the records, which would all be shuffled otherwise: Spark does not know the size of either.
+    # Hidden batches are few. Without the hint Spark, which knows neither size, would shuffle all records.
     return records.join(f.broadcast(hidden), ["topic", "partition", *_PLACE], "left_anti").drop(*_PLACE)
 
 
 class SegmentRecordsSource(SegmentHeadersSource):
-    """`format("oncelog-segment-records")`: all records, with the place of their batch."""
+    """`format("oncelog-segment-records")`: all records, each with the place of its batch."""
 
     @classmethod
     def name(cls) -> str:
@@ -81,7 +81,10 @@ class _RecordsReader(SegmentReader):
 
 
 def _read_records(files: PartitionFiles, index: int) -> Iterator[pa.RecordBatch]:
-    """Read from the log start on, batch by batch; damage is left out, and found by the audit of headers."""
+    """Yield the records of a segment from the log start on.
+
+    Damage is skipped; the audit of headers reports it.
+    """
     segment, (topic, partition) = files.segments[index], files.tp
     system, _ = file_system(files.root)
     with open_segment(system, files.path(segment)) as (file, size_bytes):

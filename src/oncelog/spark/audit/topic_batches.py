@@ -1,9 +1,9 @@
-"""The headers of stored batches as a Spark table, one row per batch: what the audit reads.
+"""The headers of stored batches of topics as a Spark table, one row per batch, for the audit.
 
-The same options as `format("oncelog")`; everything stored is shown, markers and aborted batches too. Only
-61 bytes of a batch are looked at, and its checksum is computed over the rest; with the option `checkRecords`
-its records are compared with its header as well. Below the last stable offset batches are fetched as a
-read_committed reader does, so that a row says whether such a reader gets them.
+It has the options of `format("oncelog")` and shows all stored batches, markers and aborted ones too. It
+parses the 61 header bytes of a batch and computes the checksum over the rest. With the option `checkRecords`
+it also compares the records with the header. Below the last stable offset it fetches with read_committed, so
+that a row says whether such a reader gets the batch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from oncelog.wire.control import ControlType, decode_control
 from oncelog.wire.primitives import Buffer
 
 PLACE_COLUMNS = ("topic", "partition", "part", "place")
-"""`part` and `place` are the order in which batches are stored: a range or segment, and where in it."""
+"""`part` (range or segment) and `place` (position in it) give the order in which batches are stored."""
 _COLUMNS = (
     ("topic", StringType(), pa.string()),
     ("partition", IntegerType(), pa.int32()),
@@ -64,14 +64,14 @@ _COLUMNS = (
     ("is_removed", BooleanType(), pa.bool_()),
     ("is_index", BooleanType(), pa.bool_()),
 )
-"""Behind the place, the fields of rules.audit.StoredBatch."""
+"""After the place, the columns are the fields of oncelog.audit.partition.StoredBatch."""
 HEADERS_SCHEMA = StructType([StructField(name, spark) for name, spark, _ in _COLUMNS])
 _ARROW_SCHEMA = pa.schema([(name, arrow) for name, _, arrow in _COLUMNS])
 _ROWS_PER_BATCH = 20_000
 _FETCH_BYTES = "max.partition.fetch.bytes"
 CHECK_RECORDS = "checkRecords"
 AVAILABLE = "available"
-"""What is to be read: what the brokers said once, so that the audit knows the same of all it gets."""
+"""Option with the offsets to read, looked up once, so that all parts of the audit use the same ones."""
 
 HeaderRow = tuple[Any, ...]
 
@@ -90,9 +90,9 @@ class BatchHeadersSource(DataSource):  # type: ignore[misc]
         check_records = is_checking_records(self.options)
         now = decode_available(self.options[AVAILABLE])
         ours = (AVAILABLE, CHECK_RECORDS.lower())
-        given = {key: value for key, value in self.options.items() if key.lower() not in ours}
-        given["kafka.isolation.level"] = "read_committed"
-        return BatchHeadersReader(parse_options(given, "batch"), now, check_records)
+        options = {key: value for key, value in self.options.items() if key.lower() not in ours}
+        options["kafka.isolation.level"] = "read_committed"
+        return BatchHeadersReader(parse_options(options, "batch"), now, check_records)
 
 
 def encode_available(now: Available) -> str:
@@ -101,21 +101,21 @@ def encode_available(now: Available) -> str:
 
 
 def decode_available(text: str) -> Available:
-    """Undo `encode_available`; topic ids are left out."""
+    """Return the Available that `encode_available` encoded, without topic ids."""
     rows = [(TopicPartition(topic, number), bounds) for topic, number, *bounds in json.loads(text)]
     earliest, latest, written = ({tp: bounds[n] for tp, bounds in rows} for n in range(3))
     return Available(earliest, latest, written)
 
 
 def is_checking_records(options: Mapping[str, str]) -> bool:
-    """Return whether the records inside batches are to be checked."""
+    """Return True if the records inside batches have to be checked."""
     return any(
         key.lower() == CHECK_RECORDS.lower() and value.lower() == "true" for key, value in options.items()
     )
 
 
 class _StoredRange(InputPartition):  # type: ignore[misc]
-    """The range one task reads, and as whom."""
+    """The range that one task reads, and its isolation level."""
 
     def __init__(self, wanted: OffsetRange, isolation: Isolation) -> None:
         super().__init__(wanted)
@@ -123,10 +123,10 @@ class _StoredRange(InputPartition):  # type: ignore[misc]
 
 
 class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
-    """A task gives the batches whose last offset is in its range.
+    """A reader whose tasks return the batches with their last offset in the task's range.
 
-    So a batch across the border of two ranges comes from exactly one task. One that is stored behind a batch
-    with higher offsets belongs to the range of those, where it is seen in its wrong place.
+    So exactly one task returns a batch that spans two ranges. A batch that is stored after one with higher
+    offsets belongs to the range of those, which shows that it is in the wrong place.
     """
 
     def __init__(self, options: SourceOptions, now: Available, check_records: bool) -> None:
@@ -137,15 +137,15 @@ class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
         now = self._now
         stable = {tp: max(end, now.earliest[tp]) for tp, end in now.latest.items()}
         size = self._options.max_records_per_partition
-        decided = split_ranges(ranges_between(now.earliest, stable), max_records=size)
-        open_yet = split_ranges(ranges_between(stable, now.written), max_records=size)
+        stable_ranges = split_ranges(ranges_between(now.earliest, stable), max_records=size)
+        open_ranges = split_ranges(ranges_between(stable, now.written), max_records=size)
         return [
-            *[_StoredRange(piece, Isolation.READ_COMMITTED) for piece in decided],
-            *[_StoredRange(piece, Isolation.READ_UNCOMMITTED) for piece in open_yet],
+            *[_StoredRange(piece, Isolation.READ_COMMITTED) for piece in stable_ranges],
+            *[_StoredRange(piece, Isolation.READ_UNCOMMITTED) for piece in open_ranges],
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # A batch without ranges: Spark still runs one task, with an empty partition of its own.
+        # Spark runs one task with a partition of its own even if there are no ranges.
         if not isinstance(partition, _StoredRange):
             return iter(())
         rows = _read_rows(self._options.client, partition.value, partition.isolation, self._check_records)
@@ -153,7 +153,7 @@ class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
 
 
 def to_arrow(rows: Iterable[HeaderRow]) -> Iterator[pa.RecordBatch]:
-    """Rows as record batches of HEADERS_SCHEMA."""
+    """Yield the rows as record batches of HEADERS_SCHEMA."""
     waiting: list[HeaderRow] = []
     for row in rows:
         waiting.append(row)
@@ -173,11 +173,11 @@ def _record_batch(rows: list[HeaderRow]) -> pa.RecordBatch:
 def _read_rows(
     client: Mapping[str, object], wanted: OffsetRange, isolation: Isolation, check_records: bool
 ) -> Iterator[HeaderRow]:
-    """A row per batch, one where the log start overtook us, and a last one for what could not be read.
+    """Yield a row per batch, one where the log start overtook the read, and a last one for unreadable data.
 
-    A fetched piece with bytes that are no batch is refused whole, so from there on batches are fetched one
-    at a time up to the bad one. Places count what was read: ordered by their offsets, batches that are
-    stored in a wrong order would look sound. Guard: test_batches_that_changed_places.
+    The client rejects a fetch response with bytes that are no batch as a whole. So from there on batches are
+    fetched one at a time, up to the bad one. `place` counts batches in the order read: ordered by offsets,
+    batches that are stored in a wrong order would look sound. See test_batches_that_changed_places.
     """
     tp, position, end = wanted
     settings, problem = dict(client), None
@@ -197,29 +197,29 @@ def _read_rows(
             except OffsetOutOfRange:
                 log_start = consumer.beginning_offsets([tp])[tp]
                 if log_start <= position:
-                    raise  # the topic is another one now, or its log was cut back
+                    raise  # the topic was re-created, or its log truncated
                 removed = no_batch(position, log_start - 1, "")._replace(problem=None, is_removed=True)
                 yield (*tp, wanted.start, next(places), *removed)
                 position = log_start
             except TimedOut:
                 if isolation is Isolation.READ_UNCOMMITTED:
                     raise
-                # Compaction left nothing between here and the last stable offset.
+                # Compaction removed everything between here and the last stable offset.
                 isolation = Isolation.READ_UNCOMMITTED
     if problem is not None:
         yield (*tp, wanted.start, next(places), *no_batch(position, end - 1, problem))
 
 
 def _batches_of(piece: RangeChunk, isolation: Isolation, check_records: bool) -> Iterator[StoredBatch]:
-    for at, header, verdict in piece.batches:
+    for position, header, verdict in piece.batches:
         seen = verdict if isolation is Isolation.READ_COMMITTED else None
-        yield stored_batch(piece.records, at, header, seen, check_records=check_records)
+        yield stored_batch(piece.records, position, header, seen, check_records=check_records)
 
 
 def stored_batch(
     data: Buffer, position: int, h: BatchHeader, verdict: Verdict | None, *, check_records: bool = False
 ) -> StoredBatch:
-    """Return what the rules want of a batch at a position of `data`. `verdict` None: no reader was asked."""
+    """Return the StoredBatch at `position` of `data`. `verdict` None: its visibility is unknown."""
     is_commit = coordinator_epoch = None
     crc_ok = verify_crc(data, position, h.size_bytes)
     if h.is_control and crc_ok:
@@ -250,6 +250,6 @@ def stored_batch(
 
 
 def no_batch(base_offset: int, last_offset: int, problem: str, *, is_torn: bool = False) -> StoredBatch:
-    """Offsets at which no batch can be read."""
+    """Return a StoredBatch for offsets at which no batch can be read."""
     nothing = StoredBatch(base_offset, last_offset, None, None, None, 0, 0, is_control=False, crc_ok=None)
     return nothing._replace(is_torn=is_torn, problem=problem)
