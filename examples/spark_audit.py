@@ -18,7 +18,7 @@ from oncelog.spark.audit import AuditResult, audit_topic
 
 
 def audit(spark: SparkSession, bootstrap_servers: str, topic: str) -> AuditResult:
-    # The business key here is the record's key; an SQL expression over the value would do as well.
+    # The business key here is the record's key; it may also be an SQL expression over the value.
     result = audit_topic(spark, bootstrap_servers, topic, key_check=True)
     for finding in result.findings:
         place = f"{finding.topic}-{finding.partition} offset {finding.base_offset}"

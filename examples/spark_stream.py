@@ -1,4 +1,4 @@
-"""Follow a topic and keep its records as Parquet; stop it, start it again, and nothing is missed or doubled.
+"""Follow a topic and keep its records as Parquet; a restart misses and doubles nothing.
 
 oncelog serve &
 python examples/spark_stream.py 127.0.0.1:9092 flights out/
@@ -34,7 +34,7 @@ def keep_as_parquet(
         .writeStream.format("parquet")
         .option("path", f"{directory}/records")
         .option("checkpointLocation", f"{directory}/checkpoint")
-        # What is there now, in several micro-batches, then the end; processingTime="1 second" goes on.
+        # Read the present records in several micro-batches, then stop. processingTime="1 second" never stops.
         .trigger(availableNow=True)
         .start()
     )

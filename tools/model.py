@@ -52,7 +52,7 @@ _ONE, _CALM = "A_TXNS=1 LATE=0 TIMEOUTS=0", "CRASHES=0 TIMEOUTS=0"
 PROOFS = [
     Run("sequence", "five in flight, a crash", "N=6 TIMEOUTS=0", is_fast=False),
     Run("sequence", "delivery time-outs as well", "N=5", is_fast=False),
-    Run("sequence", "the window goes on", "N=7 UNSENT=0 CRASHES=0 TIMEOUTS=0", is_fast=False),
+    Run("sequence", "the window moves on", "N=7 UNSENT=0 CRASHES=0 TIMEOUTS=0", is_fast=False),
     Run("sequence", "every fault, four batches", "N=4"),
     Run("sequence", "every run ends", "N=3 ENDS"),
     Run("sequence", "broker that remembers one batch after its restart", "N=4 REMEMBER_ONE WITHOUT=KNOWN"),

@@ -1,11 +1,11 @@
-r"""Enrich and forward: orders of one topic, joined with a table of customers, into another topic, each once.
+r"""Enrich and forward orders: join a topic with a table of customers, and write each order once.
 
     oncelog pipeline run enrich.py --set SOURCE=orders --set CUSTOMERS=customers.csv \
         --set TARGET=enriched --set CHECKPOINT=/var/lib/enrich
 
-An order is a JSON object with id, customer and cents. Settings are looked up in the environment; --set goes
-before. TRIGGER=availableNow reads what is there and ends. Without the supervisor: SOURCE=orders ...
-spark-submit enrich.py
+An order is a JSON object with id, customer and cents. Settings come from --set, then from the
+environment. TRIGGER=availableNow reads the present records and ends. Without the supervisor:
+SOURCE=orders ... spark-submit enrich.py
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def enriched(spark: SparkSession, settings: Mapping[str, str]) -> DataFrame:
         .select(f.from_json(f.col("value").cast("string"), ORDER).alias("order"))
         .select("order.*")
     )
-    # Read once per start, so that a micro-batch that is repeated finds the same customers. With a new table,
-    # restart the query when it stands still: a repeated batch whose rows differ is refused, never doubled.
+    # Read once per start, so that a repeated micro-batch finds the same customers. For a new table, restart
+    # the query while no batch is half done: a repeated batch whose rows differ is refused, never doubled.
     customers = f.broadcast(spark.read.csv(settings["CUSTOMERS"], CUSTOMER, header=True))
-    # A left join with a broadcast table keeps every order, and keeps it in its partition (the sink's lane).
+    # A left join with a broadcast table keeps every order, and keeps it in its partition (the sink's task).
     return orders.join(customers, "customer", "left").select(
         f.col("id").alias("key"),
         f.to_json(f.struct("id", "customer", "cents", "name", "country")).alias("value"),

@@ -1,11 +1,11 @@
-r"""Change data to a table: the newest state of every account, in Delta Lake. Needs: pip install deltalake
+r"""Keep the newest state of every account in a Delta Lake table. Needs: pip install deltalake
 
     oncelog pipeline run upserts.py --set SOURCE=changes --set TABLE=/data/accounts \
         --set CHECKPOINT=/var/lib/accounts
 
-A change is a record whose key is the account, so that its changes are in one partition, in order; its value
-is a JSON object with owner and cents, or null for an account that is gone. Settings are looked up in the
-environment. Without the supervisor: SOURCE=changes ... spark-submit upserts.py
+A change is a record whose key is the account, so that the changes of an account are in one partition, in
+order. Its value is a JSON object with owner and cents, or null for a deleted account. Settings come from
+--set, then from the environment. Without the supervisor: SOURCE=changes ... spark-submit upserts.py
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def pipeline(spark: SparkSession, settings: Mapping[str, str]) -> StreamingQuery
     DeltaTable.create(table, COLUMNS, mode="ignore")
 
     def upsert(batch: DataFrame, batch_id: int) -> None:
-        # The table remembers, in the commit that changes it, the last batch of this query; so a batch that
-        # is repeated, whatever was killed, changes nothing twice. A new checkpoint is a new query.
+        # The commit that changes the table also stores the last batch of this query. So a repeated batch,
+        # whatever was killed, changes nothing twice. A new checkpoint is a new query.
         query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         target = DeltaTable(table)
         last = target.transaction_version(query_id)

@@ -1,10 +1,11 @@
-"""Windowed aggregate: sales by country and minute, each minute once and for good, into another topic.
+"""Aggregate sales by country and minute, and write each minute once into another topic.
 
     oncelog pipeline run windows.py --set SOURCE=enriched --set TARGET=sales --set CHECKPOINT=/var/lib/sales
 
 A sale is a JSON object with at (ISO 8601), country and cents. A minute is written when the watermark has
-passed it: when a sale has been seen that is LATENESS younger. Sales that come later still are left out.
-Settings are looked up in the environment. Without the supervisor: SOURCE=enriched ... spark-submit windows.py
+passed it: after a sale that is LATENESS younger. Sales that arrive even later are left out. Settings come
+from --set, then from the environment. Without the supervisor:
+SOURCE=enriched ... spark-submit windows.py
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def pipeline(spark: SparkSession, settings: Mapping[str, str]) -> StreamingQuery
         .select(f.from_json(f.col("value").cast("string"), SALE).alias("sale"))
         .select("sale.*")
     )
-    # Whole numbers: a sum of doubles depends on their order, and a batch that is repeated must be the same.
+    # Whole numbers: a sum of doubles depends on their order, and a repeated batch must be the same.
     minutes = (
         sales.withWatermark("at", settings.get("LATENESS", "10 minutes"))
         .groupBy(f.window("at", "1 minute"), "country")
