@@ -63,6 +63,23 @@ def test_links_lead_to_files(path: Path) -> None:
     assert [target for target in local if not (path.parent / target).exists()] == []
 
 
+def _anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub and MkDocs make of the headings."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_headings(path: Path) -> None:
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]*#[^)\s]+)\)", path.read_text()):
+        file, _, anchor = target.partition("#")
+        page = path.parent / file if file else path
+        if "://" not in target and page.suffix == ".md" and anchor not in _anchors(page.read_text()):
+            dead.append(target)
+    assert dead == []
+
+
 def test_findings_have_ids_of_their_own() -> None:
     ids = re.findall(r"^\| ([A-Z]\d+\w?) \|", FINDINGS.read_text(), re.MULTILINE)
     assert len(ids) == len(set(ids)) > 100
