@@ -7,17 +7,17 @@ STAMP := $(VENV)/.setup-done
 .PHONY: setup demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours \
 	reference docs docs-serve clean
 
-setup: $(STAMP)  ## make .venv with everything locked, find Java
+setup: $(STAMP)  ## make .venv with the locked packages, and check that Java is there
 	@$(BIN)/python tools/find_java.py || true
 
 $(STAMP): requirements.lock requirements-build.lock pyproject.toml $(wildcard packages/*/pyproject.toml) tools/make_venv.sh
 	@tools/make_venv.sh $(VENV)
 	@touch $(STAMP)
 
-demo: setup  ## real flights, real faults, Spark, and the count of what was lost and doubled
+demo: setup  ## real flights, real faults, Spark, and a count of lost and doubled records
 	$(BIN)/oncelog demo
 
-example-bank: setup  ## a bank whose teller is killed again and again; every transfer is booked once
+example-bank: setup  ## a bank whose teller is killed repeatedly; every transfer is booked once
 	$(BIN)/python examples/bank.py
 
 PYTEST_OPTIONS ?=
@@ -27,39 +27,39 @@ test: setup  ## style, types, and the quick tests (docs/internals/testing.md); P
 	$(BIN)/mypy
 	$(BIN)/pytest -m quick -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
-test-full: setup  ## tests that need Apache Kafka, other languages, clusters, kills or a browser; all examples
+test-full: setup  ## tests that need Apache Kafka, other languages, clusters, kills or a browser
 	$(BIN)/pytest -m "full or property" -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
-test-all: test test-full test-optimized  ## all but the long runs
+test-all: test test-full test-optimized  ## all tests except the long runs
 
-test-optimized: setup  ## the tests of rules, wire, log, broker and clients under python -OO, without docstrings and asserts
+test-optimized: setup  ## tests of rules, wire, log, broker and clients under python -OO
 	PYTHONOPTIMIZE=2 $(BIN)/pytest -n 3 --dist loadfile tests/rules tests/wire tests/log tests/broker tests/client \
 		tests/faults/test_faults_stories.py tests/test_errors.py $(PYTEST_OPTIONS)
 
 soak: setup  ## the long runs that `make test-all` leaves out
 	$(BIN)/pytest -m soak --timeout=3600
 
-fuzz: setup  ## look for inputs that break a parser, a minute for each (SECONDS=60)
+fuzz: setup  ## search for inputs that break a parser, a minute for each parser (SECONDS=60)
 	$(BIN)/python tools/fuzz.py --seconds $(or $(SECONDS),60)
 
 SEQUENCES ?= 0..500
-differential: setup  ## random requests to our broker and Apache Kafka, answers compared; SEQUENCES=A..B
+differential: setup  ## compare the responses of our broker and Apache Kafka to random requests; SEQUENCES=A..B
 	$(BIN)/python tools/differential_fuzzer.py --sequences $(SEQUENCES)
 
-model: setup  ## check the protocol's models (docs/model) to exhaustion; needs spin and gcc
+model: setup  ## check the models of the protocol (docs/model) exhaustively; needs spin and gcc
 	$(BIN)/python tools/model.py
 
 SEEDS ?= 200
-simulate: setup  ## the real parts against simulated faults; SEEDS=A..B or how many
+simulate: setup  ## run the real broker and clients against simulated faults; SEEDS=A..B or a number
 	$(BIN)/oncelog simulate --seeds $(SEEDS)
 
-bench: setup  ## measure beside Apache Kafka (about 50 minutes), and write docs/benchmarks.md anew
+bench: setup  ## measure beside Apache Kafka (about 50 minutes), and rewrite docs/benchmarks.md
 	$(BIN)/oncelog bench all
 
-mutants: setup  ## change one operator at a time, and list the changes that no quick test notices; MODULES=... SECONDS=...
+mutants: setup  ## mutation testing: list changed operators that no quick test notices; MODULES=... SECONDS=...
 	$(BIN)/python tools/mutation.py $(or $(MODULES),rules) --seconds $(or $(SECONDS),1800) --write
 
-behaviours: setup  ## write docs/behaviours.md anew from the tests' markers
+behaviours: setup  ## write docs/behaviours.md from the markers of the tests
 	$(BIN)/python tools/behaviours.py
 
 reference: setup  ## write docs/reference from the code's tables of settings, commands, metrics, errors and names
@@ -76,6 +76,6 @@ lock:  ## solve requirements.lock and requirements-build.lock again (needs uv)
 	$(COMPILE) pyproject.toml --all-extras -o requirements.lock
 	printf 'editables\nhatchling\nsetuptools\nwheel\n' | $(COMPILE) - -c requirements.lock -o requirements-build.lock
 
-clean:  ## remove everything that can be made again
+clean:  ## remove everything that make can build again
 	rm -rf $(VENV) out dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
 """Write docs/behaviours.md: every row of docs/behaviours.toml with the tests marked `behaviour("<row>")`.
 
-The tests are read as text (ast), not imported, so this needs no Java, no broker and no second.
+The tests are parsed, not imported, so this needs no Java and no broker, and takes less than a second.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ PAGE_FILE = ROOT / "docs" / "behaviours.md"
 PREAMBLE = """\
 # Behaviours, and the tests that prove them
 
-Made by `make behaviours` from `docs/behaviours.toml` and the tests' `behaviour(...)` markers; do not edit.
-A test stands here because it is marked. `make test-all` runs them but for those that say soak, which `make
-soak` runs; a row is proved as long as `make test-all` is green. `make test` runs a test of each row that one
-process can prove. A row without a test is not built yet.
+`make behaviours` generates this page from `docs/behaviours.toml` and the tests' `behaviour(...)` markers; do not edit.
+A behaviour is proved as long as `make test-all` is green. That runs all tests below except those marked (soak), which
+`make soak` runs. `make test` runs a test of each behaviour that one process can prove. A behaviour without a test is
+not built yet.
 """
 
 Marked = tuple[str, str]
-"""(row id, test name as `file::[Class::]function`, with SOAK behind it if `make test-all` leaves it out)"""
+"""Id of a behaviour, and a test as `file::[Class::]function`, followed by SOAK if only `make soak` runs it."""
 SOAK = " (soak)"
 
 
 def load_rows() -> tuple[dict[str, str], dict[str, str]]:
-    """(section letter -> title, row id -> statement), in the file's order."""
+    """Return the titles by section letter and the statements by id, in the file's order."""
     data = tomllib.loads(ROWS_FILE.read_text())
     return data["sections"], data["rows"]
 
 
 def marker_ids(node: ast.AST) -> Iterator[str]:
-    """The ids in every `pytest.mark.behaviour("I1", ...)` call inside `node`."""
+    """Yield the ids of every `pytest.mark.behaviour("I1", ...)` call inside `node`."""
     for call in ast.walk(node):
         if (
             isinstance(call, ast.Call)
@@ -50,7 +50,7 @@ def marker_ids(node: ast.AST) -> Iterator[str]:
 
 
 def module_ids(tree: ast.Module) -> set[str]:
-    """Ids of a `pytestmark = ...` at the top of a test file: they hold for all its tests."""
+    """Return the ids of a `pytestmark = ...` at the top of a test file, which hold for all its tests."""
     return {row for mark in _module_marks(tree) for row in marker_ids(mark)}
 
 
@@ -63,6 +63,7 @@ def _module_marks(tree: ast.Module) -> Iterator[ast.expr]:
 
 
 def marked_in(body: list[ast.stmt], prefix: str, inherited: set[str]) -> Iterator[Marked]:
+    """Yield the marked tests of a module's or a class's body; `inherited` ids hold for all of them."""
     for node in body:
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
@@ -80,7 +81,7 @@ def _is_soak(mark: ast.AST) -> bool:
 
 
 def collect(tests: Path = ROOT / "tests") -> dict[str, list[str]]:
-    """Row id -> sorted test names, over every test file."""
+    """Return the sorted names of the tests of each behaviour, over every test file."""
     found: dict[str, list[str]] = {}
     for path in sorted(tests.rglob("test_*.py")):
         tree = ast.parse(path.read_text())
@@ -92,13 +93,13 @@ def collect(tests: Path = ROOT / "tests") -> dict[str, list[str]]:
 
 
 def render(tests_by_row: dict[str, list[str]]) -> str:
-    """The whole page."""
+    """Return the page."""
     sections, rows = load_rows()
     parts = [PREAMBLE]
     for letter, title in sections.items():
         ids = [row for row in rows if row.rstrip("0123456789") == letter]
         proved = sum(1 for row in ids if is_proved(tests_by_row.get(row, [])))
-        parts.append(f"\n## {letter}. {title}: {proved} of {len(ids)} rows proved\n")
+        parts.append(f"\n## {letter}. {title}: {proved} of {len(ids)} proved\n")
         for row in ids:
             tests = tests_by_row.get(row, [])
             status = f"{len(tests)} test{'s' if len(tests) != 1 else ''}" if tests else "no test yet"
@@ -109,7 +110,7 @@ def render(tests_by_row: dict[str, list[str]]) -> str:
 
 
 def is_proved(tests: list[str]) -> bool:
-    """Whether `make test` runs one of them."""
+    """Return True if `make test-all` runs one of the tests."""
     return any(not name.endswith(SOAK) for name in tests)
 
 
@@ -122,7 +123,7 @@ def main() -> int:
     tests_by_row = collect()
     unknown = sorted(set(tests_by_row) - set(load_rows()[1]))
     if unknown:
-        print(f"markers name rows that docs/behaviours.toml does not have: {unknown}", file=sys.stderr)
+        print(f"markers name behaviours that docs/behaviours.toml does not have: {unknown}", file=sys.stderr)
         return 1
     PAGE_FILE.write_text(render(tests_by_row))
     return 0

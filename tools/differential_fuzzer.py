@@ -1,11 +1,11 @@
-"""Play random sequences of requests on our broker and on Apache Kafka, and compare the answers.
+"""Send random sequences of requests to our broker and to Apache Kafka, and compare the responses.
 
     python tools/differential_fuzzer.py --sequences 0..1000 [--subject transactions] [--jobs 4]
     python tools/differential_fuzzer.py --subject transactions --seed 17 [--keep 0,3,5]
 
-Each difference that no rule explains is shrunk and printed as a transcript. Exit code 1 when there was one.
-`--ours` and `--kafka` name brokers that run already: the plain listener, and the one on which clients log in.
-Such brokers cannot be restarted.
+Each difference that no rule explains is shrunk and printed as a transcript; the exit code is then 1.
+`--ours` and `--kafka` name running brokers: the plaintext listener, and the one with SASL. The tool does not
+restart such brokers.
 """
 
 from __future__ import annotations
@@ -31,42 +31,48 @@ from differential.transcript import transcript  # noqa: E402
 
 
 def main() -> int:
-    asked = _arguments()
+    arguments = _arguments()
     subjects = all_subjects()
-    chosen = [subjects[text] for text in asked.subject or sorted(subjects)]
+    chosen = [subjects[text] for text in arguments.subject or sorted(subjects)]
     with ExitStack() as stack:
-        pair = Pair(*_beds(asked, stack))
-        if asked.seed is not None:
-            return _replay(pair, chosen[0], asked)
-        return _search(pair, chosen, asked)
+        pair = Pair(*_beds(arguments, stack))
+        if arguments.seed is not None:
+            return _replay(pair, chosen[0], arguments)
+        return _search(pair, chosen, arguments)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sequences", metavar="A..B", default="0..200")
-    parser.add_argument("--seed", type=int, help="play this one and print all of it")
-    parser.add_argument("--subject", action="append", help="one or several; default: all that have a weight")
+    parser.add_argument("--seed", type=int, help="play this sequence and print all of it")
+    parser.add_argument(
+        "--subject", action="append", help="may be repeated; default: all subjects with a weight"
+    )
     parser.add_argument("--keep", metavar="STEPS", help="play only these steps of --seed")
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--max-differences", type=int, default=20)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing later than this")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no sequence after this time"
+    )
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--ours", metavar="HOST:PORT[,HOST:PORT]")
     parser.add_argument("--kafka", metavar="HOST:PORT[,HOST:PORT]")
     return parser.parse_args()
 
 
-def _beds(asked: argparse.Namespace, stack: ExitStack) -> tuple[Bed, Bed]:
+def _beds(arguments: argparse.Namespace, stack: ExitStack) -> tuple[Bed, Bed]:
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncelog-differential-")))
-    ours = Fixed(*asked.ours.split(",")) if asked.ours else stack.enter_context(oncelog_bed(directory))
-    theirs = Fixed(*asked.kafka.split(",")) if asked.kafka else stack.enter_context(apache_bed())
+    ours = (
+        Fixed(*arguments.ours.split(",")) if arguments.ours else stack.enter_context(oncelog_bed(directory))
+    )
+    theirs = Fixed(*arguments.kafka.split(",")) if arguments.kafka else stack.enter_context(apache_bed())
     return ours, theirs
 
 
-def _replay(pair: Pair, subject: Subject, asked: argparse.Namespace) -> int:
-    sequence, kept = draw(subject, asked.seed), None
-    if asked.keep:
-        kept = [int(number) for number in asked.keep.split(",")]
+def _replay(pair: Pair, subject: Subject, arguments: argparse.Namespace) -> int:
+    sequence, kept = draw(subject, arguments.seed), None
+    if arguments.keep:
+        kept = [int(number) for number in arguments.keep.split(",")]
         sequence = keep(sequence, kept)
     outcome = pair.play(sequence, subject.rules)
     print(transcript(outcome, kept))
@@ -79,12 +85,12 @@ def _drawn(chosen: list[Subject], numbers: range) -> Iterator[tuple[Sequence, tu
         yield draw(subject, seed), subject.rules
 
 
-def _search(pair: Pair, chosen: list[Subject], asked: argparse.Namespace) -> int:
-    first, last = (int(number) for number in asked.sequences.split(".."))
+def _search(pair: Pair, chosen: list[Subject], arguments: argparse.Namespace) -> int:
+    first, last = (int(number) for number in arguments.sequences.split(".."))
     began, played, failed = time.monotonic(), Counter[str](), []
     explained, errors, steps, suspects = Counter[str](), Counter[str](), 0, 0
     rules = {subject.name: subject.rules for subject in chosen}
-    for outcome in pair.play_all(_drawn(chosen, range(first, last)), asked.jobs):
+    for outcome in pair.play_all(_drawn(chosen, range(first, last)), arguments.jobs):
         played[outcome.sequence.subject] += 1
         steps += len(outcome.theirs)
         explained.update({one.rule.name for one in outcome.explained})
@@ -101,12 +107,12 @@ def _search(pair: Pair, chosen: list[Subject], asked: argparse.Namespace) -> int
             if again is None:
                 continue
             failed.append(again)
-        if len(failed) >= asked.max_differences or time.monotonic() - began > 60 * asked.minutes:
+        if len(failed) >= arguments.max_differences or time.monotonic() - began > 60 * arguments.minutes:
             break
     seconds = time.monotonic() - began
     for outcome in _one_of_each(failed):
         kept = None
-        if not asked.no_shrink:
+        if not arguments.no_shrink:
             outcome, kept = shrink(outcome, lambda one: pair.play(one, rules[one.subject]))
         print(transcript(outcome, kept), end="\n\n", flush=True)
     print(f"errors in Kafka's answers: {dict(errors.most_common())}")
@@ -121,7 +127,7 @@ def _search(pair: Pair, chosen: list[Subject], asked: argparse.Namespace) -> int
 
 
 def _one_of_each(failed: list[Outcome]) -> list[Outcome]:
-    """The shortest outcome of each signature."""
+    """Return the shortest outcome of each signature."""
     best: dict[object, Outcome] = {}
     for outcome in sorted(failed, key=lambda outcome: len(outcome.sequence.steps)):
         assert outcome.difference is not None

@@ -1,4 +1,4 @@
-"""Say which Java Spark will run on, or how to get one. Exit 0 when a Java 17 or newer is there."""
+"""Check that Spark finds Java 17 or newer, or say how to install it. Exit code 0 if it does, else 1."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ setup: no Java {NEEDED} or newer found. Spark needs it; the broker and the clien
 
 
 def java_version(command: str) -> int | None:
-    """Major version of a `java` command; None when it cannot be run or does not say."""
+    """Return the major version of a `java` command; None if it cannot be run or prints none."""
     try:
         run = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -32,7 +32,7 @@ def java_version(command: str) -> int | None:
 
 
 def find_java() -> tuple[str, int] | None:
-    """The Java Spark would take (JAVA_HOME before PATH), if it is new enough."""
+    """Return the Java that Spark takes (JAVA_HOME before PATH) and its version; None if it is too old."""
     home = os.environ.get("JAVA_HOME")
     command = os.path.join(home, "bin", "java") if home else shutil.which("java")
     version = java_version(command) if command else None

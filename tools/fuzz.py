@@ -1,11 +1,11 @@
-"""Look for inputs that break a parser, guided by coverage (atheris), for a time; say what was found.
+"""Search for inputs that break a parser, guided by coverage (atheris), for a limited time.
 
     python tools/fuzz.py [TARGET...] [--seconds 60] [--keep]
 
-Targets are those of tests/helpers_fuzz.py, one after the other. The search begins with its seeds and with
-tests/fuzz/corpus/TARGET.txt (an input a line, base64), and works in out/fuzz/TARGET. A finding ends the
-target's search; its bytes are printed, and replayed by `--replay FILE`. `--keep` writes the inputs that
-reached something new back into the corpus. Exit code 1 when something was found.
+The targets are those of tests/helpers_fuzz.py, one after the other. A search starts from the target's seeds
+and its file in tests/fuzz/corpus (one input per line, base64), and works in out/fuzz. A finding ends the
+search of its target; its bytes are printed, and `--replay FILE` replays them. `--keep` writes the inputs
+that reached new code back to the corpus. The exit code is 1 if there was a finding.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ ROOT = Path(__file__).resolve().parent.parent
 CORPUS, WORK = ROOT / "tests/fuzz/corpus", ROOT / "out/fuzz"
 MAX_INPUT_BYTES, MEMORY_LIMIT_MB, INPUT_TIMEOUT_S = 4096, 2048, 20
 KEPT_BYTES = 200_000
-"""A target's corpus in the repository holds no more; the smallest inputs stay."""
+"""Limit of a target's corpus in the repository; the smallest inputs are kept."""
 
 
 def main() -> int:
-    asked = _arguments()
+    arguments = _arguments()
     sys.path.insert(0, str(ROOT / "tests"))
-    if asked.replay:
+    if arguments.replay:
         from helpers_fuzz import TARGETS
 
-        TARGETS[asked.targets[0]](Path(asked.replay).read_bytes())
+        TARGETS[arguments.targets[0]](Path(arguments.replay).read_bytes())
         return 0
-    if asked.child:
-        _search(asked.targets[0], asked.seconds)
-    found = [name for name in asked.targets or _all_targets() if not _run(name, asked)]
+    if arguments.child:
+        _search(arguments.targets[0], arguments.seconds)
+    found = [name for name in arguments.targets or _all_targets() if not _run(name, arguments)]
     print(f"found something in: {', '.join(found)}" if found else "nothing found")
     return 1 if found else 0
 
@@ -54,24 +54,24 @@ def _all_targets() -> list[str]:
     return list(TARGETS)
 
 
-def _run(name: str, asked: argparse.Namespace) -> bool:
-    """Search in a process of its own (a finding ends it); whether it found nothing."""
+def _run(name: str, arguments: argparse.Namespace) -> bool:
+    """Search in a child process, which a finding ends; return True if there was none."""
     from helpers_fuzz_seeds import seeds
 
     directory = WORK / name
     directory.mkdir(parents=True, exist_ok=True)
     for data in [*seeds(name), *read_corpus(name)]:
         (directory / f"{hash(data) & 0xFFFFFFFFFFFF:012x}").write_bytes(data)
-    print(f"{name}: {asked.seconds} s from {len(list(directory.iterdir()))} inputs", flush=True)
-    command = [sys.executable, __file__, name, "--child", "--seconds", str(asked.seconds)]
+    print(f"{name}: {arguments.seconds} s from {len(list(directory.iterdir()))} inputs", flush=True)
+    command = [sys.executable, __file__, name, "--child", "--seconds", str(arguments.seconds)]
     is_clean = subprocess.run(command, cwd=WORK, check=False).returncode == 0
-    if asked.keep:
+    if arguments.keep:
         _keep(name)
     return is_clean
 
 
 def _search(name: str, seconds: int) -> None:
-    """Never returns: the library ends the process."""
+    """Search until the time is over or there is a finding. Does not return: atheris ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=["oncelog"]):
@@ -86,13 +86,13 @@ def _search(name: str, seconds: int) -> None:
         "print_final_stats": 1,
         "verbosity": 0,
     }
-    arguments = [sys.argv[0], str(WORK / name), *(f"-{key}={value}" for key, value in options.items())]
-    atheris.Setup(arguments, TARGETS[name])
+    command = [sys.argv[0], str(WORK / name), *(f"-{key}={value}" for key, value in options.items())]
+    atheris.Setup(command, TARGETS[name])
     atheris.Fuzz()
 
 
 def read_corpus(name: str) -> list[bytes]:
-    """The inputs kept for a target."""
+    """Return the inputs that the repository keeps for a target."""
     path = CORPUS / f"{name}.txt"
     return [base64.b64decode(line) for line in path.read_text().splitlines()] if path.exists() else []
 

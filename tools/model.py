@@ -1,7 +1,7 @@
-"""Run docs/model: spin must prove every property of the models, and refute one in every broken variant.
+"""Check the models of docs/model with spin: all properties hold, and each broken variant violates one.
 
-Exit code 0 when all is as expected, 1 when not, 2 when spin or a C compiler is missing. `--fast` leaves out
-the runs of more than a second or so, `--write` puts the table into docs/model/README.md.
+Exit code 0 if all results are as expected, 1 if not, 2 if spin or a C compiler is missing. `--fast` skips
+the runs that take longer than about a second. `--write` writes the table of docs/model/README.md.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MODELS = Path(__file__).parents[1] / "docs" / "model"
 COMPILE = ["gcc", "-w", "-DCOLLAPSE", "-DMEMLIM=1800", "-o", "pan", "pan.c"]
 TIME_LIMIT_S = 900
 ENDS = "ENDS"
-"""Not an assertion: no run goes on for ever, and none stops before everything has its outcome."""
+"""A liveness property, not an assertion: every run ends, and none ends before everything has its outcome."""
 
 
 class Run(NamedTuple):
-    """`flags`: bounds and switches, as -D takes them. `refutes`: a property's name; None: all hold."""
+    """One check of a model. `flags`: values for -D. `refutes`: the violated property; None if all hold."""
 
     model: str
     what: str
@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 class Result(NamedTuple):
-    """`said` is "proved", "refuted" or what went wrong."""
+    """The result of a check. `said`: "proved", "refuted", or the error."""
 
     said: str
     state_count: int
@@ -111,11 +111,11 @@ CONTROLS = [
 
 
 def check(run: Run) -> Result:
-    """Let spin make the checker, compile it and run it, in a directory of its own."""
+    """Generate the checker with spin, compile it and run it in a temporary directory."""
     flags = [flag for flag in run.flags.split() if flag != ENDS]
     arguments = [f"-D{flag}" for flag in flags]
     compile_flags, pan_flags = ["-DSAFETY"], ["-E" if run.refutes else "-n"]
-    # What is refuted is so within less time than optimizing takes.
+    # A violation is found in less time than the optimizer takes.
     optimize = "-O0" if run.refutes else "-O2"
     if run.refutes == ENDS:
         arguments, pan_flags = [*arguments, "-DONLY=0"], ["-n"]
@@ -123,7 +123,7 @@ def check(run: Run) -> Result:
         arguments.append(f"-DONLY={run.refutes}")
     elif ENDS in run.flags:
         compile_flags, pan_flags = ["-DNP"], ["-n", "-l"]
-    unknown = [each for each in flags if each.split("=")[0] not in (MODELS / f"{run.model}.pml").read_text()]
+    unknown = [flag for flag in flags if flag.split("=")[0] not in (MODELS / f"{run.model}.pml").read_text()]
     if unknown:
         return Result(f"the model has no {unknown}", 0, 0.0)
     with tempfile.TemporaryDirectory(prefix="oncelog-model-") as place:
@@ -164,7 +164,7 @@ def _read(text: str, run: Run, seconds: float) -> Result:
 
 
 def tabulate(runs: Iterable[Run], results: dict[Run, Result]) -> str:
-    """Two Markdown tables: what holds, and which variant is caught by what."""
+    """Return a Markdown table of the runs with their results."""
     rows = ["| model | what | `-D` | result | states | seconds |", "| --- | --- | --- | --- | ---: | ---: |"]
     for run in runs:
         result = results[run]
@@ -177,7 +177,7 @@ def tabulate(runs: Iterable[Run], results: dict[Run, Result]) -> str:
 
 
 def missing() -> str | None:
-    """What has to be installed first, with the command for it; None: nothing."""
+    """Return which tools are missing and the command that installs them; None if there are all."""
     gone = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
     return f"not found: {', '.join(gone)}; on Debian: apt-get install {' '.join(gone)}" if gone else None
 

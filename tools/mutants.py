@@ -1,15 +1,15 @@
-"""Break a rule on purpose, and see whether the simulator notices: how tight its net is.
+"""Break a rule on purpose, and check that the simulator notices.
 
-Each mutant patches one function of the product and is played on seeds until one is found that violates
-something. The seed that the table of docs/internals/mutants.md names is played first; `--afresh` begins at
-seed 0. Exit code 0 when every mutant is caught that can be, else 1. `--write` puts the rows of the chosen
-mutants into the table, `--seeds N` and `--seconds N` bound the search for one of them, names choose some.
+Each mutant patches one function of the product. It is simulated with one seed after the other until a check
+fails: first the seed in the table of docs/internals/mutants.md, then from 0; `--afresh` starts at 0. The
+exit code is 0 if every mutant is caught or has a reason why it cannot be, else 1. `--write` updates the rows
+of the chosen mutants. `--seeds N` and `--seconds N` limit the search for each mutant. Names choose mutants.
 
-`--guards` runs the guard tests of the chosen mutants, each with its mutant in place. Exit code 0 when all of
-them fail, else 1.
+`--guards` runs the guard tests of the chosen mutants, each with its mutant in place. The exit code is 0 if
+all of them fail, else 1.
 
-`--findings` plays nothing: it writes the second table of the page, which says of each row of findings.md by
-which mutant, or by which other means, it is caught.
+`--findings` simulates nothing. It writes the second table of the page: the mutant or the other means by which
+each finding of findings.md is caught.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "internals"
 PAGE, FINDINGS = DOCS / "mutants.md", DOCS / "findings.md"
 IN_PLACE = "ONCELOG_MUTANT"
-"""Names the mutant with which a guard runs, in the environment."""
+"""Environment variable with the name of the mutant under which a guard test runs."""
 GUARD_RESULTS = {0: "passes", 1: "fails"}
-"""Exit codes of pytest."""
+"""Exit codes of pytest, and what they mean for a guard test."""
 MUTANT_MARKS = "<!-- mutants -->", "<!-- /mutants -->"
 FINDING_MARKS = "<!-- findings -->", "<!-- /findings -->"
 MUTANT_HEAD = ["| broken rule | findings | caught at seed | what it violates |", "| --- | --- | ---: | --- |"]
@@ -78,15 +78,15 @@ def main() -> int:
 
 
 def by_guards(mutant: Mutant | ClientMutant) -> str:
-    """Return what stands in the table for a mutant that no seed notices."""
+    """Return the table's cell for a mutant that no seed notices."""
     names = ", ".join(f"`{guard}`" for guard in mutant.guards)
     return f"{names or 'not caught'}; {NOT_CAUGHT.get(mutant.name, 'why?')}"
 
 
 def run_guards(chosen: list[Mutant | ClientMutant]) -> int:
-    """Run each guard with its mutant in place; return 0 when all fail, as they must."""
+    """Run each guard test with its mutant in place; return 0 if all fail, as they must."""
     passed = 0
-    for mutant, guard in [(each, guard) for each in chosen for guard in each.guards]:
+    for mutant, guard in [(owner, guard) for owner in chosen for guard in owner.guards]:
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {IN_PLACE: mutant.name, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "mutants"]
@@ -102,7 +102,7 @@ def run_guards(chosen: list[Mutant | ClientMutant]) -> int:
 
 
 def pytest_sessionstart() -> None:
-    """Put a mutant in place before tests are imported: this file as a plugin of pytest (`run_guards`)."""
+    """Apply a mutant before tests are imported: `run_guards` loads this file as a plugin of pytest."""
     (mutant,) = [mutant for mutant in MUTANTS if mutant.name == os.environ[IN_PLACE]]
     for owner, attribute, instead in mutant.patches:
         patch.object(owner, attribute, instead, **_created(owner, attribute)).start()
@@ -113,7 +113,7 @@ def _created(owner: object, attribute: str) -> dict[str, bool]:
 
 
 def candidates(first: int | None, count: int, seconds: float) -> Iterator[int]:
-    """Yield the seeds to play: the one that is known to notice, then all from 0 on while there is time."""
+    """Yield the seeds to simulate: `first`, then those from 0, while there is time."""
     end_s = time.monotonic() + seconds
     for seed in itertools.chain([] if first is None else [first], range(count)):
         if time.monotonic() > end_s:
@@ -127,7 +127,7 @@ def seeds_of(page: str) -> dict[str, int]:
 
 
 def write_row(name: str, row: str) -> None:
-    """Put a mutant's row into the page; the rows of mutants that are no more go."""
+    """Write a mutant's row into the page, and remove the rows of mutants that no longer exist."""
     page = PAGE.read_text()
     rows = {found["name"]: found[0] for found in _ROW.finditer(page)} | {name: row}
     ordered = [rows[mutant.name] for mutant in MUTANTS if mutant.name in rows]
@@ -135,7 +135,7 @@ def write_row(name: str, row: str) -> None:
 
 
 def write_findings() -> None:
-    """Write the table of findings. Raises ValueError as `finding_rows`."""
+    """Write the table of findings. Raises ValueError like `finding_rows`."""
     PAGE.write_text(with_table(PAGE.read_text(), FINDING_MARKS, [*FINDING_HEAD, *finding_rows()]))
 
 
@@ -147,7 +147,7 @@ def with_table(page: str, marks: tuple[str, str], lines: list[str]) -> str:
 
 
 def finding_rows() -> list[str]:
-    """Return a row for each finding. Raises ValueError for one of which nothing is known."""
+    """Return a row for each finding. Raises ValueError for one without a mutant and without a reason."""
     seeds = seeds_of(PAGE.read_text())
     mutants: dict[str, list[str]] = {}
     for mutant in MUTANTS:
@@ -172,7 +172,7 @@ def findings_of(page: str) -> dict[str, str]:
 
 
 def means_of(cells: str) -> str:
-    """Return what guards a finding besides a mutant, by where its tests stand."""
+    """Return the other means that guard a finding, derived from the names of its tests."""
     kinds = {
         "differential fuzzer, scenario": "test_interop_conformance.py",
         "state machine": "Machine::",

@@ -1,6 +1,6 @@
-"""A metadata hook of hatchling: README.md as a package index shows it.
+"""Metadata hook of hatchling: the README as a package index shows it.
 
-A link to a file of this repository leads nowhere on a page of the index, so there it becomes the file's name.
+A package index does not have the files of this repository, so links to them become their names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 class ReadmeHook(MetadataHookInterface):
-    """The project's `readme`."""
+    """Sets the project's `readme`."""
 
     def update(self, metadata: dict[str, object]) -> None:
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ class ReadmeHook(MetadataHookInterface):
 
 
 def without_local_links(text: str) -> str:
-    """Return Markdown whose links to files are their text and, where that does not say it, the path."""
+    """Return the Markdown with each link to a file replaced by its text, and by the path if that differs."""
 
     def replaced(link: re.Match[str]) -> str:
         words, target = link.groups()
