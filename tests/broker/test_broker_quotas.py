@@ -70,7 +70,7 @@ def fetch(client: RawClient, topic: str, **fields: int) -> m.FetchResponse:
 
 
 @pytest.mark.parametrize("version", [8, 9, 12])
-def test_produce_is_told_to_wait(limited: Broker, admin: Admin, raw: RawClient, version: int) -> None:
+def test_produce_is_with_throttle_time(limited: Broker, admin: Admin, raw: RawClient, version: int) -> None:
     stop_clock(limited)
     raw.create_topic("t")
     admin.alter_client_quotas({RAW: {"producer_byte_rate": 10_000}})

@@ -56,7 +56,7 @@ def test_a_file_without_a_checksum_is_read_and_gets_one() -> None:
 def test_a_file_that_was_changed_by_hand_says_what_to_do() -> None:
     disk, name = used_disk(), "oncelog-topics.json"
     disk.replace(name, disk.read(name).replace(b"60000", b"70000"))
-    with pytest.raises(StorageError, match="who has changed it by hand removes crc32c from it"):
+    with pytest.raises(StorageError, match="if you changed it by hand, remove crc32c from it"):
         open_node(disk)
 
 

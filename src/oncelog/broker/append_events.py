@@ -1,4 +1,4 @@
-"""What a node did with a batch, as a value: for `oncelog explain`, the web page and tests."""
+"""The broker's verdict on a batch, for `oncelog explain`, the web page and tests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ Verdict = Literal["stored", "duplicate", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class AppendEvent:
-    """One Produce verdict. Producer fields are None for a batch without a producer id.
+    """The verdict on one batch of a Produce request.
 
-    `base_offset` is None when refused. `error_code` is 0 unless refused; `reason` its text.
+    The producer fields are None for a batch without a producer id. `base_offset` is None if it was refused;
+    otherwise `error_code` is 0 and `reason` is empty.
     """
 
     time_ms: int

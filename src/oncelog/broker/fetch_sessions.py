@@ -1,7 +1,7 @@
-"""Fetch sessions (KIP-227): the broker remembers what a consumer reads, so that it need not repeat it.
+"""Fetch sessions (KIP-227): the broker remembers the partitions that a consumer fetches.
 
-A full fetch (epoch 0) opens a session; incremental ones (epoch n > 0) name only what changed, and
-their answers only partitions with news. Source: KIP-227, Kafka's FetchSession.
+A full fetch (epoch 0) opens a session. Incremental fetches (epoch n > 0) name only what changed, and their
+responses contain only partitions with news. Source: Kafka's FetchSession and FetchSessionCache.
 """
 
 from __future__ import annotations
@@ -27,35 +27,36 @@ PartitionKey = tuple[str, bytes, int]
 
 
 @dataclass(slots=True)
-class Target:
-    """One partition to read: what the client asked, and what it was told last (None: nothing yet)."""
+class SessionPartition:
+    """One partition that a client fetches."""
 
     key: PartitionKey
-    asked: FetchRequest.FetchPartition
-    told: tuple[int, int, int] | None = None
-    """(high watermark, last stable offset, log start offset) of the last answer."""
+    requested: FetchRequest.FetchPartition
+    sent: tuple[int, int, int] | None = None
+    """(high watermark, last stable offset, log start offset) of the last response; None before the first."""
 
 
 @dataclass(slots=True)
 class FetchSession:
-    """A client's remembered partitions, in the order they are served; `next_epoch` is expected next."""
+    """The partitions that a client fetches, in the order in which they are served."""
 
     session_id: int
     uses_topic_ids: bool
     next_epoch: int
+    """The epoch that the next request must have."""
     used_ms: int
     owner: str
-    """The principal that opened it."""
-    targets: dict[PartitionKey, Target] = field(default_factory=dict)
+    """The principal that opened the session."""
+    targets: dict[PartitionKey, SessionPartition] = field(default_factory=dict)
 
     def update(self, message: FetchRequest) -> None:
-        """Take over what an incremental request adds, changes and forgets."""
-        for key, asked in _partitions(message):
-            known = self.targets.get(key)
-            if known is None:
-                self.targets[key] = Target(key, asked)
+        """Add, change and remove partitions as an incremental request says."""
+        for key, requested in _partitions(message):
+            existing = self.targets.get(key)
+            if existing is None:
+                self.targets[key] = SessionPartition(key, requested)
             else:
-                known.asked = asked
+                existing.requested = requested
         for topic in message.forgotten_topics_data:
             for partition in topic.partitions:
                 self.targets.pop((topic.topic, topic.topic_id, partition), None)
@@ -63,9 +64,12 @@ class FetchSession:
 
 @dataclass(frozen=True, slots=True)
 class FetchContext:
-    """What one fetch reads. `session` None: every partition is answered and nothing remembered."""
+    """The partitions of one fetch.
 
-    targets: tuple[Target, ...]
+    Without a session the response has all of them, and nothing is remembered.
+    """
+
+    targets: tuple[SessionPartition, ...]
     session: FetchSession | None
     is_incremental: bool
 
@@ -74,30 +78,31 @@ class FetchContext:
         return self.session.session_id if self.session else 0
 
     def select(
-        self, results: Iterable[tuple[Target, FetchResponse.PartitionData]]
-    ) -> list[tuple[Target, FetchResponse.PartitionData]]:
-        """The results that belong in the response; remembers what the client is told by it."""
+        self, results: Iterable[tuple[SessionPartition, FetchResponse.PartitionData]]
+    ) -> list[tuple[SessionPartition, FetchResponse.PartitionData]]:
+        """Return the results that belong in the response, and remember what it tells the client."""
         if self.session is None:
             return list(results)
-        return [pair for pair in results if self._tell(*pair)]
+        return [pair for pair in results if self._note_sent(*pair)]
 
-    def _tell(self, target: Target, result: FetchResponse.PartitionData) -> bool:
-        told = (result.high_watermark, result.last_stable_offset, result.log_start_offset)
-        # Each fetch repeats an error, and a diverging epoch, until it is over.
+    def _note_sent(self, target: SessionPartition, result: FetchResponse.PartitionData) -> bool:
+        sent = (result.high_watermark, result.last_stable_offset, result.log_start_offset)
+        # An error or a diverging epoch is repeated in each response until it is over.
         is_problem = result.error_code or result.diverging_epoch
-        has_news = bool(is_problem or result.records) or told != target.told
-        target.told = None if result.error_code else told
+        has_news = bool(is_problem or result.records) or sent != target.sent
+        target.sent = None if result.error_code else sent
         if result.records and self.session and target.key in self.session.targets:
-            # To the end of the line: partitions behind it get their turn when max_bytes is short.
+            # To the end: if max_bytes is short, the next fetch serves the partitions behind it first.
             self.session.targets[target.key] = self.session.targets.pop(target.key)
         return has_news or not self.is_incremental
 
 
 class FetchSessions:
-    """At most `slots` sessions, which share `limits.max_session_partitions` partitions.
+    """The fetch sessions of a broker.
 
-    When there is no room, clients get session id 0 and send everything. A session belongs to the principal
-    that opened it; to others its id is not known. `new_id` draws a random one, so that none can be guessed.
+    There are at most `slots`, and they share `limits.max_session_partitions` partitions. If there is no room,
+    the client gets session id 0 and sends full fetches. A session belongs to the principal that opened it;
+    for others its id is unknown. `new_id` returns random ids, so that they cannot be guessed.
     """
 
     def __init__(self, slots: int, *, new_id: Callable[[], int], limits: Limits = DEFAULT_LIMITS) -> None:
@@ -113,15 +118,18 @@ class FetchSessions:
 
     @property
     def partition_count(self) -> int:
-        """Partitions that all sessions remember."""
+        """The number of partitions in all sessions."""
         return self._partition_count
 
     def open(self, message: FetchRequest, version: int, now_ms: int, owner: str = "") -> FetchContext:
-        """Raises FetchSessionIdNotFound, InvalidFetchSessionEpoch, FetchSessionTopicIdError."""
+        """Return the partitions of a fetch request, after opening or resuming its session.
+
+        Raises FetchSessionIdNotFound, InvalidFetchSessionEpoch, FetchSessionTopicIdError.
+        """
         uses_topic_ids = version >= 13
         if message.session_epoch in (FULL_AND_CREATE, FULL_WITHOUT_SESSION):
             self._close(self._find(message.session_id, owner))
-            targets = {key: Target(key, asked) for key, asked in _partitions(message)}
+            targets = {key: SessionPartition(key, requested) for key, requested in _partitions(message)}
             session = None
             if message.session_epoch == FULL_AND_CREATE:
                 session = self._create(targets, uses_topic_ids, now_ms, owner)
@@ -129,20 +137,20 @@ class FetchSessions:
         session = self._resume(message, uses_topic_ids, owner)
         session.used_ms = now_ms
         self._sessions.move_to_end(session.session_id)
-        known_count = len(session.targets)
+        old_count = len(session.targets)
         session.update(message)
-        self._partition_count += len(session.targets) - known_count
-        if self._partition_count > self._max_partitions and len(session.targets) > known_count:
+        self._partition_count += len(session.targets) - old_count
+        if self._partition_count > self._max_partitions and len(session.targets) > old_count:
             self._close(session)
             raise FetchSessionIdNotFound(f"fetch session {session.session_id} has grown too large")
         if not session.targets:
-            # Nothing is left to remember: the session ends, which the client reads from the id 0.
+            # No partition is left, so the session ends. The id 0 tells the client.
             self._close(session)
             return FetchContext((), None, is_incremental=False)
         return FetchContext(tuple(session.targets.values()), session, is_incremental=True)
 
     def expire(self, now_ms: int) -> None:
-        """Forget the sessions that nobody has used for long."""
+        """Close the sessions that have not been used for `limits.session_expiry_ms`."""
         while self._sessions:
             oldest = next(iter(self._sessions.values()))
             if now_ms - oldest.used_ms < self._expiry_ms:
@@ -173,9 +181,9 @@ class FetchSessions:
         return session
 
     def _create(
-        self, targets: dict[PartitionKey, Target], uses_topic_ids: bool, now_ms: int, owner: str
+        self, targets: dict[PartitionKey, SessionPartition], uses_topic_ids: bool, now_ms: int, owner: str
     ) -> FetchSession | None:
-        while len(self._sessions) >= self._slots or self._is_too_much(len(targets)):
+        while len(self._sessions) >= self._slots or self._exceeds_limit(len(targets)):
             if not self._evict_one(now_ms):
                 return None
         session_id = self._new_id()
@@ -186,7 +194,7 @@ class FetchSessions:
         self._partition_count += len(targets)
         return session
 
-    def _is_too_much(self, more_count: int) -> bool:
+    def _exceeds_limit(self, more_count: int) -> bool:
         return self._partition_count + more_count > self._max_partitions
 
     def _evict_one(self, now_ms: int) -> bool:
@@ -198,11 +206,11 @@ class FetchSessions:
 
 
 def error_response(error: BrokerError) -> FetchResponse:
-    """A session error stands for the whole request and carries no partitions."""
+    """Return the response to a session error, which has no partitions."""
     return FetchResponse(error_code=error.code, session_id=0, responses=[])
 
 
 def _partitions(message: FetchRequest) -> Iterable[tuple[PartitionKey, FetchRequest.FetchPartition]]:
     for topic in message.topics:
-        for asked in topic.partitions:
-            yield (topic.topic, topic.topic_id or NO_ID, asked.partition), asked
+        for requested in topic.partitions:
+            yield (topic.topic, topic.topic_id or NO_ID, requested.partition), requested

@@ -1,4 +1,4 @@
-"""The check of a client's idea of who leads (KIP-320), the same for every API that reads."""
+"""The check of a client's leader epoch (KIP-320), which all reading APIs share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from oncelog.log.partition import Partition
 
 
 def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
-    """-1 is not checked. Raises FencedLeaderEpoch for an older epoch, UnknownLeaderEpoch for a newer."""
+    """Raise FencedLeaderEpoch for an older epoch than the partition's, UnknownLeaderEpoch for a newer one.
+
+    -1 is not checked: the client does not know the epoch.
+    """
     if current_leader_epoch == -1 or current_leader_epoch == partition.leader_epoch:
         return
     text = f"the client's leader epoch is {current_leader_epoch}, the partition's {partition.leader_epoch}"

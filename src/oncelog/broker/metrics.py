@@ -1,4 +1,4 @@
-"""What the node counts (row I22's broker half). Names are the ones Prometheus gets."""
+"""The counters and gauges of the broker (behaviour I22), with their Prometheus names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1
 
 @dataclass(slots=True)
 class Histogram:
-    """Time from a request's last byte to its answer's first, seconds, in cumulative buckets."""
+    """Times in seconds from the last byte of a request to the first of its response, in buckets."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_SECONDS) + 1))
     sum_seconds: float = 0.0
@@ -32,7 +32,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """Counters since the start of the process; gauges are asked for when they are read."""
+    """Counters since the start of the process. Gauges are computed when they are read."""
 
     duplicates_acknowledged: int = 0
     out_of_order_refused: int = 0
@@ -53,7 +53,7 @@ class Metrics:
     latencies: dict[str, Histogram] = field(default_factory=dict)
 
     def observe(self, api_name: str, seconds: float) -> None:
-        """Count one answered request of an API and its time."""
+        """Count one request of an API and its time."""
         histogram = self.latencies.get(api_name)
         if histogram is None:
             histogram = self.latencies[api_name] = Histogram()
@@ -62,7 +62,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric family in Prometheus' sense: samples are (suffix, labels, value)."""
+    """A metric family as Prometheus defines it. A sample is (suffix, labels, value)."""
 
     name: str
     kind: str
@@ -91,7 +91,7 @@ _COUNTERS = (
 
 
 def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
-    """Every family, counters first. `gauges` come from the node (pids active, partitions, ...)."""
+    """Yield every family, counters first. `gauges` are those of `BrokerState.gauges`."""
     for attribute, text in _COUNTERS:
         yield Family(f"oncelog_{attribute}_total", "counter", text, (("", (), getattr(metrics, attribute)),))
     errors = tuple(("", (("error", name),), n) for name, n in sorted(metrics.append_errors.items()))
@@ -137,7 +137,7 @@ def _histogram_samples(
 
 
 def to_prometheus_text(metrics: Metrics, gauges: dict[str, float]) -> str:
-    """The text exposition format, version 0.0.4."""
+    """Return the metrics in Prometheus' text exposition format, version 0.0.4."""
     lines = []
     for family in families(metrics, gauges):
         lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
@@ -149,19 +149,22 @@ def to_prometheus_text(metrics: Metrics, gauges: dict[str, float]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a label's value as the text format writes it."""
+    """Return a label's value, escaped for the text format."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _number_text(value: float) -> str:
-    """Return a number with every digit that it has: rate() of a rounded counter is zeros and spikes."""
+    """Return a number with all its digits: rate() of a rounded counter would be zeros and spikes."""
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
 def to_dict(metrics: Metrics, gauges: dict[str, float]) -> dict[str, float]:
-    """Flat, for `Broker.metrics()`: requests by API are `requests.<Api>` and `request_seconds.<Api>`."""
+    """Return the metrics as a flat dict, for `Broker.metrics()`.
+
+    Requests by API are `requests.<Api>` and `request_seconds.<Api>`.
+    """
     flat: dict[str, float] = {attribute: float(getattr(metrics, attribute)) for attribute, _ in _COUNTERS}
     flat.update({f"append_errors.{name}": float(n) for name, n in metrics.append_errors.items()})
     flat.update(

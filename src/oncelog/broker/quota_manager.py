@@ -1,6 +1,8 @@
-"""The quotas of this node and what its clients have used of them; decided by `rules.limits.quotas`.
+"""The client quotas of this broker, and how much of them its clients have used.
 
-One file, replaced durably with every change. Where nothing is set, `is_any` is false and nothing is counted.
+`rules.limits.quotas` decides. The quotas are in one file, which is replaced durably with every change.
+While no quota is set, `is_any` is False and nothing is counted. Source: KIP-13, KIP-124, KIP-599; Kafka's
+ClientQuotaManager.
 """
 
 from __future__ import annotations
@@ -51,17 +53,17 @@ _QUOTAS_OF_API = {
     _DELETE_TOPICS: (MUTATIONS, REQUEST_PERCENTAGE),
     _CREATE_PARTITIONS: (MUTATIONS, REQUEST_PERCENTAGE),
 }
-"""What an API's answers are throttled for."""
+"""The quotas for which responses of an API are throttled."""
 
 
 QuotaChange = tuple[QuotaEntity, Collection[tuple[str, float | None]]]
-"""(entity, (quota, rate; None removes it))."""
+"""(entity, changes): each change is a quota and its rate; None removes it."""
 
 
 class Quotas:
-    """Rates by entity, and a bucket for all who share one, which a changed rate empties.
+    """The quotas, and a token bucket for each share of one. A changed rate empties the bucket.
 
-    `throttled`: answers told to wait, by quota, for metrics.
+    `throttled` counts throttled responses by quota, for the metrics.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class Quotas:
         throttled: dict[str, int],
         max_shares: int = DEFAULT_LIMITS.max_quota_shares,
     ) -> None:
-        # Also how many buckets are kept without asking whether they are empty: clients choose their ids.
+        # Also the number of buckets above which empty ones are removed: clients choose their ids.
         self._max_shares = max_shares
         self._disk, self._throttled = disk, throttled
         self._burst_seconds: int = settings["quota.window.num"] * settings["quota.window.size.seconds"]
@@ -81,36 +83,36 @@ class Quotas:
         self._rates: dict[str, dict[QuotaEntity, float]] = {}
         self._shares: dict[tuple[str, QuotaPrincipal], EffectiveQuota | None] = {}
         self.is_any = False
-        # Without its quotas the broker would let those in who broke it before: an unreadable file stops it.
+        # An unreadable file stops the start: without quotas, clients could overload the broker again.
         stored = read_state(disk, FILE_NAME, _parse)
         if stored is not None:
             self._take_over(stored)
 
     def find(self, wanted: QuotaFilter) -> dict[QuotaEntity, Values]:
-        """The entities that a filter takes, and their quotas."""
+        """Return the entities that match a filter, and their quotas."""
         return {entity: values for entity, values in self.values.items() if wanted.matches(entity)}
 
     def alter(
         self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]], *, is_test: bool
     ) -> None:
-        """Set quotas of an entity, None removes; durably. Raises InvalidRequest, StorageError: as it was.
+        """Set quotas of an entity durably; None removes one. `is_test`: only check the change.
 
-        `is_test`: only say whether it could be done.
+        Raises InvalidRequest, or StorageError with nothing changed.
         """
         (error,) = self.alter_all([(entity, changes)], is_test=is_test)
         if error is not None:
             raise error
 
     def alter_all(self, changes: Iterable[QuotaChange], *, is_test: bool) -> list[BrokerError | None]:
-        """Set quotas of several entities; returns what was wrong with each.
+        """Set quotas of several entities with one write; return the error of each, or None.
 
-        The file is written once, however many they are. Raises StorageError: all is as it was.
+        Raises StorageError with nothing changed.
         """
         result, errors = dict(self.values), []
-        for entity, each in changes:
+        for entity, rates in changes:
             error = None
             try:
-                values = apply_changes(entity, result.get(entity, {}), each)
+                values = apply_changes(entity, result.get(entity, {}), rates)
             except BrokerError as refusal:
                 error = refusal
             else:
@@ -138,10 +140,10 @@ class Quotas:
                 self._rates.setdefault(key, {})[entity] = rate
         self.is_any = bool(self._rates.keys() - {CONNECTIONS})
 
-    # What is used
+    # Usage
 
     def charge(self, key: str, principal: QuotaPrincipal | None, amount: float, now_ms: int) -> None:
-        """It was used, however much was left."""
+        """Count usage, even above the quota."""
         share = self._share(key, principal)
         if share is not None:
             at = key, share
@@ -150,29 +152,34 @@ class Quotas:
                 self._sweep(now_ms)
 
     def wait_ms(self, key: str, principal: QuotaPrincipal | None, now_ms: int) -> int:
-        """How long its client should not come again."""
+        """Return for how long the client has to be throttled."""
         share = self._share(key, principal)
         if share is None:
             return 0
         bucket = self._buckets.get((key, share), EMPTY)
         return decide_wait_ms(bucket, key, share.rate, self._burst_seconds, now_ms)
 
-    def take(self, key: str, principal: QuotaPrincipal | None, amount: float, now_ms: int) -> None:
-        """Use it if nothing is owed. Raises ThrottlingQuotaExceeded, and nothing is used."""
+    def charge_or_refuse(
+        self, key: str, principal: QuotaPrincipal | None, amount: float, now_ms: int
+    ) -> None:
+        """Count usage unless the quota is exceeded. Then raise ThrottlingQuotaExceeded and count nothing."""
         wait_ms = self.wait_ms(key, principal, now_ms)
         if wait_ms:
             raise ThrottlingQuotaExceeded(f"{key} is exceeded; try again in {wait_ms} ms")
         self.charge(key, principal, amount, now_ms)
 
     def mutate(self, request: Request, partition_count: int, first_strict_version: int, now_ms: int) -> None:
-        """Partitions are about to be created or deleted. Raises ThrottlingQuotaExceeded to who knows it."""
+        """Count partitions that are about to be created or deleted.
+
+        Raises ThrottlingQuotaExceeded from `first_strict_version` on, where clients know it (KIP-599).
+        """
         if request.header.api_version >= first_strict_version:
-            self.take(MUTATIONS, request.quota_principal, partition_count, now_ms)
+            self.charge_or_refuse(MUTATIONS, request.quota_principal, partition_count, now_ms)
         else:
             self.charge(MUTATIONS, request.quota_principal, partition_count, now_ms)
 
     def max_fetch_bytes(self, principal: QuotaPrincipal | None) -> float:
-        """What a fetch may bring at once."""
+        """Return the most bytes that a fetch may return at once."""
         share = self._share(CONSUMER_BYTES, principal)
         return float("inf") if share is None else max(share.rate * self._burst_seconds, 1)
 
@@ -188,7 +195,7 @@ class Quotas:
         return share
 
     def _sweep(self, now_ms: int) -> None:
-        """Forget empty buckets; it pays for itself, for as many must come before the next time."""
+        """Remove empty buckets. The cost is amortized: as many must be added before the next time."""
         self._buckets = {
             at: bucket for at, bucket in self._buckets.items() if drain(bucket, at[1].rate, now_ms).amount
         }
@@ -197,7 +204,10 @@ class Quotas:
     # Connections and their requests
 
     def admit_connection(self, ip: str, now_ms: int) -> int:
-        """Count a connection; 0, or how long one too many is kept waiting before it is closed (ms)."""
+        """Count a new connection and return 0.
+
+        If there are too many, return for how many ms it is kept waiting before it is closed.
+        """
         if CONNECTIONS not in self._rates:
             return 0
         principal = QuotaPrincipal(ip=ip)
@@ -213,15 +223,16 @@ class Quotas:
         self.charge(PRODUCER_BYTES, principal, size_bytes, now_ms)
 
     def charge_request_time(self, principal: QuotaPrincipal | None, seconds: float, now_ms: int) -> None:
-        """Charge so much of the thread's time: reading a request, carrying it out, writing its answer."""
+        """Charge the thread's time for reading a request, carrying it out and writing its response."""
         self.charge(REQUEST_PERCENTAGE, principal, seconds * 100, now_ms)
 
     def throttle_response(
         self, api_key: int, principal: QuotaPrincipal | None, answer: Any, now_ms: int
     ) -> int:
-        """An answer (None: there is none) is about to leave, and is told the throttle time returned (ms).
+        """Set the throttle time of a response that is about to be sent, and return it in ms.
 
-        For that long nothing more of its connection is to be handled (KIP-219).
+        For that time no further request of the connection may be handled (KIP-219). `answer` is None if there
+        is no response.
         """
         if isinstance(answer, FetchResponse):
             size_bytes = sum(
@@ -240,8 +251,8 @@ class Quotas:
 
 
 def _parse(content: dict[str, Any]) -> dict[QuotaEntity, Values]:
-    found = {}
+    values = {}
     for row in content["quotas"]:
         entity = normalize_entity(parse_entity(row["entity"].items()))
-        found[entity] = apply_changes(entity, {}, row["quotas"].items())
-    return found
+        values[entity] = apply_changes(entity, {}, row["quotas"].items())
+    return values

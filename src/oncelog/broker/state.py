@@ -1,4 +1,4 @@
-"""What the handlers of a broker work on: topics, coordinators, quotas, waiting requests, counters.
+"""The state that the handlers of a broker work on: topics, coordinators, quotas, waiting requests, counters.
 
 No socket, thread or clock: the server passes `now_ms` (milliseconds since the epoch, never decreasing).
 `broker.dispatch` carries out requests and timed work on it.
@@ -52,7 +52,7 @@ class BrokerState:
     """
 
     clock_lead_ms: Callable[[], int] = staticmethod(lambda: 0)
-    """How far `now_ms` is ahead of the wall clock after that was set back; the server replaces it."""
+    """Return how far `now_ms` is ahead of a wall clock that was set back, in ms. The server replaces it."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class BrokerState:
         self.cluster_id = log_manager.cluster_id
         self.metrics = Metrics()
         self.takeover_notes = take_over(log_manager, settings)
-        """What was left out or accepted when a directory of another broker became ours."""
+        """Notes on a directory of another broker that was taken over: what was left out or accepted."""
         self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
         self.producer_ids = ProducerIds(log_manager.disk, now_ms, limits.producer_id_block)
         self.users = Users(log_manager.disk, new_secret=new_uuid() + new_uuid())
@@ -189,18 +189,18 @@ class BrokerState:
         self.transactions.resume(now_ms)
 
     def _largest_producer_id(self) -> int:
-        """The largest id that a partition or the transaction coordinator remembers; -1 without one."""
+        """Return the largest id that a partition or the transaction coordinator remembers; -1 without one."""
         ids = [p.largest_producer_id for _, p in self.topics.all_partitions()]
         for entry in self.transactions.all():
             ids += [entry.producer_id, entry.previous_producer_id, entry.next_producer_id]
         return max(ids, default=-1)
 
     def access(self, principal: str, host: str) -> Access:
-        """What a principal may do from a host (an address)."""
+        """Return the permissions of a principal on a host (an address)."""
         return FULL_ACCESS if self.authorizer is None else self.authorizer.access(principal, host)
 
     def address(self, request: Request) -> BrokerAddress:
-        """What a client is told to connect to: the listener by which it asked."""
+        """Return the address for a client to connect to: that of the listener of its request."""
         host, port = ("", -1) if request.authenticator is None else request.authenticator.listener.address
         return BrokerAddress(self.node_id, host, port)
 
@@ -235,11 +235,11 @@ class BrokerState:
         return topic.partitions[tp.partition].last_stable_offset
 
     def wall_ms(self, now_ms: int) -> int:
-        """Return what the wall clock says, which was set back if it is not `now_ms`."""
+        """Return the wall clock's time, which is before `now_ms` if that clock was set back."""
         return now_ms - self.clock_lead_ms()
 
     def gauges(self) -> dict[str, float]:
-        """What metrics ask for when they are read."""
+        """Return the gauges by name, computed now."""
         partitions = list(self.topics.all_partitions())
         _, free_bytes = self.log_manager.disk.volume()
         return {
@@ -255,12 +255,12 @@ class BrokerState:
         }
 
     def new_name(self) -> str:
-        """A name nobody else has: a uuid."""
+        """Return a new UUID as text."""
         digits = self._new_uuid().hex()
         return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
     def close(self, now_ms: int) -> None:
-        """Snapshots, synced files and the clean-shutdown marker."""
+        """Write snapshots, sync the files and write the clean-shutdown marker."""
         self.groups.consumers.patterns.close()
         self.groups.close()
         self.transactions.close()

@@ -1,7 +1,7 @@
-"""Small JSON files of the node beside the partitions, replaced whole and durably.
+"""Small JSON files of the broker beside the partitions, replaced as a whole and durably.
 
-Each has `version` 1, and behind everything else the CRC-32C of the text before it: one flipped bit in a
-setting can delete records. Files of versions before 0.5.1 have no checksum and are read as they are.
+Each has `version` 1, and at its end the CRC-32C of the text before it, because one flipped bit in a setting
+can delete records. Files of versions before 0.5.1 have no checksum and are read without one.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _CHECKSUM = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\s*\Z')
 
 
 class NotDurable(StorageError):
-    """The new content is in the file, and a power loss may bring back the old one."""
+    """The new content is in the file, but a power loss may bring back the old one."""
 
 
 def read_state(
     disk: Disk, name: str, parse: Callable[[dict[str, Any]], T], *, is_private: bool = False
 ) -> T | None:
-    """Return what `parse` makes of the file's content; None when there is no file.
+    """Return the file's content as parsed by `parse`; None if there is no file.
 
-    `is_private`: no error repeats what the file holds. Raises StorageError, which names the file: it cannot
-    be read, its checksum is wrong, or `parse` raises ValueError, KeyError, TypeError, AttributeError or a
+    `is_private`: no error text quotes the content. Raises StorageError, which names the file, if it cannot be
+    read, its checksum is wrong, or `parse` raises ValueError, KeyError, TypeError, AttributeError or a
     BrokerError.
     """
     try:
@@ -47,22 +47,22 @@ def read_state(
         content.pop("crc32c", None)
         return parse(content)
     except (ValueError, KeyError, TypeError, AttributeError, BrokerError) as error:
-        # Not repr: that of a UnicodeDecodeError holds the whole file.
+        # Not repr(error): that of a UnicodeDecodeError contains the whole file.
         why = type(error).__name__ + ("" if is_private else f": {error}")
         text = f"{disk.describe(name)} is unreadable ({why}); restore it from a backup"
         raise StorageError(text) from (None if is_private else error)
 
 
 def _check(data: bytes) -> None:
-    found = _CHECKSUM.search(data)
-    if found and crc32c(data[: found.start()]) != int(found[1], 16):
-        raise ValueError("its checksum is wrong; who has changed it by hand removes crc32c from it")
+    checksum = _CHECKSUM.search(data)
+    if checksum and crc32c(data[: checksum.start()]) != int(checksum[1], 16):
+        raise ValueError("its checksum is wrong; if you changed it by hand, remove crc32c from it")
 
 
 def write_state(disk: Disk, name: str, content: Mapping[str, Any], *, is_private: bool = False) -> None:
-    """After this a crash finds the new content, during it the old or the new.
+    """Replace the file's content durably. A crash meanwhile leaves either the old or the new content.
 
-    Raises NotDurable, or another StorageError when the old content stands.
+    Raises NotDurable if the new content could not be synced, or another StorageError if the old one remains.
     """
     body = json.dumps({"version": 1, **content}, indent=1).removesuffix("\n}").encode()
     data = body + b',\n "crc32c": "%08x"\n}' % crc32c(body)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TypeVar
 
-from oncelog.broker.handlers.produce_direct import told_to_wait
+from oncelog.broker.handlers.produce_direct import with_throttle_time
 from oncelog.broker.quota_manager import Quotas
 from oncelog.server.connection_auth import ConnectionAuth
 from oncelog.wire.frames import RequestHeader, decode_request_header
@@ -94,7 +94,7 @@ class Throttle:
         header = decode_request_header(frame)
         self.charge_produce(header, len(frame), now_ms)
         throttle_ms = self.charge_response(header, None, now_ms)
-        return told_to_wait(response, throttle_ms) if throttle_ms else response
+        return with_throttle_time(response, throttle_ms) if throttle_ms else response
 
     def rejects(self, host: str, now_ms: int, transport: asyncio.Transport) -> bool:
         """Return True if the client's address exceeds its connection rate.

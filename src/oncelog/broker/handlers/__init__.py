@@ -1,1 +1,1 @@
-"""One file per API: which versions, what it does, which errors in which order."""
+"""One module per API: its versions, its behaviour, and `handle(state, request, now_ms)`."""

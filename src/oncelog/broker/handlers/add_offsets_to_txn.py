@@ -1,6 +1,7 @@
-"""AddOffsetsToTxn (key 25), versions 0-4: a group's partition of `__consumer_offsets` joins a transaction.
+"""AddOffsetsToTxn (key 25), versions 0-4: add a group's partition of `__consumer_offsets` to a transaction.
 
-PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 2.
+Versions 0 and 1 get INVALID_PRODUCER_EPOCH where later ones get PRODUCER_FENCED.
+Source: KIP-98; Kafka's KafkaApis.handleAddOffsetsToTxnRequest.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     def refusal(error: BrokerError) -> AddOffsetsToTxnResponse:
         return AddOffsetsToTxnResponse(error_code=code_for(error, knows_fenced=knows_fenced))
 
-    who = Identity(message.producer_id, message.producer_epoch)
+    producer = Identity(message.producer_id, message.producer_epoch)
     try:
         request.authorize(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         request.authorize(ResourceType.GROUP, message.group_id)
-        at = state.groups.offsets_partition(message.group_id, now_ms)
-        done = state.transactions.add_partitions(message.transactional_id, who, [at], now_ms)
+        tp = state.groups.offsets_partition(message.group_id, now_ms)
+        done = state.transactions.add_partitions(message.transactional_id, producer, [tp], now_ms)
     except BrokerError as error:
         return refusal(error)
     return answer_when_durable(state.flush_queue, done.written, AddOffsetsToTxnResponse(), refusal)

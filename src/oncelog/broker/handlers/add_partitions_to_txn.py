@@ -1,8 +1,9 @@
-"""AddPartitionsToTxn (key 24), versions 0-5: partitions become part of a transaction.
+"""AddPartitionsToTxn (key 24), versions 0-5: add partitions to a transaction.
 
-Clients use up to version 3, one transaction a request; from 4 on brokers ask for several, some with
-verify_only. A partition that is not there is 3 and nothing is added: the others answer 55. PRODUCER_FENCED
-is INVALID_PRODUCER_EPOCH below version 2.
+Clients use versions up to 3, with one transaction per request. Version 4 and later are for brokers: several
+transactions, some with verify_only (KIP-890). If a partition does not exist, nothing is added: it gets
+UNKNOWN_TOPIC_OR_PARTITION and the others OPERATION_NOT_ATTEMPTED. Versions 0 and 1 get INVALID_PRODUCER_EPOCH
+where later ones get PRODUCER_FENCED. Source: Kafka's KafkaApis.handleAddPartitionsToTxnRequest.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
                 transaction.transactional_id,
                 Identity(transaction.producer_id, transaction.producer_epoch),
                 transaction.topics,
-                is_only_asked=transaction.verify_only,
+                verify_only=transaction.verify_only,
             )
             answer.results_by_transaction.append(
                 AddPartitionsToTxnResponse.AddPartitionsToTxnResult(
@@ -62,9 +63,9 @@ def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
                 )
             )
     else:
-        who = Identity(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
+        producer = Identity(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
         results = yield from work.results(
-            message.v3_and_below_transactional_id, who, message.v3_and_below_topics
+            message.v3_and_below_transactional_id, producer, message.v3_and_below_topics
         )
         answer = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
     return answer_when_durable(
@@ -73,7 +74,7 @@ def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
 
 
 class _Adding:
-    """One request: what was written for it."""
+    """One request: adds or verifies its transactions, and collects what was written for it."""
 
     def __init__(self, state: BrokerState, request: Request, now_ms: int) -> None:
         version = request.header.api_version
@@ -84,9 +85,9 @@ class _Adding:
         self.budget = StepBudget(state.limits.request_step_elements)
 
     def results(
-        self, transactional_id: str, who: Identity, topics: _Topics, *, is_only_asked: bool = False
+        self, transactional_id: str, producer: Identity, topics: _Topics, *, verify_only: bool = False
     ) -> Work[list[_Result]]:
-        """Add or verify the partitions of one transaction; the transaction takes them all in one step."""
+        """Add or verify the partitions of one transaction. They are added all at once or not at all."""
         results, bad = [], 0
         partitions: dict[TopicPartition, list[_Partition]] = {}
         for topic in topics:
@@ -107,37 +108,40 @@ class _Adding:
         ):
             _set_all(rows, TransactionalIdAuthorizationFailed.code)
         elif bad:
-            _set_all([row for row in rows if not row.partition_error_code], OperationNotAttempted.code)
+            _set_all(
+                [row for row in rows if not row.partition_error_code],
+                OperationNotAttempted.code,
+            )
         elif not transactional_id:
             _set_all(rows, InvalidRequest.code)
-        elif is_only_asked:
+        elif verify_only:
             for tp, named in partitions.items():
-                _set_all(named, self._verify(transactional_id, who, tp))
+                _set_all(named, self._verify(transactional_id, producer, tp))
                 if self.budget.spend(name_cost(transactional_id)):
                     yield None
         else:
-            _set_all(rows, self._add(transactional_id, who, partitions.keys()))
+            _set_all(rows, self._add(transactional_id, producer, partitions.keys()))
         return results
 
-    def _refusal(self, at: TopicPartition) -> int:
-        """An error code, or 0."""
-        if self.is_by_client and not self.request.is_authorized(ResourceType.TOPIC, at.topic):
+    def _refusal(self, tp: TopicPartition) -> int:
+        """Return an error code, or 0."""
+        if self.is_by_client and not self.request.is_authorized(ResourceType.TOPIC, tp.topic):
             return TopicAuthorizationFailed.code
-        topic = self.state.topics.get(at.topic)
-        is_there = topic is not None and 0 <= at.partition < len(topic.partitions)
+        topic = self.state.topics.get(tp.topic)
+        is_there = topic is not None and 0 <= tp.partition < len(topic.partitions)
         return 0 if is_there else UnknownTopicOrPartition.code
 
-    def _add(self, transactional_id: str, who: Identity, asked: Collection[TopicPartition]) -> int:
+    def _add(self, transactional_id: str, producer: Identity, partitions: Collection[TopicPartition]) -> int:
         try:
-            done = self.state.transactions.add_partitions(transactional_id, who, asked, self.now_ms)
+            done = self.state.transactions.add_partitions(transactional_id, producer, partitions, self.now_ms)
         except BrokerError as error:
             return code_for(error, knows_fenced=self.knows_fenced)
         self.written += done.written
         return 0
 
-    def _verify(self, transactional_id: str, who: Identity, at: TopicPartition) -> int:
+    def _verify(self, transactional_id: str, producer: Identity, tp: TopicPartition) -> int:
         try:
-            self.state.transactions.verify(transactional_id, who, at)
+            self.state.transactions.verify(transactional_id, producer, tp)
         except BrokerError as error:
             return error.code
         return 0
@@ -149,7 +153,7 @@ def _set_all(rows: Iterable[_Partition], code: int) -> None:
 
 
 def _refuse_all(answer: AddPartitionsToTxnResponse, error: BrokerError) -> AddPartitionsToTxnResponse:
-    """The disk failed under what was added."""
+    """Set the error of partitions whose addition could not be made durable."""
     topics = [*answer.results_by_topic_v3_and_below]
     topics += [topic for result in answer.results_by_transaction for topic in result.topic_results]
     for topic in topics:

@@ -1,7 +1,8 @@
-"""AlterClientQuotas (key 49), versions 0-1: set and remove quotas of users, client ids and ips.
+"""AlterClientQuotas (key 49), versions 0-1: set and remove quotas of users, client ids and IP addresses.
 
-31 without ALTER_CONFIGS of the cluster, 42 an entity or quota that cannot be, an entity or quota named twice.
-An entity with an error keeps what it had; the others are altered. validate_only alters nothing.
+CLUSTER_AUTHORIZATION_FAILED without ALTER_CONFIGS on the cluster, INVALID_REQUEST for an invalid entity or
+quota, and for one that is named twice. An entity with an error keeps its quotas; the others are altered.
+validate_only alters nothing. Source: KIP-546; Kafka's ClientQuotaControlManager.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from oncelog.wire.messages import AlterClientQuotasRequest, AlterClientQuotasRes
 
 KEY = 49
 
-_Asked = AlterClientQuotasRequest.EntryData
+_Requested = AlterClientQuotasRequest.EntryData
 _Result = AlterClientQuotasResponse.EntryData
 _Name = tuple[tuple[str, str | None], ...]
 
@@ -25,11 +26,11 @@ _Name = tuple[tuple[str, str | None], ...]
 def handle(state: BrokerState, request: Request, now_ms: int) -> AlterClientQuotasResponse:
     message: AlterClientQuotasRequest = request.message
     named = Counter(map(_name, message.entries))
-    once = {_name(asked): asked for asked in message.entries}
-    results, sound = [], []
-    for name, asked in once.items():
+    entries = {_name(entry): entry for entry in message.entries}
+    results, valid = [], []
+    for name, entry in entries.items():
         parts = [
-            AlterClientQuotasResponse.EntityData(entity_type=kind, entity_name=each) for kind, each in name
+            AlterClientQuotasResponse.EntityData(entity_type=kind, entity_name=part) for kind, part in name
         ]
         result = _Result(entity=parts)
         results.append(result)
@@ -37,21 +38,21 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterClientQuot
             request.authorize(ResourceType.CLUSTER)
             if named[name] > 1:
                 raise InvalidRequest("the entity is named twice; one change to it in a request")
-            changes = [(op.key, None if op.remove else op.value) for op in asked.ops]
-            sound.append((result, (normalize_entity(parse_entity(name)), changes)))
+            changes = [(op.key, None if op.remove else op.value) for op in entry.ops]
+            valid.append((result, (normalize_entity(parse_entity(name)), changes)))
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
     try:
-        changed = (change for _, change in sound)
+        changed = (change for _, change in valid)
         errors = state.quotas.alter_all(changed, is_test=message.validate_only)
     except StorageError as error:
-        errors = [KafkaStorageError(str(error))] * len(sound)
-    for (result, _), refusal in zip(sound, errors, strict=True):
+        errors = [KafkaStorageError(str(error))] * len(valid)
+    for (result, _), refusal in zip(valid, errors, strict=True):
         if refusal is not None:
             result.error_code, result.error_message = refusal.code, refusal.message
     return AlterClientQuotasResponse(entries=results)
 
 
-def _name(asked: _Asked) -> _Name:
-    """In one order, each type once."""
-    return tuple(sorted({part.entity_type: part.entity_name for part in asked.entity}.items()))
+def _name(entry: _Requested) -> _Name:
+    """Return the entity's parts in a fixed order, each type once."""
+    return tuple(sorted({part.entity_type: part.entity_name for part in entry.entity}.items()))

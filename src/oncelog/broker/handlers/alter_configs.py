@@ -1,7 +1,7 @@
-"""AlterConfigs (key 33), versions 0-2: replace the whole set of a resource's own settings.
+"""AlterConfigs (key 33), versions 0-2: replace all settings of a resource's own.
 
-Errors: 3 unknown topic, 40 unknown key or bad value, 42 anything that is not a topic, a null, or a topic
-or key named twice.
+UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG (unknown key or bad value), INVALID_REQUEST (a resource without
+settings, a null value, a resource or key named twice). Source: Kafka's ConfigurationControlManager.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from oncelog.wire.messages import AlterConfigsRequest, AlterConfigsResponse
 KEY = 33
 
 
-_Asked = AlterConfigsRequest.AlterConfigsResource
+_Requested = AlterConfigsRequest.AlterConfigsResource
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> AlterConfigsResponse:
     message: AlterConfigsRequest = request.message
-    changes = [(asked, partial(_replaced, asked)) for asked in message.resources]
+    changes = [(resource, partial(_replaced, resource)) for resource in message.resources]
     outcomes = alter(state, request, changes, message.validate_only)
     return AlterConfigsResponse(
         responses=[
             AlterConfigsResponse.AlterConfigsResourceResponse(
                 error_code=code,
                 error_message=text,
-                resource_type=asked.resource_type,
-                resource_name=asked.resource_name,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
             )
-            for asked, (code, text) in zip(message.resources, outcomes, strict=True)
+            for resource, (code, text) in zip(message.resources, outcomes, strict=True)
         ]
     )
 
 
-def _replaced(asked: _Asked, _: Mapping[str, str]) -> Mapping[str, str | None]:
-    check_each_once(asked.configs)
-    for config in asked.configs:
+def _replaced(resource: _Requested, _: Mapping[str, str]) -> Mapping[str, str | None]:
+    check_each_once(resource.configs)
+    for config in resource.configs:
         check_has_value(config)
-    return {config.name: config.value for config in asked.configs}
+    return {config.name: config.value for config in resource.configs}

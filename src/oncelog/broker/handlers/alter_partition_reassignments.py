@@ -1,8 +1,8 @@
-"""AlterPartitionReassignments (key 45), versions 0-1: every partition stays on this node.
+"""AlterPartitionReassignments (key 45), versions 0-1: every partition stays on this broker.
 
-The replicas [this node] are accepted and change nothing. Null replicas cancel a reassignment, of which
-there is none: NO_REASSIGNMENT_IN_PROGRESS. Others are INVALID_REPLICA_ASSIGNMENT, unknown partitions
-UNKNOWN_TOPIC_OR_PARTITION.
+The replicas [this broker] are accepted and change nothing; others get INVALID_REPLICA_ASSIGNMENT. Null
+replicas cancel a reassignment: there is none, so they get NO_REASSIGNMENT_IN_PROGRESS. Unknown partitions get
+UNKNOWN_TOPIC_OR_PARTITION. Source: KIP-455; Kafka's ReplicationControlManager.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _refusal(state: BrokerState, topic_name: str, requested: _Requested) -> Brok
     if topic is None or not 0 <= requested.partition_index < len(topic.partitions):
         return UnknownTopicOrPartition(f"there is no partition {topic_name}-{requested.partition_index}")
     if requested.replicas is None:
-        return NoReassignmentInProgress("no partition is ever being moved: there is one node")
+        return NoReassignmentInProgress("no partition can be moved: there is one broker")
     if requested.replicas != [state.node_id]:
         return InvalidReplicaAssignment(f"the only broker to assign to is {state.node_id}")
     return None

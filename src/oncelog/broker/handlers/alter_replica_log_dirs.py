@@ -1,7 +1,8 @@
-"""AlterReplicaLogDirs (key 34), versions 1-2: there is one data directory, where every partition is already.
+"""AlterReplicaLogDirs (key 34), versions 1-2: there is one data directory, which holds every partition.
 
-Another directory is LOG_DIR_NOT_FOUND, an unknown partition UNKNOWN_TOPIC_OR_PARTITION. A partition named
-for two directories is answered once, for the last of them.
+Another directory gets LOG_DIR_NOT_FOUND, an unknown partition UNKNOWN_TOPIC_OR_PARTITION. A partition that is
+named for two directories gets one result, for the last of them. Source: KIP-113; Kafka's
+KafkaApis.handleAlterReplicaLogDirsRequest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""AlterUserScramCredentials (key 51), version 0: add, replace and remove SCRAM users' credentials.
+"""AlterUserScramCredentials (key 51), version 0: add, replace and remove credentials of SCRAM users.
 
-CLUSTER_AUTHORIZATION_FAILED without ALTER, UNSUPPORTED_SASL_MECHANISM, RESOURCE_NOT_FOUND (nothing to
-delete), DUPLICATE_RESOURCE (a user named twice, unless an earlier row was refused), UNACCEPTABLE_CREDENTIAL
-(iterations, salt or name). One answer for each user.
+    CLUSTER_AUTHORIZATION_FAILED  without ALTER on the cluster
+    UNSUPPORTED_SASL_MECHANISM    not a SCRAM mechanism
+    RESOURCE_NOT_FOUND            nothing to delete
+    DUPLICATE_RESOURCE            a user named twice, unless its first change was refused
+    UNACCEPTABLE_CREDENTIAL       iterations, salt or name
+
+There is one result per user. Source: KIP-554; Kafka's ScramControlManager.
 """
 
 from __future__ import annotations
@@ -48,11 +52,11 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterUserScramC
 
 
 def _changes(message: AlterUserScramCredentialsRequest) -> Iterator[UserChange]:
-    """Yield each row of the request as a change of its own, in the order in which Kafka looks at them."""
+    """Yield the request's deletions and then its upsertions, in the order in which Kafka checks them."""
     for deletion in message.deletions:
         yield deletion.name, [deletion.mechanism], []
-    for row in message.upsertions:
-        yield row.name, [], [(row.mechanism, row.salt, row.salted_password, row.iterations)]
+    for new in message.upsertions:
+        yield new.name, [], [(new.mechanism, new.salt, new.salted_password, new.iterations)]
 
 
 def _result(name: str, error: BrokerError | None) -> _Result:

@@ -1,9 +1,10 @@
-"""ApiVersions (key 18), versions 0-4: what this broker speaks.
+"""ApiVersions (key 18), versions 0-4: the APIs and versions that this broker serves, and its features.
 
-An unknown version is answered with a version 0 body, UNSUPPORTED_VERSION and the range of
-ApiVersions itself: clients start high and come down (Java and kafka-python to the top of the
-range, librdkafka to 0). Response header always version 0. A client name or version that is not letters,
-digits, dots and hyphens is 42. The features tell whether transactions raise their epoch (KIP-890).
+An unsupported version gets a version 0 response with UNSUPPORTED_VERSION and the range of ApiVersions itself.
+Clients then try a lower version: Java and kafka-python the highest of that range, librdkafka version 0. The
+response header always has version 0. INVALID_REQUEST for a client name or version with other characters than
+letters, digits, dots and hyphens. The feature transaction.version says whether every transaction raises its
+producer's epoch (KIP-890). Source: KIP-35, KIP-511, KIP-584.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from oncelog.wire.messages import API_BY_KEY, Api, ApiVersionsRequest, ApiVersio
 
 KEY = 18
 FIRST_NAMED_VERSION = 3
-"""From here on clients say what software they are."""
+"""First version in which clients send the name and version of their software."""
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 
@@ -32,20 +33,20 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> ApiVersionsResp
         return ApiVersionsResponse(error_code=InvalidRequest.code, api_keys=[])
     return ApiVersionsResponse(
         api_keys=[_range(api) for api in state.offered.values()],
-        supported_features=[_supported(name, top) for name, (_, top) in state.features.items()],
+        supported_features=[_supported(name, max_level) for name, (_, max_level) in state.features.items()],
         finalized_features_epoch=0,
         finalized_features=[_finalized(name, level) for name, (level, _) in state.features.items() if level],
     )
 
 
 def unsupported() -> ApiVersionsResponse:
-    """To be encoded as version 0 whatever version was asked."""
+    """Return the response to an unsupported version, which is always encoded as version 0."""
     return ApiVersionsResponse(error_code=UnsupportedVersion.code, api_keys=[_range(API_BY_KEY[KEY])])
 
 
-def _supported(name: str, top: int) -> ApiVersionsResponse.SupportedFeatureKey:
-    # Not from 0: clients below version 4 of this API reject it.
-    return ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=1, max_version=top)
+def _supported(name: str, max_level: int) -> ApiVersionsResponse.SupportedFeatureKey:
+    # Not 0, which clients reject below version 4 of this API.
+    return ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=1, max_version=max_level)
 
 
 def _finalized(name: str, level: int) -> ApiVersionsResponse.FinalizedFeatureKey:

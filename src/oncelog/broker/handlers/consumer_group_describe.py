@@ -1,6 +1,7 @@
-"""ConsumerGroupDescribe (key 69), versions 0-1: groups of KIP-848's protocol.
+"""ConsumerGroupDescribe (key 69), versions 0-1: groups of the consumer protocol (KIP-848).
 
-GROUP_ID_NOT_FOUND (not there, or classic), INVALID_GROUP_ID (empty).
+GROUP_ID_NOT_FOUND (no such group, or a classic one), INVALID_GROUP_ID (empty), TOPIC_AUTHORIZATION_FAILED (a
+member reads a topic that the client may not describe). Source: Kafka's GroupCoordinatorService.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _described(state: BrokerState, request: Request, group_id: str) -> _Group:
     named = {name for member in group.members for name in member.subscribed_topic_names}
     for member in group.members:
         for assignment in (member.assignment, member.target_assignment):
-            named |= {each.topic_name for each in assignment.topic_partitions} if assignment else set()
+            named |= {topic.topic_name for topic in assignment.topic_partitions} if assignment else set()
     if all(request.is_authorized(ResourceType.TOPIC, name) for name in named):
         return group
     return _Group(
@@ -109,7 +110,7 @@ def _member(state: BrokerState, group: ConsumerGroup, member_id: str) -> Consume
 
 
 def _size(member: ConsumerGroupDescribeResponse.Member) -> int:
-    """Return how many elements a described member counts for."""
+    """Return the cost of a described member, in elements of a step."""
     count = 1 + len(member.subscribed_topic_names)
     for assignment in (member.assignment, member.target_assignment):
         for topic in assignment.topic_partitions if assignment else ():

@@ -1,8 +1,9 @@
-"""ConsumerGroupHeartbeat (key 68), versions 0-1: a member of KIP-848's protocol joins, is there, or leaves.
+"""ConsumerGroupHeartbeat (key 68), versions 0-1: a member of the consumer protocol joins, stays or leaves.
 
-INVALID_REQUEST (says too little or too much, or is too long to be stored), MESSAGE_TOO_LARGE (no record can
+INVALID_REQUEST (a field is missing, unexpected, or too long to be stored), MESSAGE_TOO_LARGE (no record can
 hold the member), GROUP_ID_NOT_FOUND (also a classic group with members), UNSUPPORTED_ASSIGNOR,
-INVALID_REGULAR_EXPRESSION; the rest is `rules.groups.consumer`.
+INVALID_REGULAR_EXPRESSION. `rules.groups.consumer` decides the rest.
+Source: KIP-848; Kafka's GroupCoordinatorService and GroupMetadataManager.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHe
 
 KEY = 68
 FIRST_NAMED_VERSION = 1
-"""From here on members choose their ids themselves."""
+"""First version in which members choose their own ids (KIP-1082)."""
 
 _Assignment = ConsumerGroupHeartbeatResponse.Assignment
 
@@ -39,7 +40,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         _check(state, message, request.header.api_version)
         for name in message.subscribed_topic_names or ():
             request.authorize(ResourceType.TOPIC, name)
-        beat = _beat(state, message, request)
+        beat = _heartbeat(state, message, request)
         answer, written = state.groups.consumer_heartbeat(message.group_id, beat, now_ms)
     except BrokerError as error:
         return refusal(error)
@@ -72,14 +73,14 @@ def _check(state: BrokerState, message: ConsumerGroupHeartbeatRequest, version: 
 
 def _check_first(message: ConsumerGroupHeartbeatRequest) -> None:
     if message.rebalance_timeout_ms == -1:
-        raise InvalidRequest("a member that joins must say its rebalance timeout")
+        raise InvalidRequest("a member that joins must send its rebalance timeout")
     if message.topic_partitions is None or message.topic_partitions:
-        raise InvalidRequest("a member that joins may own no partitions, and must say so")
+        raise InvalidRequest("a member that joins must send an empty list of owned partitions")
     if message.subscribed_topic_names is None and message.subscribed_topic_regex is None:
-        raise InvalidRequest("a member that joins must say what topics it wants")
+        raise InvalidRequest("a member that joins must send its subscription")
 
 
-def _beat(state: BrokerState, message: ConsumerGroupHeartbeatRequest, request: Request) -> Heartbeat:
+def _heartbeat(state: BrokerState, message: ConsumerGroupHeartbeatRequest, request: Request) -> Heartbeat:
     owned, names = message.topic_partitions, message.subscribed_topic_names
     return Heartbeat(
         message.member_id or state.new_name(),
@@ -90,7 +91,7 @@ def _beat(state: BrokerState, message: ConsumerGroupHeartbeatRequest, request: R
         None if names is None else frozenset(names),
         message.subscribed_topic_regex,
         message.server_assignor,
-        None if owned is None else topic_id_partitions((each.topic_id, each.partitions) for each in owned),
+        None if owned is None else topic_id_partitions((topic.topic_id, topic.partitions) for topic in owned),
         request.header.client_id or "",
         request.client_host,
     )

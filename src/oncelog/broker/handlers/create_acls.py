@@ -1,6 +1,8 @@
-"""CreateAcls (key 30), versions 1-3. 31 without ALTER of the cluster, 42 what is no ACL, 54 no authorizer.
+"""CreateAcls (key 30), versions 1-3: add ACLs.
 
-What is there already is no error. All good ones of a request are stored at once.
+CLUSTER_AUTHORIZATION_FAILED without ALTER on the cluster, INVALID_REQUEST for what is not a valid ACL,
+SECURITY_DISABLED without an authorizer. An ACL that already exists is no error. All valid ACLs of a request
+are stored in one write. Source: KIP-140; Kafka's AclControlManager.
 """
 
 from __future__ import annotations
@@ -31,28 +33,28 @@ _Result = CreateAclsResponse.AclCreationResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> CreateAclsResponse:
     message: CreateAclsRequest = request.message
-    good: list[Acl] = []
+    valid: list[Acl] = []
     results = []
     try:
         if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
         request.authorize(ResourceType.CLUSTER)
-        for asked in message.creations:
-            results.append(_take(asked, good))
-        state.authorizer.add(good)
+        for creation in message.creations:
+            results.append(_add(creation, valid))
+        state.authorizer.add(valid)
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         results = [_refused(refusal) for _ in message.creations]
     return CreateAclsResponse(results=results)
 
 
-def _take(asked: CreateAclsRequest.AclCreation, good: list[Acl]) -> _Result:
+def _add(creation: CreateAclsRequest.AclCreation, valid: list[Acl]) -> _Result:
     try:
-        acl = _acl(asked)
+        acl = _acl(creation)
         check_acl(acl)
     except BrokerError as error:
         return _refused(error)
-    good.append(acl)
+    valid.append(acl)
     return _Result()
 
 
@@ -60,16 +62,16 @@ def _refused(error: BrokerError) -> _Result:
     return _Result(error_code=error.code, error_message=error.message)
 
 
-def _acl(asked: CreateAclsRequest.AclCreation) -> Acl:
+def _acl(creation: CreateAclsRequest.AclCreation) -> Acl:
     try:
         return Acl(
-            ResourceType(asked.resource_type),
-            asked.resource_name,
-            PatternType(asked.resource_pattern_type),
-            asked.principal,
-            asked.host,
-            Operation(asked.operation),
-            Permission(asked.permission_type),
+            ResourceType(creation.resource_type),
+            creation.resource_name,
+            PatternType(creation.resource_pattern_type),
+            creation.principal,
+            creation.host,
+            Operation(creation.operation),
+            Permission(creation.permission_type),
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None

@@ -1,8 +1,15 @@
-"""CreatePartitions (key 37), versions 0-3: raise a topic's partition count.
+"""CreatePartitions (key 37), versions 0-3: increase a topic's partition count.
 
-Errors: 3 unknown topic, 37 not above the present count, 39 an assignment that is not this node, 42 a
-topic named twice, 89 controller_mutation_rate (v3+). validate_only creates nothing. The partitions are made
-in steps, and clients find those of a topic when all are there.
+    UNKNOWN_TOPIC_OR_PARTITION  there is no such topic
+    INVALID_TOPIC_EXCEPTION     an internal topic
+    INVALID_PARTITIONS          not more than the topic has, or more than it may have
+    INVALID_REPLICA_ASSIGNMENT  other replicas than this broker
+    INVALID_REQUEST             a topic named twice
+    POLICY_VIOLATION            more than 10,000 new partitions in one request
+    THROTTLING_QUOTA_EXCEEDED   controller_mutation_rate, version 3 and later
+
+validate_only creates nothing. The partitions are created in steps; clients see a topic's new partitions
+when all of them exist. Source: KIP-195; Kafka's ReplicationControlManager.
 """
 
 from __future__ import annotations
@@ -31,14 +38,14 @@ from oncelog.wire.messages import CreatePartitionsRequest, CreatePartitionsRespo
 
 KEY = 37
 FIRST_STRICT_VERSION = 3
-"""From here on clients know THROTTLING_QUOTA_EXCEEDED."""
+"""First version in which clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
-_Asked = CreatePartitionsRequest.CreatePartitionsTopic
+_Requested = CreatePartitionsRequest.CreatePartitionsTopic
 _Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    # Finish even if the client has gone away: the file already names these partitions.
+    # Finish even if the client has disconnected: the topics file already names these partitions.
     answer: Answer = answer_in_steps(state.slots, _answer(state, request, now_ms), is_dropped=False)
     return answer
 
@@ -49,19 +56,21 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePar
     results, budget = [], StepBudget(state.limits.request_step_elements)
     plans: list[tuple[Topic, int, _Result]] = []
     left_count = MAX_PARTITIONS_PER_REQUEST
-    for asked in {topic.name: topic for topic in message.topics}.values():
-        result = _Result(name=asked.name)
+    for requested in {topic.name: topic for topic in message.topics}.values():
+        result = _Result(name=requested.name)
         try:
-            if named[asked.name] > 1:
-                raise InvalidRequest(f"topic {asked.name!r} is named twice")
-            request.authorize(ResourceType.TOPIC, asked.name)
-            topic = _checked(state, asked, left_count)
-            state.quotas.mutate(request, asked.count - topic.partition_count, FIRST_STRICT_VERSION, now_ms)
+            if named[requested.name] > 1:
+                raise InvalidRequest(f"topic {requested.name!r} is named twice")
+            request.authorize(ResourceType.TOPIC, requested.name)
+            topic = _checked(state, requested, left_count)
+            state.quotas.mutate(
+                request, requested.count - topic.partition_count, FIRST_STRICT_VERSION, now_ms
+            )
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
         else:
-            left_count -= asked.count - topic.partition_count
-            plans.append((topic, asked.count, result))
+            left_count -= requested.count - topic.partition_count
+            plans.append((topic, requested.count, result))
         results.append(result)
         if budget.spend():
             yield None
@@ -71,7 +80,7 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePar
 
 
 def _grow(state: BrokerState, plans: Sequence[tuple[Topic, int, _Result]], now_ms: int) -> Work[None]:
-    """Add the partitions, durable by one write; the results tell if that fails."""
+    """Add the partitions, made durable by one write. A failure is set in the results."""
     changes = [(topic, count) for topic, count, _ in plans]
     try:
         failures = yield from state.topics.grow_in_steps(changes, now_ms)
@@ -83,22 +92,27 @@ def _grow(state: BrokerState, plans: Sequence[tuple[Topic, int, _Result]], now_m
             result.error_code, result.error_message = refusal.code, refusal.message
 
 
-def _checked(state: BrokerState, asked: _Asked, left_count: int) -> Topic:
-    """The topic, if it may have that many partitions; the request may make `left_count` more."""
-    topic = state.topics.get(asked.name)
+def _checked(state: BrokerState, requested: _Requested, left_count: int) -> Topic:
+    """Return the topic if it may have the requested partitions. Raises a BrokerError.
+
+    `left_count` is how many partitions the request may still create.
+    """
+    topic = state.topics.get(requested.name)
     if topic is None:
         raise UnknownTopicOrPartition()
     if topic.is_internal:
         raise InvalidTopicException(f"{topic.name} is the broker's own; its partition count must not change")
     present = topic.partition_count
-    if not present < asked.count <= MAX_PARTITIONS:
-        raise InvalidPartitions(f"topic {topic.name!r} has {present} partitions; {asked.count} is not more")
-    if asked.assignments is not None:
-        if len(asked.assignments) != asked.count - present:
+    if not present < requested.count <= MAX_PARTITIONS:
+        raise InvalidPartitions(
+            f"topic {topic.name!r} has {present} partitions; {requested.count} is not more"
+        )
+    if requested.assignments is not None:
+        if len(requested.assignments) != requested.count - present:
             raise InvalidReplicaAssignment("the assignment must name exactly the new partitions")
-        if any(assignment.broker_ids != [state.node_id] for assignment in asked.assignments):
+        if any(assignment.broker_ids != [state.node_id] for assignment in requested.assignments):
             raise InvalidReplicaAssignment(f"the only broker to assign to is {state.node_id}")
-    if asked.count - present > left_count:
+    if requested.count - present > left_count:
         raise PolicyViolation(
             f"more than {MAX_PARTITIONS_PER_REQUEST} new partitions in one request; create them in several"
         )

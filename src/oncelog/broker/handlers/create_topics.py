@@ -1,11 +1,20 @@
-"""CreateTopics (key 19), versions 2-7.
+"""CreateTopics (key 19), versions 2-7: create topics.
 
--1 partitions or replication factor mean the defaults (accepted at every version). Errors: 17 name or
-collision, 36 exists, 37 partitions below 1, 38 a replication factor this single node cannot give,
-39 an assignment that is not this node, 40 configuration, 42 a topic named twice or both numbers and
-an assignment, 44 more than 10,000 partitions in one request, 89 controller_mutation_rate (v6+).
-They are checked in steps, and all topics of a request are durable by one. validate_only (v1+) checks and
-creates nothing. v5+ tells the settings, v7 the topic id.
+-1 partitions or replicas mean the default, in every version.
+
+    INVALID_TOPIC_EXCEPTION     an invalid name, or one that collides with another
+    TOPIC_ALREADY_EXISTS        a topic has the name
+    INVALID_PARTITIONS          fewer than 1, or more than MAX_PARTITIONS
+    INVALID_REPLICATION_FACTOR  a number that a single broker cannot give
+    INVALID_REPLICA_ASSIGNMENT  other replicas than this broker, or a gap in the partitions
+    INVALID_CONFIG              an unknown key or a bad value
+    INVALID_REQUEST             a topic named twice, or both numbers and an assignment
+    POLICY_VIOLATION            more than 10,000 partitions in one request
+    THROTTLING_QUOTA_EXCEEDED   controller_mutation_rate, version 6 and later
+
+The topics are checked in steps, and one write makes all topics of a request durable. validate_only creates
+nothing. Version 5 and later return the settings, version 7 the topic id. Source: KIP-4, KIP-464, KIP-525;
+Kafka's ReplicationControlManager.
 """
 
 from __future__ import annotations
@@ -42,18 +51,18 @@ from oncelog.wire.messages import NO_ID, CreateTopicsRequest, CreateTopicsRespon
 
 KEY = 19
 FIRST_STRICT_VERSION = 6
-"""From here on clients know THROTTLING_QUOTA_EXCEEDED."""
+"""First version in which clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 MAX_PARTITIONS_PER_REQUEST = 10_000
 """Source: kafka ReplicationControlManager.MAX_PARTITIONS_PER_BATCH."""
 MAX_PARTITIONS = 100_000
-"""Of one topic; each costs files and memory, and a typing error should not cost the node."""
+"""Limit of one topic: each partition costs files and memory, and a typing error should not end the broker."""
 
-_Asked = CreateTopicsRequest.CreatableTopic
+_Requested = CreateTopicsRequest.CreatableTopic
 _Result = CreateTopicsResponse.CreatableTopicResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    # Finish even if the client has gone away: the file already names these topics.
+    # Finish even if the client has disconnected: the topics file already names these topics.
     answer: Answer = answer_in_steps(state.slots, _create_all(state, request, now_ms), is_dropped=False)
     return answer
 
@@ -66,32 +75,32 @@ def _create_all(state: BrokerState, request: Request, now_ms: int) -> Work[Creat
         error = PolicyViolation(
             f"more than {MAX_PARTITIONS_PER_REQUEST} partitions in one request; create them in several"
         )
-        return CreateTopicsResponse(topics=[_error(asked, error) for asked in once.values()])
+        return CreateTopicsResponse(topics=[_error(requested, error) for requested in once.values()])
     names = TopicNames(state.topics.names())
     results: dict[str, _Result] = {}
     plans: list[NewTopic] = []
     budget = StepBudget(state.limits.partitions_per_step)
-    for asked in once.values():
+    for requested in once.values():
         try:
-            if named[asked.name] > 1:
-                raise InvalidRequest(f"topic {asked.name!r} is named twice")
+            if named[requested.name] > 1:
+                raise InvalidRequest(f"topic {requested.name!r} is named twice")
             if not request.is_authorized(ResourceType.CLUSTER):
-                request.authorize(ResourceType.TOPIC, asked.name)
-            plan = _plan(state, asked, names)
+                request.authorize(ResourceType.TOPIC, requested.name)
+            plan = _plan(state, requested, names)
             state.quotas.mutate(request, plan.partition_count, FIRST_STRICT_VERSION, now_ms)
-            results[asked.name] = _result(state, request, plan)
-            names.add(asked.name)
+            results[requested.name] = _result(state, request, plan)
+            names.add(requested.name)
             plans.append(plan)
         except (BrokerError, StorageError) as error:
-            results[asked.name] = _error(asked, error)
+            results[requested.name] = _error(requested, error)
         if budget.spend():
             yield None
     if not message.validate_only:
-        for name, made in (yield from _create(state, plans, now_ms)).items():
-            if isinstance(made, Topic):
-                results[name].topic_id = made.topic_id
+        for name, created in (yield from _create(state, plans, now_ms)).items():
+            if isinstance(created, Topic):
+                results[name].topic_id = created.topic_id
             else:
-                results[name] = _error(once[name], made)
+                results[name] = _error(once[name], created)
     return CreateTopicsResponse(topics=list(results.values()))
 
 
@@ -99,24 +108,24 @@ def _create(
     state: BrokerState, plans: list[NewTopic], now_ms: int
 ) -> Work[dict[str, Topic | BrokerError | StorageError]]:
     try:
-        made = yield from state.topics.create_in_steps(plans, now_ms)
+        results = yield from state.topics.create_in_steps(plans, now_ms)
     except (StorageError, KafkaStorageError) as error:
         return {plan.name: error for plan in plans}
-    return {plan.name: each for plan, each in zip(plans, made, strict=True)}
+    return {plan.name: result for plan, result in zip(plans, results, strict=True)}
 
 
-def _total_partitions(state: BrokerState, asked: Iterable[_Asked]) -> int:
+def _total_partitions(state: BrokerState, requested: Iterable[_Requested]) -> int:
     default: int = state.settings["num.partitions"]
     return sum(
         len(topic.assignments) or (default if topic.num_partitions == -1 else max(topic.num_partitions, 0))
-        for topic in asked
+        for topic in requested
     )
 
 
-def _error(asked: _Asked, error: BrokerError | StorageError) -> _Result:
+def _error(requested: _Requested, error: BrokerError | StorageError) -> _Result:
     refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
     return _Result(
-        name=asked.name,
+        name=requested.name,
         topic_id=NO_ID,
         error_code=refusal.code,
         error_message=refusal.message,
@@ -124,7 +133,7 @@ def _error(asked: _Asked, error: BrokerError | StorageError) -> _Result:
 
 
 def _result(state: BrokerState, request: Request, plan: NewTopic) -> _Result:
-    """Return the answer for a topic that is created, without its id."""
+    """Return the result for a topic that can be created, without its id."""
     if not request.access.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, plan.name):
         return _Result(
             name=plan.name,
@@ -141,7 +150,7 @@ def _result(state: BrokerState, request: Request, plan: NewTopic) -> _Result:
         replication_factor=1,
         configs=[
             CreateTopicsResponse.CreatableTopicConfigs(
-                # The topic's own settings as they were given, as in Kafka: DescribeConfigs tells them parsed.
+                # The topic's own settings unparsed, as in Kafka. DescribeConfigs returns them parsed.
                 name=entry.name,
                 value=plan.overrides.get(entry.name, entry.value),
                 config_source=entry.source,
@@ -151,26 +160,30 @@ def _result(state: BrokerState, request: Request, plan: NewTopic) -> _Result:
     )
 
 
-def _plan(state: BrokerState, asked: _Asked, names: TopicNames) -> NewTopic:
-    if asked.name == METADATA_LOG:
+def _plan(state: BrokerState, requested: _Requested, names: TopicNames) -> NewTopic:
+    if requested.name == METADATA_LOG:
         raise InvalidRequest(f"{METADATA_LOG} is the name of a cluster's own log")
-    check_topic_name(asked.name)
-    if state.topics.get(asked.name) is not None or state.topics.is_changing(asked.name):
-        raise TopicAlreadyExists(f"topic {asked.name!r} is already there")
-    names.check(asked.name)
-    # Of a setting that is named twice the last value holds, but each must be one.
-    nulls = [(config.name, None) for config in asked.configs if config.value is None]
-    given = {config.name: config.value for config in asked.configs}
-    overrides = check_overrides(state.settings, given | dict(nulls))
-    check_internal_settings(asked.name, overrides)
-    overrides = with_internal_settings(asked.name, overrides, state.settings)
-    count = _assigned_partitions(state, asked) if asked.assignments else _partition_count(state, asked)
-    return NewTopic(asked.name, count, overrides)
+    check_topic_name(requested.name)
+    if state.topics.get(requested.name) is not None or state.topics.is_changing(requested.name):
+        raise TopicAlreadyExists(f"topic {requested.name!r} is already there")
+    names.check(requested.name)
+    # If a setting is named twice, its last value is used, but none of them may be null.
+    nulls = [(config.name, None) for config in requested.configs if config.value is None]
+    own = {config.name: config.value for config in requested.configs}
+    overrides = check_overrides(state.settings, own | dict(nulls))
+    check_internal_settings(requested.name, overrides)
+    overrides = with_internal_settings(requested.name, overrides, state.settings)
+    count = (
+        _assigned_partitions(state, requested)
+        if requested.assignments
+        else _partition_count(state, requested)
+    )
+    return NewTopic(requested.name, count, overrides)
 
 
-def _partition_count(state: BrokerState, asked: _Asked) -> int:
-    count = state.settings["num.partitions"] if asked.num_partitions == -1 else asked.num_partitions
-    factor = asked.replication_factor
+def _partition_count(state: BrokerState, requested: _Requested) -> int:
+    count = state.settings["num.partitions"] if requested.num_partitions == -1 else requested.num_partitions
+    factor = requested.replication_factor
     if factor < -1 or factor == 0:
         raise InvalidReplicationFactor(f"replication factor {factor}; ask for 1, or -1 for the default")
     if not 1 <= count <= MAX_PARTITIONS:
@@ -183,12 +196,12 @@ def _partition_count(state: BrokerState, asked: _Asked) -> int:
     return int(count)
 
 
-def _assigned_partitions(state: BrokerState, asked: _Asked) -> int:
-    if asked.num_partitions != -1 or asked.replication_factor != -1:
-        raise InvalidRequest("give either an assignment or numbers of partitions and replicas, not both")
-    indexes = sorted(assignment.partition_index for assignment in asked.assignments)
+def _assigned_partitions(state: BrokerState, requested: _Requested) -> int:
+    if requested.num_partitions != -1 or requested.replication_factor != -1:
+        raise InvalidRequest("send either an assignment or numbers of partitions and replicas, not both")
+    indexes = sorted(assignment.partition_index for assignment in requested.assignments)
     if indexes != list(range(len(indexes))):
         raise InvalidReplicaAssignment("the partitions of an assignment must be 0, 1, 2, ... without gaps")
-    if any(assignment.broker_ids != [state.node_id] for assignment in asked.assignments):
+    if any(assignment.broker_ids != [state.node_id] for assignment in requested.assignments):
         raise InvalidReplicaAssignment(f"the only broker to assign to is {state.node_id}")
     return len(indexes)

@@ -1,7 +1,12 @@
-"""DeleteAcls (key 31), versions 1-3: remove the ACLs that filters take, in one write.
+"""DeleteAcls (key 31), versions 1-3: delete the ACLs that match filters, in one write.
 
-31 without ALTER of the cluster, 42 unknown kinds, 44 filters that take the same ACLs again and again, 54 no
-ACLs. They are looked for in steps: each filter without a name looks at all of them.
+    CLUSTER_AUTHORIZATION_FAILED  without ALTER on the cluster
+    INVALID_REQUEST               an unknown type in a filter
+    POLICY_VIOLATION              many filters match the same ACLs
+    SECURITY_DISABLED             there is no authorizer
+
+The ACLs are searched in steps, for each filter without a name has to look at all of them. Source: KIP-140;
+Kafka's AclControlManager.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
 
 KEY = 31
 MAX_REPEATED = 10_000
-"""How many more matches than ACLs an answer may list: it repeats an ACL for each filter that matches it."""
+"""Matches that a response may list beyond the number of ACLs: it repeats an ACL for each matching filter."""
 
 _Result = DeleteAclsResponse.DeleteAclsFilterResult
 
@@ -32,45 +37,52 @@ def _answer(state: BrokerState, request: Request) -> Work[DeleteAclsResponse]:
         if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
         request.authorize(ResourceType.CLUSTER)
-        wanted = [_filter(each) for each in message.filters]
-        found = yield from _find(state, state.authorizer.acls, wanted)
-        state.authorizer.remove({acl for each in found if not isinstance(each, BrokerError) for acl in each})
+        filters = [_filter(requested) for requested in message.filters]
+        matches = yield from _find(state, state.authorizer.acls, filters)
+        state.authorizer.remove(
+            {acl for match in matches if not isinstance(match, BrokerError) for acl in match}
+        )
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         return DeleteAclsResponse(filter_results=[_refused(refusal) for _ in message.filters])
     return DeleteAclsResponse(
-        filter_results=[_refused(each) if isinstance(each, BrokerError) else _removed(each) for each in found]
+        filter_results=[
+            _refused(match) if isinstance(match, BrokerError) else _removed(match) for match in matches
+        ]
     )
 
 
 def _find(
-    state: BrokerState, table: AclTable, wanted: list[AclFilter | BrokerError]
+    state: BrokerState, table: AclTable, filters: list[AclFilter | BrokerError]
 ) -> Work[list[list[Acl] | BrokerError]]:
-    """Return what each filter takes of a table that others replace, not change. Raises PolicyViolation."""
-    budget, left_count = StepBudget(state.limits.request_step_elements), len(table) + MAX_REPEATED
+    """Return the ACLs that match each filter. Raises PolicyViolation.
+
+    Other requests replace the table between two steps, but do not change it.
+    """
+    budget, remaining_count = StepBudget(state.limits.request_step_elements), len(table) + MAX_REPEATED
     result: list[list[Acl] | BrokerError] = []
-    for each in wanted:
-        if isinstance(each, BrokerError):
-            result.append(each)
+    for pattern in filters:
+        if isinstance(pattern, BrokerError):
+            result.append(pattern)
             continue
-        taken: list[Acl] = []
-        for acl in table.candidates(each):
-            if each.matches(acl):
-                taken.append(acl)
+        matching: list[Acl] = []
+        for acl in table.candidates(pattern):
+            if pattern.matches(acl):
+                matching.append(acl)
             if budget.spend():
                 yield None
-        left_count -= len(taken)
-        if left_count < 0:
-            raise PolicyViolation("the filters take the same ACLs too often; delete with fewer at a time")
-        result.append(taken)
+        remaining_count -= len(matching)
+        if remaining_count < 0:
+            raise PolicyViolation("the filters match the same ACLs too often; use fewer filters in a request")
+        result.append(matching)
         if budget.spend():
             yield None
     return result
 
 
-def _filter(asked: DeleteAclsRequest.DeleteAclsFilter) -> AclFilter | BrokerError:
+def _filter(requested: DeleteAclsRequest.DeleteAclsFilter) -> AclFilter | BrokerError:
     try:
-        return acl_filter(asked)
+        return acl_filter(requested)
     except BrokerError as error:
         return error
 

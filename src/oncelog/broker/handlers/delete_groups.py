@@ -1,6 +1,7 @@
-"""DeleteGroups (key 42), versions 0-2: groups without members, with their offsets.
+"""DeleteGroups (key 42), versions 0-2: delete groups without members, with their offsets.
 
-NON_EMPTY_GROUP (members), GROUP_ID_NOT_FOUND. A group named twice is answered once, as by Kafka.
+NON_EMPTY_GROUP (it has members), GROUP_ID_NOT_FOUND. A group that is named twice gets one result, as in
+Kafka. Source: KIP-229; Kafka's GroupCoordinatorService.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ KEY = 42
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    # A group that is half deleted is deleted to its end, though the client goes away.
+    # Finish even if the client has disconnected: no group may stay half deleted.
     answer: Answer = answer_in_steps(state.slots, _delete_all(state, request, now_ms), is_dropped=False)
     return answer
 

@@ -1,7 +1,12 @@
-"""DeleteRecords (key 21), versions 0-2: move a partition's log start up; -1 = to the high watermark.
+"""DeleteRecords (key 21), versions 0-2: move a partition's log start offset up; -1 is the high watermark.
 
-Errors: 3 unknown, 17 a topic of the broker's own, 1 an offset above the high watermark or negative,
-44 a compacted topic that is not also cleaned by deletion, 56 disk.
+    UNKNOWN_TOPIC_OR_PARTITION  there is no such partition
+    INVALID_TOPIC_EXCEPTION     an internal topic
+    OFFSET_OUT_OF_RANGE         an offset above the high watermark, or negative
+    POLICY_VIOLATION            a compacted topic whose cleanup.policy does not include delete
+    KAFKA_STORAGE_ERROR         the disk failed
+
+Source: KIP-107; Kafka's KafkaApis.handleDeleteRecordsRequest.
 """
 
 from __future__ import annotations
@@ -42,21 +47,21 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Delet
         )
         if budget.spend():
             yield None
-        for asked in topic.partitions:
-            at = TopicPartition(topic.name, asked.partition_index)
-            results.append(_delete(state, request, at, asked.offset, now_ms))
+        for requested in topic.partitions:
+            tp = TopicPartition(topic.name, requested.partition_index)
+            results.append(_delete(state, request, tp, requested.offset, now_ms))
             if budget.spend():
                 yield None
     return response
 
 
-def _delete(state: BrokerState, request: Request, at: TopicPartition, offset: int, now_ms: int) -> _Result:
-    result = _Result(partition_index=at.partition, low_watermark=-1)
+def _delete(state: BrokerState, request: Request, tp: TopicPartition, offset: int, now_ms: int) -> _Result:
+    result = _Result(partition_index=tp.partition, low_watermark=-1)
     try:
-        request.authorize(ResourceType.TOPIC, at.topic)
-        topic, partition = state.topics.partition(at)
+        request.authorize(ResourceType.TOPIC, tp.topic)
+        topic, partition = state.topics.partition(tp)
         if topic.is_internal:
-            raise InvalidTopicException(f"{at.topic} is the broker's own")
+            raise InvalidTopicException(f"{tp.topic} is the broker's own")
         if topic.settings["cleanup.policy"] == ["compact"]:
             raise PolicyViolation("records of a compacted topic are not deleted by offset")
         target = partition.high_watermark if offset == TO_HIGH_WATERMARK else offset
@@ -68,5 +73,5 @@ def _delete(state: BrokerState, request: Request, at: TopicPartition, offset: in
     except StorageError:
         result.error_code = KafkaStorageError.code
     else:
-        state.fetch_purgatory.complete_all(at)
+        state.fetch_purgatory.complete_all(tp)
     return result

@@ -1,8 +1,16 @@
-"""DeleteTopics (key 20), versions 1-6: by name, from v6 on by name or id.
+"""DeleteTopics (key 20), versions 1-6: delete topics by name, from version 6 on by name or id.
 
-Everything of the topic goes, its producers' state (row I16) and committed offsets too, also when the broker
-is killed meanwhile. Errors: 3 unknown name, 100 unknown id, 42 both or neither name and id, or a topic named
-twice (it stays), 73 delete.topic.enable=false, 89 controller_mutation_rate (v5+).
+Everything of a topic is deleted, also its producers' state (behaviour I16, docs/behaviours.md) and its
+committed offsets, even if the broker is killed meanwhile.
+
+    UNKNOWN_TOPIC_OR_PARTITION  an unknown name
+    UNKNOWN_TOPIC_ID            an unknown id
+    INVALID_REQUEST             both or neither of name and id, or a topic named twice, which stays
+    INVALID_TOPIC_EXCEPTION     an internal topic
+    TOPIC_DELETION_DISABLED     delete.topic.enable=false
+    THROTTLING_QUOTA_EXCEEDED   controller_mutation_rate, version 5 and later
+
+Source: KIP-4, KIP-516; Kafka's ReplicationControlManager.
 """
 
 from __future__ import annotations
@@ -33,12 +41,12 @@ from oncelog.wire.messages import NO_ID, DeleteTopicsRequest, DeleteTopicsRespon
 
 KEY = 20
 FIRST_STRICT_VERSION = 5
-"""From here on clients know THROTTLING_QUOTA_EXCEEDED."""
+"""First version in which clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
 _Result = DeleteTopicsResponse.DeletableTopicResult
-_Asked = DeleteTopicsRequest.DeleteTopicState
+_Requested = DeleteTopicsRequest.DeleteTopicState
 _Planned = tuple[Topic, _Result, bool]
-"""A topic that may be deleted, its result, and whether the request names it by its id."""
+"""A topic that may be deleted, its result, and True if the request names it by its id."""
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
@@ -48,42 +56,45 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[DeleteTopicsResponse]:
     message: DeleteTopicsRequest = request.message
-    asked = (
-        message.topics if request.header.api_version >= 6 else [_Asked(name=n) for n in message.topic_names]
-    )
-    named = Counter(_key(one) for one in asked)
-    twice = {key for key, count in named.items() if count > 1}
-    both_ways = _named_both_ways(state, asked)
-    once = {_key(one): one for one in asked if one.name is not None or one.topic_id not in both_ways}
-    doomed: list[_Planned] = []
+    if request.header.api_version >= 6:
+        entries = message.topics
+    else:
+        entries = [_Requested(name=name) for name in message.topic_names]
+    counts = Counter(_key(entry) for entry in entries)
+    twice = {key for key, count in counts.items() if count > 1}
+    both_ways = _named_both_ways(state, entries)
+    unique = {
+        _key(entry): entry for entry in entries if entry.name is not None or entry.topic_id not in both_ways
+    }
+    planned: list[_Planned] = []
     results, budget = [], StepBudget(state.limits.request_step_elements)
-    for key, one in once.items():
-        results.append(_plan(state, request, one, key in twice, both_ways, doomed, now_ms))
+    for key, entry in unique.items():
+        results.append(_plan(state, request, entry, key in twice, both_ways, planned, now_ms))
         if budget.spend():
             yield None
-    yield from _delete(state, doomed, now_ms)
+    yield from _delete(state, planned, now_ms)
     return DeleteTopicsResponse(responses=results)
 
 
 def _delete(state: BrokerState, planned: Sequence[_Planned], now_ms: int) -> Work[None]:
-    """Delete topics, durably in the first step; their results tell if that fails.
+    """Delete topics durably in the first step. A failure is set in their results.
 
-    In other steps their directories are removed, and then their committed offsets are deleted.
+    Later steps remove their directories, and then delete their committed offsets.
     """
-    doomed: dict[Topic, _Result] = {}
+    results: dict[Topic, _Result] = {}
     for topic, result, is_by_id in planned:
         if topic.state is TopicState.LIVE:
-            doomed[topic] = result
-        else:  # another request has deleted it between the steps
+            results[topic] = result
+        else:  # another request deleted it between two steps
             result.error_code = UnknownTopicId.code if is_by_id else UnknownTopicOrPartition.code
-    if not doomed:
+    if not results:
         return
-    topics = [*doomed]
+    topics = [*results]
     try:
         state.topics.doom(topics)
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
-        for result in doomed.values():
+        for result in results.values():
             result.error_code, result.error_message = refusal.code, refusal.message
         return
     finally:
@@ -94,14 +105,14 @@ def _delete(state: BrokerState, planned: Sequence[_Planned], now_ms: int) -> Wor
     yield from state.groups.delete_offsets_of([topic.name for topic in topics], now_ms)
 
 
-def _key(asked: _Asked) -> tuple[str | None, bytes]:
-    return asked.name, bytes(asked.topic_id or NO_ID)
+def _key(requested: _Requested) -> tuple[str | None, bytes]:
+    return requested.name, bytes(requested.topic_id or NO_ID)
 
 
-def _named_both_ways(state: BrokerState, asked: Iterable[_Asked]) -> set[bytes]:
-    """Ids of the topics that the request names once by name and once by id."""
-    by_name = {one.name for one in asked if one.name is not None}
-    by_id = {bytes(one.topic_id) for one in asked if one.name is None}
+def _named_both_ways(state: BrokerState, entries: Iterable[_Requested]) -> set[bytes]:
+    """Return the ids of the topics that the request names once by name and once by id."""
+    by_name = {entry.name for entry in entries if entry.name is not None}
+    by_id = {bytes(entry.topic_id) for entry in entries if entry.name is None}
     topics = (state.topics.get(name) for name in by_name)
     return by_id & {bytes(topic.topic_id) for topic in topics if topic is not None}
 
@@ -109,22 +120,22 @@ def _named_both_ways(state: BrokerState, asked: Iterable[_Asked]) -> set[bytes]:
 def _plan(
     state: BrokerState,
     request: Request,
-    asked: _Asked,
+    requested: _Requested,
     is_named_twice: bool,
     both_ways: Collection[bytes],
-    doomed: list[_Planned],
+    planned: list[_Planned],
     now_ms: int,
 ) -> _Result:
-    """The answer for a topic, which joins the `doomed` if it may be deleted."""
-    result = _Result(name=asked.name, topic_id=asked.topic_id or NO_ID)
+    """Return the result for a topic, and append the topic to `planned` if it may be deleted."""
+    result = _Result(name=requested.name, topic_id=requested.topic_id or NO_ID)
     try:
         if is_named_twice:
             raise InvalidRequest("the topic is named twice")
         may_describe = functools.partial(request.access.may, Operation.DESCRIBE, ResourceType.TOPIC)
         may_all = request.is_authorized(ResourceType.CLUSTER)
-        if asked.name is not None and not (may_all or may_describe(asked.name)):
+        if requested.name is not None and not (may_all or may_describe(requested.name)):
             raise TopicAuthorizationFailed()
-        topic = _find(state, asked)
+        topic = _find(state, requested)
         if may_all or may_describe(topic.name):
             result.name, result.topic_id = topic.name, topic.topic_id
         if not may_all:
@@ -139,15 +150,15 @@ def _plan(
     except BrokerError as error:
         result.error_code, result.error_message = error.code, error.message
     else:
-        doomed.append((topic, result, asked.name is None))
+        planned.append((topic, result, requested.name is None))
     return result
 
 
-def _find(state: BrokerState, asked: _Asked) -> Topic:
-    has_id = bool(asked.topic_id) and asked.topic_id != NO_ID
-    if (asked.name is not None) == has_id:
+def _find(state: BrokerState, requested: _Requested) -> Topic:
+    has_id = bool(requested.topic_id) and requested.topic_id != NO_ID
+    if (requested.name is not None) == has_id:
         raise InvalidRequest("a topic is named by its name or by its id, not by both or neither")
-    topic = state.topics.by_id(asked.topic_id) if has_id else state.topics.get(asked.name or "")
+    topic = state.topics.by_id(requested.topic_id) if has_id else state.topics.get(requested.name or "")
     if topic is None:
         raise UnknownTopicId() if has_id else UnknownTopicOrPartition()
     return topic

@@ -1,4 +1,8 @@
-"""DescribeAcls (key 29), versions 1-3. 31 without DESCRIBE of the cluster, 42 unknown kinds, 54 no ACLs."""
+"""DescribeAcls (key 29), versions 1-3: list the ACLs that match a filter.
+
+CLUSTER_AUTHORIZATION_FAILED without DESCRIBE on the cluster, INVALID_REQUEST for an unknown type in the
+filter, SECURITY_DISABLED without an authorizer. Source: KIP-140; Kafka's KafkaApis.handleDescribeAcls.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,11 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeAclsRes
         if state.authorizer is None:
             raise SecurityDisabled("no authorizer is configured; set authorizer.class.name")
         request.authorize(ResourceType.CLUSTER)
-        wanted = acl_filter(request.message)
+        pattern = acl_filter(request.message)
     except BrokerError as error:
         return DescribeAclsResponse(error_code=error.code, error_message=error.message)
-    found = sorted(acl for acl in state.authorizer.acls if wanted.matches(acl))
-    by_resource = groupby(found, lambda acl: (acl.resource_type, acl.name, acl.pattern_type))
+    matching = sorted(acl for acl in state.authorizer.acls if pattern.matches(acl))
+    by_resource = groupby(matching, lambda acl: (acl.resource_type, acl.name, acl.pattern_type))
     return DescribeAclsResponse(
         resources=[
             DescribeAclsResponse.DescribeAclsResource(
@@ -50,17 +54,17 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeAclsRes
     )
 
 
-def acl_filter(asked: DescribeAclsRequest | DeleteAclsRequest.DeleteAclsFilter) -> AclFilter:
-    """Raises InvalidRequest."""
+def acl_filter(requested: DescribeAclsRequest | DeleteAclsRequest.DeleteAclsFilter) -> AclFilter:
+    """Return the filter of a DescribeAcls or DeleteAcls request. Raises InvalidRequest."""
     try:
         return AclFilter(
-            ResourceType(asked.resource_type_filter),
-            asked.resource_name_filter,
-            PatternType(asked.pattern_type_filter),
-            asked.principal_filter,
-            asked.host_filter,
-            Operation(asked.operation),
-            Permission(asked.permission_type),
+            ResourceType(requested.resource_type_filter),
+            requested.resource_name_filter,
+            PatternType(requested.pattern_type_filter),
+            requested.principal_filter,
+            requested.host_filter,
+            Operation(requested.operation),
+            Permission(requested.permission_type),
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None

@@ -1,6 +1,7 @@
-"""DescribeClientQuotas (key 48), versions 0-1: the quotas of the entities that a filter takes.
+"""DescribeClientQuotas (key 48), versions 0-1: the quotas of the entities that match a filter.
 
-31 without DESCRIBE_CONFIGS of the cluster, 35 an unknown type of entity, 42 a filter that contradicts itself.
+CLUSTER_AUTHORIZATION_FAILED without DESCRIBE_CONFIGS on the cluster, UNSUPPORTED_VERSION for an unknown
+entity type, INVALID_REQUEST for a contradictory filter. Source: KIP-546; Kafka's ClientQuotaCache.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ KEY = 48
 
 
 class Match(IntEnum):
-    """How a part of an entity is meant. Source: Kafka's DescribeClientQuotasRequest."""
+    """The way in which a filter matches a part of an entity. Source: Kafka's DescribeClientQuotasRequest."""
 
     NAME = 0
     DEFAULT = 1
@@ -28,31 +29,35 @@ class Match(IntEnum):
 def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeClientQuotasResponse:
     try:
         request.authorize(ResourceType.CLUSTER)
-        wanted = _filter(request.message)
+        quota_filter = _filter(request.message)
     except BrokerError as error:
         return DescribeClientQuotasResponse(error_code=error.code, error_message=error.message, entries=None)
-    found = state.quotas.find(wanted)
-    return DescribeClientQuotasResponse(error_message="", entries=[_entry(*each) for each in found.items()])
+    matching = state.quotas.find(quota_filter)
+    return DescribeClientQuotasResponse(
+        error_message="", entries=[_entry(*item) for item in matching.items()]
+    )
 
 
 def _filter(message: DescribeClientQuotasRequest) -> QuotaFilter:
     parts: dict[str, str | None] = {}
-    for asked in message.components:
-        if asked.entity_type in parts:
-            raise InvalidRequest(f"{asked.entity_type} is named twice")
-        if not asked.entity_type:
+    for component in message.components:
+        if component.entity_type in parts:
+            raise InvalidRequest(f"{component.entity_type} is named twice")
+        if not component.entity_type:
             raise InvalidRequest("a type of entity is empty")
-        if (asked.match is not None) != (asked.match_type == Match.NAME):
-            raise InvalidRequest(f"match type {asked.match_type}: a name is given with type 0 and no other")
-        if asked.match_type == Match.NAME:
-            parts[asked.entity_type] = asked.match
-        elif asked.match_type in (Match.DEFAULT, Match.ANY):
-            parts[asked.entity_type] = DEFAULT if asked.match_type == Match.DEFAULT else None
+        if (component.match is not None) != (component.match_type == Match.NAME):
+            raise InvalidRequest(
+                f"match type {component.match_type}: a name is given with type 0 and no other"
+            )
+        if component.match_type == Match.NAME:
+            parts[component.entity_type] = component.match
+        elif component.match_type in (Match.DEFAULT, Match.ANY):
+            parts[component.entity_type] = DEFAULT if component.match_type == Match.DEFAULT else None
         else:
-            raise InvalidRequest(f"match type {asked.match_type} is not known")
-    wanted = QuotaFilter(parts, message.strict)
-    wanted.check()
-    return wanted
+            raise InvalidRequest(f"match type {component.match_type} is not known")
+    quota_filter = QuotaFilter(parts, message.strict)
+    quota_filter.check()
+    return quota_filter
 
 
 def _entry(entity: QuotaEntity, values: Values) -> DescribeClientQuotasResponse.EntryData:

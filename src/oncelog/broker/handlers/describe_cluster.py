@@ -1,8 +1,7 @@
-"""DescribeCluster (key 60), versions 0-2: this one broker, at the listener that was asked; it is
-its own controller.
+"""DescribeCluster (key 60), versions 0-2: this broker, which is its own controller.
 
-Endpoint type 1 (brokers) is served, 2 (controllers) is MISMATCHED_ENDPOINT_TYPE, others
-UNSUPPORTED_ENDPOINT_TYPE.
+The address is that of the listener that received the request. Endpoint type 1 (brokers) is served, 2
+(controllers) gets MISMATCHED_ENDPOINT_TYPE, others get UNSUPPORTED_ENDPOINT_TYPE. Source: KIP-700, KIP-919.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeCluster
         mismatch = message.endpoint_type == CONTROLLERS
         return DescribeClusterResponse(
             error_code=(MismatchedEndpointType if mismatch else UnsupportedEndpointType).code,
-            error_message="this is a broker; ask with endpoint type 1",
+            error_message="this is a broker; use endpoint type 1",
             endpoint_type=message.endpoint_type,
             cluster_id=state.cluster_id,
         )

@@ -1,9 +1,12 @@
 """DescribeConfigs (key 32), versions 1-4: settings of topics (type 2), of this broker (4), of groups (32).
 
-Sources: 1 the topic's own, 2 set for this broker while it runs, 3 set for the whole cluster, 4 the broker's
-configuration, 5 default, 8 the group's own; synonyms from v1, types and documentation from v3. A broker's
-name is its id; an empty name asks for what was set for the whole cluster. Errors: UNKNOWN_TOPIC_OR_PARTITION,
-INVALID_REQUEST (another type, another broker's id, a group without a name).
+Sources of a value: 1 the topic, 2 this broker, set dynamically, 3 the whole cluster, set dynamically, 4 the
+broker's configuration file, 5 the default, 8 the group. Version 1 and later return synonyms, version 3
+types and documentation. A broker's resource name is its id; the empty name means the dynamic settings of
+the whole cluster.
+
+UNKNOWN_TOPIC_OR_PARTITION; INVALID_REQUEST for another type, the id of another broker, or a group without a
+name. Source: KIP-133, KIP-226, KIP-569; Kafka's ConfigHelper.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from oncelog.wire.messages import DescribeConfigsRequest, DescribeConfigsRespons
 
 KEY = 32
 
-_Asked = DescribeConfigsRequest.DescribeConfigsResource
+_Requested = DescribeConfigsRequest.DescribeConfigsResource
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
@@ -41,18 +44,16 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def _answer(state: BrokerState, request: Request) -> Work[DescribeConfigsResponse]:
     message: DescribeConfigsRequest = request.message
     results, budget = [], StepBudget(state.limits.request_step_elements)
-    for asked in _once(message.resources):
+    for resource in _once(message.resources):
         result = DescribeConfigsResponse.DescribeConfigsResult(
-            resource_type=asked.resource_type, resource_name=asked.resource_name, error_message=None
+            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
         )
         cost = 1
         try:
-            wanted = set(asked.configuration_keys or ())
-            entries = list(_entries(state, request, asked))
+            keys = set(resource.configuration_keys or ())
+            entries = list(_entries(state, request, resource))
             cost += len(entries)
-            result.configs = [
-                _config(entry, message) for entry in entries if not wanted or entry.name in wanted
-            ]
+            result.configs = [_config(entry, message) for entry in entries if not keys or entry.name in keys]
         except BrokerError as error:
             result.error_code, result.error_message = error.code, error.message
         results.append(result)
@@ -61,44 +62,45 @@ def _answer(state: BrokerState, request: Request) -> Work[DescribeConfigsRespons
     return DescribeConfigsResponse(results=results)
 
 
-def _once(resources: list[_Asked]) -> Iterable[_Asked]:
-    """Return each resource once, with all the keys that it was asked for.
+def _once(resources: list[_Requested]) -> Iterable[_Requested]:
+    """Return each resource once, with all its requested keys.
 
-    A broker has more than a hundred settings: a small request would else get an answer of gigabytes.
+    A broker has more than a hundred settings. If it were described once for each time that it is named, a
+    small request would get a response of gigabytes.
     """
-    asked: dict[tuple[int, str], _Asked] = {}
+    unique: dict[tuple[int, str], _Requested] = {}
     for resource in resources:
-        first = asked.setdefault((resource.resource_type, resource.resource_name), resource)
+        first = unique.setdefault((resource.resource_type, resource.resource_name), resource)
         if first is resource:
             continue
         if first.configuration_keys and resource.configuration_keys:
             first.configuration_keys += resource.configuration_keys
         else:
             first.configuration_keys = None
-    return asked.values()
+    return unique.values()
 
 
 def _entries(
-    state: BrokerState, request: Request, asked: DescribeConfigsRequest.DescribeConfigsResource
+    state: BrokerState, request: Request, resource: DescribeConfigsRequest.DescribeConfigsResource
 ) -> Iterable[ConfigEntry]:
-    if asked.resource_type == ResourceType.TOPIC:
-        request.authorize(acl.TOPIC, asked.resource_name)
-        check_topic_name(asked.resource_name)
-        topic = state.topics.get(asked.resource_name)
+    if resource.resource_type == ResourceType.TOPIC:
+        request.authorize(acl.TOPIC, resource.resource_name)
+        check_topic_name(resource.resource_name)
+        topic = state.topics.get(resource.resource_name)
         if topic is None:
             raise UnknownTopicOrPartition()
         return topic_entries(state.settings, topic.overrides)
-    if asked.resource_type == ResourceType.BROKER:
+    if resource.resource_type == ResourceType.BROKER:
         request.authorize(acl.CLUSTER)
-        state.dynamic.check_broker_name(asked.resource_name)
-        if asked.resource_name == CLUSTER:
+        state.dynamic.check_broker_name(resource.resource_name)
+        if resource.resource_name == CLUSTER:
             return cluster_entries(state.dynamic.of_broker(CLUSTER))
         return broker_entries(state.settings)
-    if asked.resource_type == ResourceType.GROUP:
-        request.authorize(acl.GROUP, asked.resource_name)
-        check_group_name(asked.resource_name)
-        return group_entries(state.settings, state.dynamic.of_group(asked.resource_name))
-    raise InvalidRequest(f"resource type {asked.resource_type} has no settings here; 2, 4 and 32 have")
+    if resource.resource_type == ResourceType.GROUP:
+        request.authorize(acl.GROUP, resource.resource_name)
+        check_group_name(resource.resource_name)
+        return group_entries(state.settings, state.dynamic.of_group(resource.resource_name))
+    raise InvalidRequest(f"resource type {resource.resource_type} has no settings here; 2, 4 and 32 have")
 
 
 def _config(

@@ -1,6 +1,7 @@
-"""DescribeGroups (key 15), versions 0-6: classic groups, their members and what each reads.
+"""DescribeGroups (key 15), versions 0-6: classic groups, their members and their assignments.
 
-A group that is not there, or of the consumer protocol, is Dead; from version 6 on 69.
+A group that does not exist, or is of the consumer protocol, has the state Dead; from version 6 on it gets
+GROUP_ID_NOT_FOUND. Source: KIP-1043; Kafka's GroupCoordinatorService.
 """
 
 from __future__ import annotations

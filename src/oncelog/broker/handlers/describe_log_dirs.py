@@ -1,7 +1,7 @@
 """DescribeLogDirs (key 35), versions 1-5: the data directory and the size of each partition.
 
-topics null = all. Unknown partitions are left out, as Kafka leaves them out. Sizes are bytes of
-segment files; v4 tells the size and free space of the volume.
+Null topics mean all. Unknown partitions are left out, as in Kafka. A size is the bytes of the segment
+files; version 4 adds the size and the free space of the volume. Source: KIP-113, KIP-827.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeLogDirs
     message: DescribeLogDirsRequest = request.message
     if not request.is_authorized(ResourceType.CLUSTER):
         return DescribeLogDirsResponse(error_code=ClusterAuthorizationFailed.code, results=[])
-    wanted = None if message.topics is None else _wanted(message.topics)
+    requested = None if message.topics is None else _requested(message.topics)
     total_bytes, usable_bytes = state.log_manager.disk.volume()
     return DescribeLogDirsResponse(
         results=[
             DescribeLogDirsResponse.DescribeLogDirsResult(
                 log_dir=state.log_manager.directory,
-                topics=list(_topics(state, wanted)),
+                topics=list(_topics(state, requested)),
                 total_bytes=total_bytes,
                 usable_bytes=usable_bytes,
             )
@@ -35,25 +35,25 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeLogDirs
     )
 
 
-def _wanted(asked: Iterable[DescribeLogDirsRequest.DescribableLogDirTopic]) -> dict[str, set[int]]:
-    """Partitions by topic, which may be named several times."""
-    wanted: dict[str, set[int]] = {}
-    for topic in asked:
-        wanted.setdefault(topic.topic, set()).update(topic.partitions)
-    return wanted
+def _requested(topics: Iterable[DescribeLogDirsRequest.DescribableLogDirTopic]) -> dict[str, set[int]]:
+    """Return the requested partitions by topic. A topic may be named several times."""
+    requested: dict[str, set[int]] = {}
+    for topic in topics:
+        requested.setdefault(topic.topic, set()).update(topic.partitions)
+    return requested
 
 
 def _topics(
-    state: BrokerState, wanted: dict[str, set[int]] | None
+    state: BrokerState, requested: dict[str, set[int]] | None
 ) -> Iterator[DescribeLogDirsResponse.DescribeLogDirsTopic]:
     for topic in state.topics.all():
-        chosen = None if wanted is None else wanted.get(topic.name, set())
+        indexes = None if requested is None else requested.get(topic.name, set())
         partitions = [
             DescribeLogDirsResponse.DescribeLogDirsPartition(
                 partition_index=index, partition_size=partition.size_bytes
             )
             for index, partition in enumerate(topic.partitions)
-            if chosen is None or index in chosen
+            if indexes is None or index in indexes
         ]
         if partitions:
             yield DescribeLogDirsResponse.DescribeLogDirsTopic(name=topic.name, partitions=partitions)

@@ -1,6 +1,7 @@
 """DescribeProducers (key 61), version 0: the producer state of partitions (KIP-664).
 
-Errors: 3 unknown partition, 17 an illegal topic name. None is -1 on the wire.
+UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (an invalid name). Missing values are -1 on the wire.
+Source: Kafka's KafkaApis.handleDescribeProducersRequest.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _describe_all(state: BrokerState, request: Request) -> Work[DescribeProducersResponse]:
     message: DescribeProducersRequest = request.message
-    # Each partition once: it may have many producers.
-    asked: dict[str, dict[int, None]] = {}
+    # Each partition once, also if it is named many times: it may have many producers.
+    requested: dict[str, dict[int, None]] = {}
     for topic in message.topics:
-        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+        requested.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     response, budget = DescribeProducersResponse(topics=[]), StepBudget(state.limits.request_step_elements)
-    for name, indexes in asked.items():
+    for name, indexes in requested.items():
         results: list[_Result] = []
         response.topics.append(DescribeProducersResponse.TopicResponse(name=name, partitions=results))
         if budget.spend():
@@ -52,8 +53,8 @@ def _describe(
         request.authorize(ResourceType.TOPIC, topic)
         check_topic_name(topic)
         _, partition = state.topics.partition(TopicPartition(topic, index))
-        for part in partition.producers_in_parts():
-            for producer in part:
+        for producers in partition.producers_in_parts():
+            for producer in producers:
                 result.active_producers.append(_producer(producer))
                 if budget.spend():
                     yield None

@@ -1,8 +1,9 @@
-"""DescribeQuorum (key 55), versions 0-2: who leads the metadata.
+"""DescribeQuorum (key 55), versions 0-2: the leader of the metadata log.
 
-This node is its own controller, so it is the only voter, and there are no observers. It keeps topics in a
-file, not in a log of metadata: epoch and offsets are 0. A request that is not for partition 0 of
-__cluster_metadata alone gets UNKNOWN_TOPIC_OR_PARTITION for each partition.
+This broker is its own controller, so it is the only voter, and there are no observers. It keeps topics in a
+file and not in a metadata log: epoch and offsets are 0. If a request is not for partition 0 of
+__cluster_metadata alone, each partition gets UNKNOWN_TOPIC_OR_PARTITION. Source: KIP-595, KIP-853; Kafka's
+KafkaRaftClient.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeQuorumR
 
 
 def _state(state: BrokerState, request: Request) -> DescribeQuorumResponse.Node:
-    """The listener that was asked: it takes a controller's requests as well."""
+    """Return this broker with the listener of the request, which serves a controller's requests too."""
     if request.authenticator is None:
         return DescribeQuorumResponse.Node(node_id=state.node_id)
     host, port = request.authenticator.listener.address

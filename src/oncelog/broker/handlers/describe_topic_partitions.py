@@ -1,9 +1,9 @@
-"""DescribeTopicPartitions (key 75), version 0: the partitions of topics, page by page.
+"""DescribeTopicPartitions (key 75), version 0: the partitions of topics, page by page (KIP-966).
 
-Topics are answered in the order of their names, each name once. No topics in the request mean all of them.
-A page holds at most max.request.partition.size.limit partitions, or fewer if the request says so, but at
-least one; `next_cursor` is where the next page begins. A cursor outside the request's topics, or at a
-negative partition, is INVALID_REQUEST for every topic.
+Topics are in the order of their names, each once. No topics in the request mean all. A page has at most
+max.request.partition.size.limit partitions, or fewer if the request says so, but at least one.
+`next_cursor` is the start of the next page. A cursor outside the request's topics, or at a negative
+partition, gets INVALID_REQUEST for every topic. Source: Kafka's DescribeTopicPartitionsRequestHandler.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeTopicPa
             if requested:
                 unauthorized.append(_refused(name, error))
             continue
-        # After the check: the cursor may not tell the name of a topic that its client may not describe.
+        # After the check: the cursor must not reveal the name of a topic that the client may not describe.
         if page.is_full:
             page.end_at(name, 0)
             break
@@ -60,23 +60,23 @@ def _refused(name: str, error: BrokerError) -> _Topic:
 
 
 class _Page:
-    """The topics of one response; `left_count` partitions still fit."""
+    """The topics of one response, which has room for at most `limit` partitions."""
 
     def __init__(self, state: BrokerState, limit: int) -> None:
-        self._state, self._left_count = state, limit
+        self._state, self._remaining_count = state, limit
         self.topics: list[_Topic] = []
         self.next_cursor: DescribeTopicPartitionsResponse.Cursor | None = None
 
     @property
     def is_full(self) -> bool:
-        return self._left_count <= 0
+        return self._remaining_count <= 0
 
     def end_at(self, name: str, index: int) -> None:
-        """Let the next page begin at a partition."""
+        """Set the cursor: the next page begins at this partition."""
         self.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=index)
 
     def add(self, name: str, first_index: int) -> None:
-        """Describe a topic from a partition on; the cursor is set when not all partitions fit."""
+        """Describe a topic from a partition on. Set the cursor if not all of its partitions fit."""
         topic = self._state.topics.get(name)
         if topic is None:
             try:
@@ -86,7 +86,7 @@ class _Page:
                 self.topics.append(_refused(name, error))
             return
         node_ids = [self._state.node_id]
-        end_index = min(len(topic.partitions), first_index + self._left_count)
+        end_index = min(len(topic.partitions), first_index + self._remaining_count)
         described = [
             _Partition(
                 partition_index=index,
@@ -99,7 +99,7 @@ class _Page:
             )
             for index in range(first_index, end_index)
         ]
-        self._left_count -= len(described)
+        self._remaining_count -= len(described)
         if end_index < len(topic.partitions):
             self.end_at(name, end_index)
         self.topics.append(

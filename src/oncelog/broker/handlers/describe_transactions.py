@@ -1,6 +1,7 @@
-"""DescribeTransactions (key 65), version 0: what the coordinator knows of transactional ids (row T14).
+"""DescribeTransactions (key 65), version 0: the coordinator's state of transactional ids (behaviour T14).
 
-An unknown id is 105, an empty one 42.
+TRANSACTIONAL_ID_NOT_FOUND for an unknown id, INVALID_REQUEST for an empty one. Topics that the client may
+not describe are left out. Source: KIP-664; Kafka's TransactionCoordinator.handleDescribeTransactions.
 """
 
 from __future__ import annotations
@@ -68,6 +69,6 @@ def _describe(state: BrokerState, request: Request, transactional_id: str) -> _S
 
 def _topics(entry: TransactionEntry) -> list[DescribeTransactionsResponse.TopicData]:
     return [
-        DescribeTransactionsResponse.TopicData(topic=topic, partitions=[at.partition for at in group])
-        for topic, group in groupby(sorted(entry.partitions), key=lambda at: at.topic)
+        DescribeTransactionsResponse.TopicData(topic=topic, partitions=[tp.partition for tp in group])
+        for topic, group in groupby(sorted(entry.partitions), key=lambda tp: tp.topic)
     ]

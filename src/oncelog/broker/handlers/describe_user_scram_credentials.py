@@ -1,6 +1,8 @@
-"""DescribeUserScramCredentials (key 50), version 0: which mechanisms a user has, never the keys.
+"""DescribeUserScramCredentials (key 50), version 0: the SCRAM mechanisms of users, never their keys.
 
-31 without DESCRIBE of the cluster, 91 no such user, 92 a user named twice. No users: all of them.
+CLUSTER_AUTHORIZATION_FAILED without DESCRIBE on the cluster, RESOURCE_NOT_FOUND for an unknown user,
+DUPLICATE_RESOURCE for a user named twice. No users in the request mean all. Source: KIP-554; Kafka's
+ScramImage.
 """
 
 from __future__ import annotations
@@ -27,24 +29,24 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeUserScr
         request.authorize(ResourceType.CLUSTER)
     except BrokerError as error:
         return DescribeUserScramCredentialsResponse(error_code=error.code, error_message=error.message)
-    asked = Counter(each.name for each in message.users) if message.users else Counter(state.users.names())
+    names = [user.name for user in message.users] if message.users else state.users.names()
     return DescribeUserScramCredentialsResponse(
-        results=[_describe(state, name, is_named_twice=count > 1) for name, count in asked.items()]
+        results=[_describe(state, name, is_named_twice=count > 1) for name, count in Counter(names).items()]
     )
 
 
 def _describe(state: BrokerState, name: str, *, is_named_twice: bool) -> _Result:
     result = _Result(user=name)
-    found = list(state.users.of(name))
+    credentials = list(state.users.of(name))
     if is_named_twice:
         result.error_code, result.error_message = DuplicateResource.code, f"user {name!r} is named twice"
-    elif not found:
+    elif not credentials:
         result.error_code, result.error_message = ResourceNotFound.code, f"there is no user {name!r}"
     else:
         result.credential_infos = [
             DescribeUserScramCredentialsResponse.CredentialInfo(
                 mechanism=mechanism, iterations=credential.iterations
             )
-            for mechanism, credential in found
+            for mechanism, credential in credentials
         ]
     return result

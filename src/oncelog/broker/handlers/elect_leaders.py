@@ -1,8 +1,8 @@
-"""ElectLeaders (key 43), versions 0-2: this node leads every partition, so no election is needed.
+"""ElectLeaders (key 43), versions 0-2: this broker leads every partition, so no election is needed.
 
 ELECTION_NOT_NEEDED for each partition that exists, UNKNOWN_TOPIC_OR_PARTITION for others. Null topics mean
-all of them, whose lists of partitions then are empty, as Kafka's. An election type other than preferred (0)
-and unclean (1) is INVALID_REQUEST.
+all topics, each with an empty list of partitions, as in Kafka. INVALID_REQUEST for an election type other
+than preferred (0) and unclean (1). Source: KIP-183, KIP-460; Kafka's ReplicationControlManager.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _elect(state: BrokerState, topic_name: str, index: int) -> BrokerError:
     topic = state.topics.get(topic_name)
     if topic is None or not 0 <= index < len(topic.partitions):
         return UnknownTopicOrPartition(f"there is no partition {topic_name}-{index}")
-    return ElectionNotNeeded("this node leads the partition, and no other could")
+    return ElectionNotNeeded("this broker leads the partition, and there is no other")
 
 
 def _result(index: int, error: BrokerError) -> ElectLeadersResponse.PartitionResult:

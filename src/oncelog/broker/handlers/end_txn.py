@@ -1,8 +1,9 @@
-"""EndTxn (key 26), versions 0-5: commit or abort.
+"""EndTxn (key 26), versions 0-5: commit or abort a transaction.
 
-The answer leaves when the decision is durable; markers follow. Version 5 is an end that raises the epoch
-(KIP-890): its answer tells the producer id and epoch of the next transaction. PRODUCER_FENCED is
-INVALID_PRODUCER_EPOCH below version 2.
+The response is sent when the decision is durable; the markers follow. Version 5 raises the producer epoch
+(KIP-890), and its response has the producer id and epoch of the next transaction. Versions 0 and 1 get
+INVALID_PRODUCER_EPOCH where later ones get PRODUCER_FENCED. Source: Kafka's
+TransactionCoordinator.endTransaction.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     def refusal(error: BrokerError) -> EndTxnResponse:
         return EndTxnResponse(error_code=code_for(error, knows_fenced=version >= FIRST_FENCED_VERSION))
 
-    who = Identity(message.producer_id, message.producer_epoch)
+    producer = Identity(message.producer_id, message.producer_epoch)
     client_version = EPOCH_PER_TRANSACTION if version >= FIRST_EPOCH_VERSION else 0
     try:
         request.authorize(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         done = state.transactions.end(
-            message.transactional_id, who, message.committed, client_version, now_ms
+            message.transactional_id, producer, message.committed, client_version, now_ms
         )
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(state.flush_queue, done.written, _answer(done.entry), refusal)
+    return answer_when_durable(state.flush_queue, done.written, _response(done.entry), refusal)
 
 
-def _answer(entry: TransactionEntry) -> EndTxnResponse:
+def _response(entry: TransactionEntry) -> EndTxnResponse:
     if entry.next_producer_id != NO_ID:
         return EndTxnResponse(producer_id=entry.next_producer_id, producer_epoch=0)
     return EndTxnResponse(producer_id=entry.producer_id, producer_epoch=entry.producer_epoch)

@@ -1,13 +1,22 @@
-"""Fetch (key 1), versions 4-18: whole stored batches from an offset on, waiting for them if asked.
+"""Fetch (key 1), versions 4-18: read whole stored batches from an offset on, and wait for them if asked to.
 
-Sessions (v7+): see oncelog.broker.fetch_sessions. Topic ids from v13 on; an unknown one is 100.
-Partitions are filled in request order until max_bytes; the first that has data gives at least one
-whole batch however small the limits; the more answers clients leave untaken, the less a fetch gets.
-isolation_level 1 stops at the last stable offset and lists aborted transactions (empty, not null).
-Errors per partition: 3 / 100 unknown, 6 asked by a replica,
-74 / 75 leader epoch, 1 offset out of range, 56 unreadable. With fewer than min_bytes and no error, the
-answer waits until appends bring them or max_wait_ms is over. Who owes for consumer_byte_rate is answered
-at once, without partitions.
+Version 7 and later have fetch sessions (`broker.fetch_sessions`), version 13 and later topic ids.
+Partitions are filled in the order of the request up to max_bytes. The first one that has data gets at least
+one whole batch, however small the limits are. If clients leave many responses unread, a fetch gets less.
+isolation_level 1 stops at the last stable offset and lists aborted transactions as an empty list rather
+than null.
+
+    UNKNOWN_TOPIC_OR_PARTITION  an unknown partition by name
+    UNKNOWN_TOPIC_ID            an unknown topic id
+    NOT_LEADER_OR_FOLLOWER      the fetch is a replica's
+    FENCED_LEADER_EPOCH         an older leader epoch
+    UNKNOWN_LEADER_EPOCH        a newer leader epoch
+    OFFSET_OUT_OF_RANGE         below the log start or above the log end
+    KAFKA_STORAGE_ERROR         the batch cannot be read
+
+With fewer than min_bytes and no error, the response waits for appends until max_wait_ms is over. A client
+over its consumer_byte_rate quota gets an immediate response without partitions. Source: KIP-74, KIP-227,
+KIP-320; Kafka's ReplicaManager.fetchMessages.
 """
 
 from __future__ import annotations
@@ -18,7 +27,7 @@ from oncelog.broker.fetch_sessions import (
     FULL_AND_CREATE,
     FULL_WITHOUT_SESSION,
     FetchContext,
-    Target,
+    SessionPartition,
     error_response,
 )
 from oncelog.broker.leader_epoch import check_leader_epoch
@@ -51,21 +60,22 @@ _Result = FetchResponse.PartitionData
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: FetchRequest = request.message
-    owes = state.quotas.is_any and state.quotas.wait_ms(CONSUMER_BYTES, request.quota_principal, now_ms) > 0
-    if owes and message.session_epoch in (FULL_AND_CREATE, FULL_WITHOUT_SESSION):
+    quotas = state.quotas
+    is_throttled = quotas.is_any and quotas.wait_ms(CONSUMER_BYTES, request.quota_principal, now_ms) > 0
+    if is_throttled and message.session_epoch in (FULL_AND_CREATE, FULL_WITHOUT_SESSION):
         return FetchResponse(responses=[])
     try:
         context = state.sessions.open(message, request.header.api_version, now_ms, request.principal)
     except BrokerError as error:
         return error_response(error)
-    if owes:
+    if is_throttled:
         return FetchResponse(session_id=context.session_id, responses=[])
     answer: Answer = answer_in_steps(state.slots, _read(state, request, context, now_ms))
     return answer
 
 
 def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: int) -> Work[Answer]:
-    """Read in steps, and wait for more if need be."""
+    """Read in steps, and watch the partitions if there is too little."""
     message: FetchRequest = request.message
     fetch = _Fetch(state, request, context)
     results = yield from _read_all(fetch)
@@ -74,12 +84,13 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         return fetch.response(results)
     has_stepped = len(results) >= state.limits.request_step_elements
     if has_stepped and fetch.is_outdated(results):
-        # An append between two steps completed no waiting fetch. The client's next fetch returns its records.
+        # An append between two steps has not completed this fetch, which is not watched yet. Respond now, and
+        # the client's next fetch returns the new records.
         return fetch.response(results)
-    # A connection that waits longer than an idle one may stay has no client any more.
+    # No longer than an idle connection may stay open: its client is gone then.
     idle_ms, max_wait_ms = state.settings["connections.max.idle.ms"], message.max_wait_ms
     pending = PendingResponse(blocks_pipeline=True)
-    wait = DelayedFetch(
+    delayed = DelayedFetch(
         pending,
         fetch.partitions(),
         missing_bytes,
@@ -88,30 +99,32 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         is_committed_only=fetch.is_committed_only,
     )
     if has_stepped:
-        wait.begin = lambda wait: continue_in_steps(state.slots, _read_again(fetch, wait), wait.pending)
-    state.fetch_purgatory.watch(wait)
+        delayed.begin = lambda delayed: continue_in_steps(
+            state.slots, _read_again(fetch, delayed), delayed.pending
+        )
+    state.fetch_purgatory.watch(delayed)
     return pending
 
 
-def _read_again(fetch: _Fetch, wait: DelayedFetch) -> Work[Answer]:
-    """Read what an append or the deadline of a waiting fetch asks for, and wait again if it is too little."""
+def _read_again(fetch: _Fetch, delayed: DelayedFetch) -> Work[Answer]:
+    """Read a delayed fetch after an append or at its deadline, and watch again if there is too little."""
     results = yield from _read_all(fetch)
     missing_bytes = fetch.missing_bytes(results)
-    if wait.is_due or missing_bytes <= 0 or fetch.is_outdated(results):
-        fetch.state.fetch_purgatory.remove(wait)
+    if delayed.is_due or missing_bytes <= 0 or fetch.is_outdated(results):
+        fetch.state.fetch_purgatory.remove(delayed)
         return fetch.response(results)
-    fetch.state.fetch_purgatory.watch_again(wait, missing_bytes)
-    return wait.pending
+    fetch.state.fetch_purgatory.watch_again(delayed, missing_bytes)
+    return delayed.pending
 
 
-def _read_all(fetch: _Fetch) -> Work[list[tuple[Target, _Result]]]:
+def _read_all(fetch: _Fetch) -> Work[list[tuple[SessionPartition, _Result]]]:
     budget, held = StepBudget(fetch.state.limits.request_step_elements), fetch.state.response_memory
-    results: list[tuple[Target, _Result]] = []
+    results: list[tuple[SessionPartition, _Result]] = []
     unfinished_bytes = 0
     try:
         for result in fetch.read():
             results.append(result)
-            # Else each of many fetches gets its share of the same memory, for none has an answer yet.
+            # Counted at once: else many fetches in steps would all be given the same free memory.
             size_bytes = len(result[1].records or b"")
             unfinished_bytes += size_bytes
             held.unfinished_bytes += size_bytes
@@ -123,7 +136,7 @@ def _read_all(fetch: _Fetch) -> Work[list[tuple[Target, _Result]]]:
 
 
 class _Fetch:
-    """One fetch: may be read twice, when it is asked and when what it waited for is there."""
+    """One fetch. It may be read several times: when it arrives, after appends, and at its deadline."""
 
     __slots__ = (
         "context",
@@ -148,32 +161,32 @@ class _Fetch:
         if state.quotas.is_any:
             self.max_bytes = int(min(self.max_bytes, state.quotas.max_fetch_bytes(request.quota_principal)))
 
-    def read(self) -> Iterator[tuple[Target, _Result]]:
+    def read(self) -> Iterator[tuple[SessionPartition, _Result]]:
         response_budget = self.state.response_memory.response_budget()
-        left_bytes = self.max_bytes if response_budget is None else min(self.max_bytes, response_budget)
+        remaining_bytes = self.max_bytes if response_budget is None else min(self.max_bytes, response_budget)
         has_data = False
         for target in self.context.targets:
-            result = self._read_one(target, left_bytes, at_least_one=not has_data)
+            result = self._read_one(target, remaining_bytes, at_least_one=not has_data)
             size_bytes = len(result.records or b"")
-            left_bytes -= size_bytes
+            remaining_bytes -= size_bytes
             has_data = has_data or size_bytes > 0
             yield target, result
 
     def answer(self, is_due: bool) -> FetchResponse | None:
-        """As DelayedFetch asks for it."""
+        """Read again and return the response, as DelayedFetch.answer."""
         results = list(self.read())
         return self.response(results) if is_due or self.missing_bytes(results) <= 0 else None
 
-    def missing_bytes(self, results: list[tuple[Target, _Result]]) -> int:
-        """How much more must come before an answer is due; 0 or less: answer now."""
+    def missing_bytes(self, results: list[tuple[SessionPartition, _Result]]) -> int:
+        """Return how many more bytes must be appended before the response is due; 0 or less means now."""
         if any(result.error_code or result.diverging_epoch for _, result in results):
             return 0
         have_bytes = sum(len(result.records or b"") for _, result in results)
-        wanted_bytes: int = min(self.message.min_bytes, self.max_bytes)
-        return wanted_bytes - have_bytes
+        requested_bytes: int = min(self.message.min_bytes, self.max_bytes)
+        return requested_bytes - have_bytes
 
-    def is_outdated(self, results: list[tuple[Target, _Result]]) -> bool:
-        """Return True if this reader sees more of a partition than when it was read, or it is gone."""
+    def is_outdated(self, results: list[tuple[SessionPartition, _Result]]) -> bool:
+        """Return True if a partition is gone, or has more for this reader than when it was read."""
         for target, result in results:
             try:
                 partition = self._partition(target)
@@ -188,13 +201,13 @@ class _Fetch:
         return False
 
     def partitions(self) -> list[TopicPartition]:
-        found = ((self._topic(t), t.asked.partition) for t in self.context.targets)
-        return [TopicPartition(topic.name, partition) for topic, partition in found if topic]
+        named = ((self._topic(t), t.requested.partition) for t in self.context.targets)
+        return [TopicPartition(topic.name, partition) for topic, partition in named if topic]
 
-    def response(self, results: list[tuple[Target, _Result]]) -> FetchResponse:
+    def response(self, results: list[tuple[SessionPartition, _Result]]) -> FetchResponse:
         topics: list[FetchResponse.FetchableTopicResponse] = []
         for (name, topic_id, _), result in ((t.key, r) for t, r in self.context.select(results)):
-            # Consecutive partitions of one topic share a struct; the request's order is kept.
+            # Consecutive partitions of one topic share a struct. The order of the request is kept.
             if not topics or (topics[-1].topic, topics[-1].topic_id) != (name, topic_id):
                 topics.append(
                     FetchResponse.FetchableTopicResponse(topic=name, topic_id=topic_id, partitions=[])
@@ -202,55 +215,57 @@ class _Fetch:
             topics[-1].partitions.append(result)
         return FetchResponse(session_id=self.context.session_id, responses=topics)
 
-    def _topic(self, target: Target) -> Topic | None:
+    def _topic(self, target: SessionPartition) -> Topic | None:
         name, topic_id, _ = target.key
         return self.state.topics.get(name) if topic_id == NO_ID else self.state.topics.by_id(topic_id)
 
-    def _read_one(self, target: Target, left_bytes: int, *, at_least_one: bool) -> _Result:
-        asked = target.asked
-        result = _Result(partition_index=asked.partition, high_watermark=-1, records=b"")
+    def _read_one(self, target: SessionPartition, remaining_bytes: int, *, at_least_one: bool) -> _Result:
+        requested = target.requested
+        result = _Result(partition_index=requested.partition, high_watermark=-1, records=b"")
         try:
-            self._fill(result, target, left_bytes, at_least_one)
+            self._fill(result, target, remaining_bytes, at_least_one)
         except BrokerError as error:
             result.error_code, result.records = error.code, b""
         except StorageError:
             result.error_code, result.records = KafkaStorageError.code, b""
         return result
 
-    def _fill(self, result: _Result, target: Target, left_bytes: int, at_least_one: bool) -> None:
-        asked = target.asked
+    def _fill(
+        self, result: _Result, target: SessionPartition, remaining_bytes: int, at_least_one: bool
+    ) -> None:
+        requested = target.requested
         partition = self._partition(target)
         result.aborted_transactions = None
-        # Here Kafka takes any negative number for none, elsewhere only -1.
-        check_leader_epoch(partition, max(asked.current_leader_epoch, -1))
+        # In Fetch Kafka takes any negative epoch for none, in other APIs only -1.
+        check_leader_epoch(partition, max(requested.current_leader_epoch, -1))
         is_committed_only = self.is_committed_only
-        # The stable offset first: a sync that ends in its thread meanwhile moves both up.
+        # The stable offset first: a flush that ends in its thread meanwhile moves both up.
         first, stable = partition.log_start_offset, partition.last_stable_offset
         high, end = partition.high_watermark, partition.log_end_offset
-        # As on Kafka an offset between high watermark and log end is no error: there is nothing yet.
-        # Before the range: a reader behind a log that was cut must learn where to cut back to.
-        diverges = self._diverges(result, partition, asked)
-        if not diverges and not first <= asked.fetch_offset <= end:
-            raise OffsetOutOfRange(f"offset {asked.fetch_offset} is outside {first}..{end}")
+        # As in Kafka, an offset between high watermark and log end is no error: there is nothing to read yet.
+        # Checked before the range: a reader of a truncated log must learn where to truncate its own copy.
+        diverges = self._diverges(result, partition, requested)
+        if not diverges and not first <= requested.fetch_offset <= end:
+            raise OffsetOutOfRange(f"offset {requested.fetch_offset} is outside {first}..{end}")
         result.high_watermark, result.last_stable_offset, result.log_start_offset = high, stable, first
         upper_offset = stable if is_committed_only else high
         if is_committed_only:
             result.aborted_transactions = []
         if diverges:
             return
-        max_bytes = min(asked.partition_max_bytes, left_bytes)
-        if asked.fetch_offset < upper_offset and (max_bytes > 0 or at_least_one):
-            found = partition.read(
-                asked.fetch_offset,
+        max_bytes = min(requested.partition_max_bytes, remaining_bytes)
+        if requested.fetch_offset < upper_offset and (max_bytes > 0 or at_least_one):
+            stored = partition.read(
+                requested.fetch_offset,
                 max(max_bytes, 0),
                 upper_offset=upper_offset,
                 at_least_one=at_least_one,
             )
-            result.records = found.records
+            result.records = stored.records
             if is_committed_only:
-                result.aborted_transactions = _aborted(partition, asked.fetch_offset, found.next_offset)
+                result.aborted_transactions = _aborted(partition, requested.fetch_offset, stored.next_offset)
 
-    def _partition(self, target: Target) -> Partition:
+    def _partition(self, target: SessionPartition) -> Partition:
         topic = self._topic(target)
         name, topic_id, _ = target.key
         if topic is None and topic_id != NO_ID:
@@ -258,27 +273,30 @@ class _Fetch:
         self._check(topic.name if topic is not None else name)
         if topic is None:
             raise self.unknown_topic()
-        partition = topic.partition(target.asked.partition)
+        partition = topic.partition(target.requested.partition)
         if self.is_by_replica:
-            raise NotLeaderOrFollower("this node is the partition's only replica; no other may follow it")
+            raise NotLeaderOrFollower("this broker has the only replica; no other may follow it")
         return partition
 
     def _check(self, topic: str) -> None:
-        """Consumers read a topic; a replica that follows needs the cluster's trust."""
+        """Authorize a consumer for READ on the topic, a replica for CLUSTER_ACTION. Raises a BrokerError."""
         if not self.is_by_replica:
             self.request.authorize(ResourceType.TOPIC, topic)
         elif not self.request.access.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
             raise TopicAuthorizationFailed()
 
     @staticmethod
-    def _diverges(result: _Result, partition: Partition, asked: FetchRequest.FetchPartition) -> bool:
-        """Whether the reader's last epoch ended elsewhere than it read: it must cut back (KIP-595)."""
-        if asked.last_fetched_epoch < 0:
+    def _diverges(result: _Result, partition: Partition, requested: FetchRequest.FetchPartition) -> bool:
+        """Return True and set the diverging epoch if the reader's last epoch ended elsewhere (KIP-595).
+
+        The reader must truncate its copy. Raises OffsetOutOfRange if no such epoch is known.
+        """
+        if requested.last_fetched_epoch < 0:
             return False
-        epoch, end_offset = partition.end_offset_for_epoch(asked.last_fetched_epoch)
+        epoch, end_offset = partition.end_offset_for_epoch(requested.last_fetched_epoch)
         if epoch is None or end_offset is None:
-            raise OffsetOutOfRange(f"no epoch up to {asked.last_fetched_epoch} is known here")
-        if epoch == asked.last_fetched_epoch and end_offset >= asked.fetch_offset:
+            raise OffsetOutOfRange(f"no epoch up to {requested.last_fetched_epoch} is known")
+        if epoch == requested.last_fetched_epoch and end_offset >= requested.fetch_offset:
             return False
         result.diverging_epoch = FetchResponse.EpochEndOffset(epoch=epoch, end_offset=end_offset)
         return True
@@ -288,6 +306,6 @@ def _aborted(
     partition: Partition, from_offset: int, upper_offset: int
 ) -> list[FetchResponse.AbortedTransaction]:
     return [
-        FetchResponse.AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
-        for each in partition.aborted_transactions(from_offset, upper_offset)
+        FetchResponse.AbortedTransaction(producer_id=aborted.producer_id, first_offset=aborted.first_offset)
+        for aborted in partition.aborted_transactions(from_offset, upper_offset)
     ]

@@ -1,10 +1,7 @@
-"""FindCoordinator (key 10), versions 0-6: who coordinates a group or a transactional id.
+"""FindCoordinator (key 10), versions 0-6: the coordinator of a group or a transactional id.
 
-Key type 0 (group) and 1 (transactional id): this node, the only one there is. It does not offer the
-APIs of groups yet, and refuses InitProducerId with a transactional id; so a consumer that assigns its
-partitions works without an error (librdkafka asks for its coordinator even then), while one that
-subscribes, or a transactional producer, learns from the client library what is missing. Type 2 (share)
-and others: INVALID_REQUEST, which is not retried.
+Key types 0 (group) and 1 (transactional id) get this broker. Type 2 (share groups) and others get
+INVALID_REQUEST, which clients do not retry. Source: Kafka's KafkaApis.handleFindCoordinatorRequest.
 """
 
 from __future__ import annotations
@@ -31,21 +28,19 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _find_all(state: BrokerState, request: Request) -> Work[FindCoordinatorResponse]:
     message: FindCoordinatorRequest = request.message
-    tell = functools.partial(_tell, state, request, message.key_type)
+    coordinator = functools.partial(_coordinator, state, request, message.key_type)
     if request.header.api_version < 4:
-        return FindCoordinatorResponse(**tell(message.key))
-    response, budget = (
-        FindCoordinatorResponse(coordinators=[]),
-        StepBudget(state.limits.request_step_elements),
-    )
+        return FindCoordinatorResponse(**coordinator(message.key))
+    response = FindCoordinatorResponse(coordinators=[])
+    budget = StepBudget(state.limits.request_step_elements)
     for key in message.coordinator_keys:
-        response.coordinators.append(FindCoordinatorResponse.Coordinator(key=key, **tell(key)))
+        response.coordinators.append(FindCoordinatorResponse.Coordinator(key=key, **coordinator(key)))
         if budget.spend():
             yield None
     return response
 
 
-def _tell(state: BrokerState, request: Request, key_type: int, key: str) -> dict[str, Any]:
+def _coordinator(state: BrokerState, request: Request, key_type: int, key: str) -> dict[str, Any]:
     if key_type not in (GROUP, TRANSACTION):
         text = f"coordinators of key type {key_type} are not served; 0 is a group, 1 a transactional id"
         return {"error_code": InvalidRequest.code, "error_message": text, "node_id": -1, "port": -1}

@@ -1,4 +1,8 @@
-"""Heartbeat (key 12), versions 0-4: a member of a classic group is there; 27 asks it to join anew."""
+"""Heartbeat (key 12), versions 0-4: extend the session of a classic group's member.
+
+REBALANCE_IN_PROGRESS asks the member to join again; `rules.groups.classic` decides. Source: Kafka's
+GroupMetadataManager.classicGroupHeartbeat.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,14 @@
-"""IncrementalAlterConfigs (key 44), versions 0-1: change single settings of a topic, the broker
-or a group.
+"""IncrementalAlterConfigs (key 44), versions 0-1: change single settings of a topic, the broker or a group.
 
-Operations: 0 set, 1 delete (back to the default), 2 append to and 3 subtract from a list
-(cleanup.policy, and those of replication). Errors: 3 unknown topic, 40 unknown key, bad value, or a list
-operation on what is no list, 42 not a topic, an unknown operation, a null, or a
-topic or key named twice.
+Operations: 0 sets a value, 1 deletes it (back to the default), 2 appends to a list and 3 subtracts from it.
+Lists are cleanup.policy and those of replication.
+
+    UNKNOWN_TOPIC_OR_PARTITION  there is no such topic
+    INVALID_CONFIG              an unknown key, a bad value, or a list operation on another type
+    INVALID_REQUEST             a resource without settings, an unknown operation, a null value, a resource
+                                or key named twice
+
+Source: KIP-339; Kafka's ConfigurationControlManager.
 """
 
 from __future__ import annotations
@@ -25,55 +29,57 @@ from oncelog.wire.messages import IncrementalAlterConfigsRequest, IncrementalAlt
 KEY = 44
 SET, DELETE, APPEND, SUBTRACT = range(4)
 _LISTS: dict[int, frozenset[str]] = {
-    resource_type: frozenset(row.key for row in table.settings if row.kind == "list")
+    resource_type: frozenset(setting.key for setting in table.settings if setting.kind == "list")
     for resource_type, table in ((ResourceType.TOPIC, TOPIC), (ResourceType.BROKER, BROKER))
 }
 """Resource type -> settings that are lists."""
 
-_Asked = IncrementalAlterConfigsRequest.AlterConfigsResource
+_Requested = IncrementalAlterConfigsRequest.AlterConfigsResource
 _Config = IncrementalAlterConfigsRequest.AlterableConfig
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> IncrementalAlterConfigsResponse:
     message: IncrementalAlterConfigsRequest = request.message
-    changes = [(asked, partial(_changed, state, asked)) for asked in message.resources]
+    changes = [(resource, partial(_changed, state, resource)) for resource in message.resources]
     outcomes = alter(state, request, changes, message.validate_only)
     return IncrementalAlterConfigsResponse(
         responses=[
             IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
                 error_code=code,
                 error_message=text,
-                resource_type=asked.resource_type,
-                resource_name=asked.resource_name,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
             )
-            for asked, (code, text) in zip(message.resources, outcomes, strict=True)
+            for resource, (code, text) in zip(message.resources, outcomes, strict=True)
         ]
     )
 
 
-def _changed(state: BrokerState, asked: _Asked, present: Mapping[str, str]) -> Mapping[str, str | None]:
-    """Apply the operations that are asked for. Raises InvalidRequest, InvalidConfig."""
-    check_each_once(asked.configs)
+def _changed(
+    state: BrokerState, resource: _Requested, present: Mapping[str, str]
+) -> Mapping[str, str | None]:
+    """Return the resource's settings after the requested operations. Raises InvalidRequest, InvalidConfig."""
+    check_each_once(resource.configs)
     result: dict[str, str | None] = dict(present)
-    effective, is_list = _effective(state, asked), _LISTS.get(asked.resource_type, frozenset())
-    # Like Kafka, report any null before an operation that is wrong.
-    for config in asked.configs:
+    effective, is_list = _effective(state, resource), _LISTS.get(resource.resource_type, frozenset())
+    # Like Kafka, report a null value before an invalid operation.
+    for config in resource.configs:
         if config.config_operation != DELETE:
             check_has_value(config)
-    for config in asked.configs:
+    for config in resource.configs:
         if config.config_operation in (APPEND, SUBTRACT) and config.name not in is_list:
             raise InvalidConfig(f"{config.name} is not a list; set it instead")
         _apply(result, config, to_text(effective.get(config.name)) or "")
     return result
 
 
-def _effective(state: BrokerState, asked: _Asked) -> Mapping[str, SettingValue]:
-    """Return the current value that APPEND and SUBTRACT start from."""
-    if asked.resource_type == ResourceType.TOPIC:
-        return state.topics.settings_of(asked.resource_name)
-    if asked.resource_type == ResourceType.BROKER and asked.resource_name != CLUSTER:
+def _effective(state: BrokerState, resource: _Requested) -> Mapping[str, SettingValue]:
+    """Return the current values, to which APPEND and SUBTRACT apply."""
+    if resource.resource_type == ResourceType.TOPIC:
+        return state.topics.settings_of(resource.resource_name)
+    if resource.resource_type == ResourceType.BROKER and resource.resource_name != CLUSTER:
         return state.settings
-    return state.dynamic.of_broker(asked.resource_name)
+    return state.dynamic.of_broker(resource.resource_name)
 
 
 def _apply(result: dict[str, str | None], config: _Config, effective: str) -> None:

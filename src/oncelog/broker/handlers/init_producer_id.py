@@ -1,9 +1,13 @@
-"""InitProducerId (key 22), versions 0-5: a producer id for a new session, or that of a transactional id.
+"""InitProducerId (key 22), versions 0-5: a producer id for a new session, or for a transactional id.
 
-Without a transactional id: always a new id at epoch 0, whatever id the client had; from blocks whose end is
-on disk before the first is given. With one: see `rules.transactions.coordinator.decide_init`. Exactly one of
-producer_id and producer_epoch being -1 is 42. A block that cannot be written, or an id too many for
-producer_ids_rate: 14, retriable. PRODUCER_FENCED is INVALID_PRODUCER_EPOCH below version 4.
+Without a transactional id the response always has a new id at epoch 0, whatever id the client had. With
+one, see `rules.transactions.coordinator.decide_init`. Ids come from blocks: the end of a block is on disk
+before its first id is given out.
+
+INVALID_REQUEST if only one of producer_id and producer_epoch is -1. COORDINATOR_LOAD_IN_PROGRESS, which
+clients retry, if no block can be written or producer_ids_rate is exceeded. Versions 0 to 3 get
+INVALID_PRODUCER_EPOCH where later ones get PRODUCER_FENCED. Source: KIP-98, KIP-360; Kafka's
+TransactionCoordinator.handleInitProducerId.
 """
 
 from __future__ import annotations
@@ -38,20 +42,24 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
     try:
         if (message.producer_id == -1) != (message.producer_epoch == -1):
-            raise InvalidRequest("producer id and epoch must be given both or not at all")
+            raise InvalidRequest("send both producer id and epoch, or neither")
         if message.transactional_id is None:
             # IDEMPOTENT_WRITE is implied by WRITE to any topic (KIP-679).
             if not request.access.may_somewhere(Operation.WRITE, ResourceType.TOPIC):
                 request.authorize(ResourceType.CLUSTER)
-            return InitProducerIdResponse(producer_id=_take(state, request, now_ms), producer_epoch=0)
+            return InitProducerIdResponse(
+                producer_id=_new_producer_id(state, request, now_ms), producer_epoch=0
+            )
         request.authorize(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
-        given = None if message.producer_id == -1 else Identity(message.producer_id, message.producer_epoch)
+        producer = (
+            None if message.producer_id == -1 else Identity(message.producer_id, message.producer_epoch)
+        )
         done = state.transactions.init(
             message.transactional_id,
-            given,
+            producer,
             message.transaction_timeout_ms,
             now_ms,
-            take_id=lambda: _take(state, request, now_ms),
+            take_id=lambda: _new_producer_id(state, request, now_ms),
         )
     except BrokerError as error:
         return refusal(error)
@@ -61,13 +69,13 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     return answer_when_durable(state.flush_queue, done.written, answer, refusal)
 
 
-def _take(state: BrokerState, request: Request, now_ms: int) -> int:
-    """Raises CoordinatorLoadInProgress, which every client takes for "later"."""
+def _new_producer_id(state: BrokerState, request: Request, now_ms: int) -> int:
+    """Return a new producer id. Raises CoordinatorLoadInProgress, which every client retries."""
     try:
-        state.quotas.take(PRODUCER_IDS, request.quota_principal, 1, now_ms)
+        state.quotas.charge_or_refuse(PRODUCER_IDS, request.quota_principal, 1, now_ms)
         producer_id = state.producer_ids.take()
     except ThrottlingQuotaExceeded as error:
-        # Its own code is fatal to older producers here (KIP-599 knows it for topics alone).
+        # THROTTLING_QUOTA_EXCEEDED would be fatal to older producers: KIP-599 has it for topics only.
         raise CoordinatorLoadInProgress(str(error)) from error
     except (OSError, StorageError) as error:
         raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error

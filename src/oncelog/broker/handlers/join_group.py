@@ -1,8 +1,13 @@
-"""JoinGroup (key 11), versions 0-9: a member joins its group, and is answered when the others have.
+"""JoinGroup (key 11), versions 0-9: a member joins its group, and waits until the others have.
 
-INVALID_GROUP_ID (empty group id), INVALID_SESSION_TIMEOUT (outside of the broker's bounds), UNKNOWN_MEMBER_ID
-(a member id of a group that does not exist), INVALID_REQUEST and MESSAGE_TOO_LARGE (no record can hold the
-member); the rest is `rules.groups.classic`. Before version 1 the rebalance timeout is the session timeout.
+    INVALID_GROUP_ID         an empty group id
+    INVALID_SESSION_TIMEOUT  outside the bounds of the broker
+    UNKNOWN_MEMBER_ID        a member id in a group that does not exist
+    INVALID_REQUEST          a text of the member is too long for its field
+    MESSAGE_TOO_LARGE        no record can hold the member
+
+`rules.groups.classic` decides the rest. In version 0 the rebalance timeout is the session timeout. Source:
+Kafka's GroupMetadataManager.classicGroupJoin.
 """
 
 from __future__ import annotations
@@ -32,13 +37,13 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
         _check_timeout(state, message.session_timeout_ms)
-        # Before a group is made for it: what no record can hold must leave nothing behind.
+        # Before a group is created for it: a member that no record can hold must leave nothing behind.
         check_member(group_id, message.member_id or fresh_id, joining, state.settings["message.max.bytes"])
         is_new = not message.member_id or state.groups.has_only_offsets(group_id)
         group = state.groups.open(group_id, now_ms) if is_new else state.groups.joined(group_id)
     except BrokerError as error:
         return _response(JoinResult(error.code, message.member_id), version)
-    # A member that ends during a rebalance sends LeaveGroup behind this. See
+    # A member that closes during a rebalance sends LeaveGroup right behind this request. See
     # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
     pending = PendingResponse(blocks_pipeline=True, runs_next_request=True)
     group.join(joining, fresh_id, now_ms, lambda answer: pending.resolve(_response(answer, version)))
@@ -80,8 +85,10 @@ def _response(answer: JoinResult, version: int) -> JoinGroupResponse:
         member_id=answer.member_id,
         members=[
             JoinGroupResponse.JoinGroupResponseMember(
-                member_id=each.member_id, group_instance_id=each.group_instance_id, metadata=each.metadata
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                metadata=member.metadata,
             )
-            for each in answer.members
+            for member in answer.members
         ],
     )

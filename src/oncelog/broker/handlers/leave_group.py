@@ -1,6 +1,7 @@
-"""LeaveGroup (key 13), versions 0-5: members go; from version 3 on several, each with its own error.
+"""LeaveGroup (key 13), versions 0-5: remove members; from version 3 on several, each with its own error.
 
-Members of the consumer protocol leave by their heartbeats. Administrators remove them with this request.
+Members of the consumer protocol leave by their heartbeats; administrators remove them with this request.
+Source: KIP-345; Kafka's GroupMetadataManager.classicGroupLeave.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     def response(codes: Sequence[int]) -> LeaveGroupResponse:
         if not is_batched:
             return LeaveGroupResponse(error_code=codes[0])
-        rows = zip(message.members, codes, strict=True)
-        return LeaveGroupResponse(members=[_left(identity, code) for identity, code in rows])
+        pairs = zip(message.members, codes, strict=True)
+        return LeaveGroupResponse(members=[_left(identity, code) for identity, code in pairs])
 
     try:
         request.authorize(ResourceType.GROUP, message.group_id)
@@ -41,7 +42,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         return response([error.code] * len(identities))
     except BrokerError as error:
         return LeaveGroupResponse(error_code=error.code)
-    codes = group.leave([(each.member_id, each.group_instance_id) for each in identities], now_ms)
+    codes = group.leave([(member.member_id, member.group_instance_id) for member in identities], now_ms)
     state.groups.settle(group, now_ms)
     return response(codes)
 
@@ -53,7 +54,7 @@ def _leave_consumer_group(
     response: Callable[[Sequence[int]], LeaveGroupResponse],
     now_ms: int,
 ) -> Answer:
-    """Remove members of the consumer protocol, as administrators do. Raises as ConsumerGroups.leave."""
+    """Remove members of the consumer protocol. Raises as ConsumerGroups.leave."""
     named = [(identity.member_id, identity.group_instance_id) for identity in identities]
     codes, written = state.groups.consumers.leave(group_id, named, now_ms)
     return answer_when_durable(

@@ -1,8 +1,9 @@
 """ListConfigResources (key 74), versions 0-1: the resources that have settings.
 
-Version 0 asks for client metrics (type 16) only; there are none. No types in the request mean all that this
-broker serves: topics, this broker, and groups with settings of their own. Other types that Kafka knows have
-no resources here; an unknown type is UNSUPPORTED_VERSION.
+Version 0 is for client metrics (type 16) only; there are none. No types in the request mean all that this
+broker serves: topics, this broker, and groups with settings of their own. Other types of Kafka's have no
+resources here. An unknown type gets UNSUPPORTED_VERSION. Source: KIP-1142; Kafka's
+KafkaApis.handleListConfigResources.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""ListGroups (key 16), versions 0-5: the groups of this node, filtered by state (v4) and type (v5)."""
+"""ListGroups (key 16), versions 0-5: the groups of this broker, filtered by state (v4) and type (v5).
+
+Groups that the client may not describe are left out. Source: KIP-518, KIP-848; Kafka's
+GroupCoordinatorService.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse
         try:
             group = _listed(state, group_id)
         except NotCoordinator:
-            continue  # it is being deleted, in steps between which this one lies
+            continue  # another request is deleting it in steps
         if (
             group is not None
             and (not states or group.group_state.lower() in states)
@@ -45,7 +49,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse
 
 
 def _listed(state: BrokerState, group_id: str) -> ListGroupsResponse.ListedGroup | None:
-    """Return a group's row, None if it was deleted meanwhile. Raises NotCoordinator."""
+    """Return a group's entry; None if it was deleted meanwhile. Raises NotCoordinator."""
     if not state.groups.has(group_id):
         return None
     consumers = state.groups.consumers.get(group_id)

@@ -1,10 +1,18 @@
-"""ListOffsets (key 2), versions 1-11: the offset for a time.
+"""ListOffsets (key 2), versions 1-11: the offset for a timestamp.
 
-Timestamps: -1 latest (last stable offset with isolation_level 1), -2 earliest, -3 the record with the
-largest timestamp (v7+), -4 earliest on local disk (v8+, here the log start), -5 latest tiered (v9+, none
-here), -6 earliest that waits to be tiered (v11, none here); 0 and above: the first record not older, -1/-1
-when there is none. Errors: 3 unknown, 42 a partition named twice, 35 a special timestamp unknown at this
-version, 74 / 75 leader epoch.
+A timestamp of 0 or more asks for the first record that is not older; the result is -1/-1 if there is none.
+Negative timestamps, and the first version that has them:
+
+    -1  latest; with isolation_level 1 the last stable offset
+    -2  earliest
+    -3  the record with the largest timestamp, version 7
+    -4  earliest on local disk, here the log start, version 8
+    -5  latest in tiered storage, of which there is none, version 9
+    -6  earliest that waits for tiered storage, none either, version 11
+
+UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (a partition named twice), UNSUPPORTED_VERSION (a negative
+timestamp that this version does not have), FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH. Source: KIP-79,
+KIP-734; Kafka's ReplicaManager.fetchOffset.
 """
 
 from __future__ import annotations
@@ -42,12 +50,9 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def _answer_all(state: BrokerState, request: Request) -> Work[ListOffsetsResponse]:
     message: ListOffsetsRequest = request.message
     named = Counter((t.name, p.partition_index) for t in message.topics for p in t.partitions)
-    repeated = {at for at, times in named.items() if times > 1}
-    response, cost, budget = (
-        ListOffsetsResponse(topics=[]),
-        StepCost(),
-        StepBudget(state.limits.request_step_elements),
-    )
+    repeated = {key for key, count in named.items() if count > 1}
+    response, cost = ListOffsetsResponse(topics=[]), StepCost()
+    budget = StepBudget(state.limits.request_step_elements)
     for topic in message.topics:
         results: list[_Result] = []
         response.topics.append(
@@ -56,42 +61,44 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListOffsetsRespons
         if budget.spend():
             yield None
         is_allowed = request.is_authorized(ResourceType.TOPIC, topic.name)
-        # However often a partition is named, it is answered once.
-        for asked in {asked.partition_index: asked for asked in topic.partitions}.values():
+        # A partition gets one result, even if it is named many times.
+        for requested in {requested.partition_index: requested for requested in topic.partitions}.values():
             if budget.spend():
                 yield None
-            if (topic.name, asked.partition_index) in repeated:
-                results.append(_error(asked, InvalidRequest("the partition is named twice")))
+            if (topic.name, requested.partition_index) in repeated:
+                results.append(_error(requested, InvalidRequest("the partition is named twice")))
             elif not is_allowed:
-                results.append(_error(asked, TopicAuthorizationFailed()))
+                results.append(_error(requested, TopicAuthorizationFailed()))
             else:
-                results.append((yield from _answer(state, request, topic.name, asked, cost)))
+                results.append((yield from _answer(state, request, topic.name, requested, cost)))
     return response
 
 
-_Asked = ListOffsetsRequest.ListOffsetsPartition
+_Requested = ListOffsetsRequest.ListOffsetsPartition
 _Result = ListOffsetsResponse.ListOffsetsPartitionResponse
 
 
-def _answer(state: BrokerState, request: Request, topic: str, asked: _Asked, cost: StepCost) -> Work[_Result]:
+def _answer(
+    state: BrokerState, request: Request, topic: str, requested: _Requested, cost: StepCost
+) -> Work[_Result]:
     version = request.header.api_version
     is_committed_only = request.message.isolation_level == Isolation.READ_COMMITTED
     try:
-        if asked.timestamp < 0 and version < FIRST_VERSION_OF.get(asked.timestamp, version + 1):
-            raise UnsupportedVersion(f"timestamp {asked.timestamp} has no meaning at version {version}")
-        _, partition = state.topics.partition(TopicPartition(topic, asked.partition_index))
-        check_leader_epoch(partition, asked.current_leader_epoch)
-        timestamp, offset = yield from _look_up(partition, asked.timestamp, is_committed_only, cost)
+        if requested.timestamp < 0 and version < FIRST_VERSION_OF.get(requested.timestamp, version + 1):
+            raise UnsupportedVersion(f"timestamp {requested.timestamp} has no meaning in version {version}")
+        _, partition = state.topics.partition(TopicPartition(topic, requested.partition_index))
+        check_leader_epoch(partition, requested.current_leader_epoch)
+        timestamp, offset = yield from _look_up(partition, requested.timestamp, is_committed_only, cost)
     except BrokerError as error:
-        return _error(asked, error)
+        return _error(requested, error)
     epoch = partition.leader_epoch if offset >= 0 else -1
     return _Result(
-        partition_index=asked.partition_index, timestamp=timestamp, offset=offset, leader_epoch=epoch
+        partition_index=requested.partition_index, timestamp=timestamp, offset=offset, leader_epoch=epoch
     )
 
 
-def _error(asked: _Asked, error: BrokerError) -> _Result:
-    return _Result(partition_index=asked.partition_index, error_code=error.code)
+def _error(requested: _Requested, error: BrokerError) -> _Result:
+    return _Result(partition_index=requested.partition_index, error_code=error.code)
 
 
 def _look_up(

@@ -1,6 +1,6 @@
-"""ListPartitionReassignments (key 46), version 0: none is ever in progress, as there is one node.
+"""ListPartitionReassignments (key 46), version 0: none is in progress, for there is one broker.
 
-A refused request gets its partitions back without replicas, as from Kafka.
+A refused request gets its partitions back without replicas, as in Kafka. Source: KIP-455.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""ListTransactions (key 66), versions 0-2: the transactional ids of this node, filtered (row T14).
+"""ListTransactions (key 66), versions 0-2: the transactional ids of this broker, filtered (behaviour T14).
 
-Filters: states by name (names that are none come back), producer ids, v1 open for longer than so many
-milliseconds, v2 a regular expression over the whole id (INVALID_REGULAR_EXPRESSION if RE2 refuses it).
-Only ids that the client may describe are matched, so that the time it takes tells nothing of others.
+Filters are names of states, of which unknown ones are returned, and producer ids. Version 1 and later
+filter by a minimal duration in ms, version 2 by a regular expression for the whole id
+(INVALID_REGULAR_EXPRESSION if RE2 refuses it). Only ids that the client may describe are matched, so that
+the response time reveals nothing about others. Source: KIP-664, KIP-994, KIP-1152; Kafka's
+TransactionStateManager.listTransactionStates.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ def _answer_all(
     state: BrokerState, request: Request, pattern: Pattern | None, now_ms: int
 ) -> Work[ListTransactionsResponse]:
     message: ListTransactionsRequest = request.message
-    # As lists, 20,000 filters were compared with each id. See test_filters_cost_no_work_for_each_id.
+    # Sets: with lists 20,000 filters were compared with each id. See test_filters_cost_no_work_for_each_id.
     states, producer_ids = frozenset(message.state_filters), frozenset(message.producer_id_filters)
-    chosen: list[_State] = []
+    matching: list[_State] = []
     budget = StepBudget(state.limits.request_step_elements)
     for entry in list(state.transactions.all()):
         if budget.spend():
@@ -53,13 +55,15 @@ def _answer_all(
             and (not producer_ids or entry.producer_id in producer_ids)
             and _is_long(entry, message.duration_filter, now_ms)
         ):
-            chosen.append(_listed(entry))
+            matching.append(_listed(entry))
     if pattern is not None:
         step_cost = state.limits.pattern_step_cost
-        chosen = yield from matching_texts(pattern, chosen, lambda row: row.transactional_id, step_cost)
+        matching = yield from matching_texts(
+            pattern, matching, lambda listed: listed.transactional_id, step_cost
+        )
     return ListTransactionsResponse(
         unknown_state_filters=[name for name in message.state_filters if name not in _STATES],
-        transaction_states=chosen,
+        transaction_states=matching,
     )
 
 
@@ -72,6 +76,6 @@ def _listed(entry: TransactionEntry) -> _State:
 
 
 def _is_long(entry: TransactionEntry, duration_filter_ms: int, now_ms: int) -> bool:
-    """Return whether the id's transaction is older than the filter; a negative filter takes all."""
-    # An id that has had no transaction started at -1, so it is older than any filter, as in Kafka.
+    """Return True if the id's transaction is older than the filter. A negative filter matches all."""
+    # An id without a transaction has the start time -1, so it is older than any filter, as in Kafka.
     return duration_filter_ms < 0 or now_ms - entry.start_ms > duration_filter_ms

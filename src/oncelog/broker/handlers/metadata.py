@@ -1,10 +1,15 @@
-"""Metadata (key 3), versions 0-13: brokers, topics, who leads.
+"""Metadata (key 3), versions 0-13: the broker, the topics and the leaders of their partitions.
 
-Version 0: an empty list means all topics; from 1 on null means all and empty none. An unknown topic
-is created when the request (v4+) and auto.create.topics.enable allow it, with num.partitions, and
-answered at once as created; else 3. Illegal names 17, unknown topic ids (v10+) 100. Topic ids are
-stable for the life of a topic. A topic named twice is answered once. Large answers are
-kept encoded until a topic changes: ten thousand partitions take 20 ms to describe and to write.
+In version 0 an empty list means all topics; from version 1 on null means all and an empty list none. An
+unknown topic is created with num.partitions if the request (version 4 and later) and
+auto.create.topics.enable allow it, and is in the response at once. A topic that is named twice gets one
+result. Topic ids do not change in the life of a topic.
+
+UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (an invalid name), UNKNOWN_TOPIC_ID (version 10 and
+later).
+
+Large responses are kept encoded until a topic changes: ten thousand partitions take 20 ms to describe and
+to encode. Source: Kafka's KafkaApis.handleTopicMetadataRequest and AutoTopicCreationManager.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ _Topic = MetadataResponse.MetadataResponseTopic
 
 
 class _Encoded(Message):
-    """An answer that was written before, at the version it is asked for again."""
+    """A response that was encoded before, in the version of this request."""
 
     __slots__ = ("_body",)
     api = MetadataResponse.api
@@ -53,7 +58,7 @@ class _Encoded(Message):
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: MetadataRequest = request.message
     may_create = bool(message.topics) and message.allow_auto_topic_creation
-    # Topics are made to their end, though the client goes away.
+    # Finish the creation of topics even if the client has disconnected.
     answer: Answer = answer_in_steps(state.slots, _handle(state, request, now_ms), is_dropped=not may_create)
     return answer
 
@@ -61,19 +66,21 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     message: MetadataRequest = request.message
     version = request.header.api_version
-    asks_all = message.topics is None or (version == 0 and not message.topics)
-    asked = None if asks_all else tuple((topic.name, bytes(topic.topic_id)) for topic in message.topics or ())
+    wants_all = message.topics is None or (version == 0 and not message.topics)
+    requested = (
+        None if wants_all else tuple((topic.name, bytes(topic.topic_id)) for topic in message.topics or ())
+    )
     may_create = message.allow_auto_topic_creation and state.settings["auto.create.topics.enable"]
-    tells = message.include_topic_authorized_operations, message.include_cluster_authorized_operations
-    key = version, asked, may_create, tells, state.address(request)
+    includes = message.include_topic_authorized_operations, message.include_cluster_authorized_operations
+    key = version, requested, may_create, includes, state.address(request)
     is_for_all = request.access is FULL_ACCESS
-    known = state.topics.large_answers.get(key) if is_for_all else None
-    if known is not None:
-        return _Encoded(known)
-    missing = [] if asks_all else (message.topics or [])
+    encoded = state.topics.large_answers.get(key) if is_for_all else None
+    if encoded is not None:
+        return _Encoded(encoded)
+    missing = [] if wants_all else (message.topics or [])
     refused = (yield from _create_missing(state, request, missing, now_ms)) if may_create else {}
     revision = state.topics.revision
-    answer = yield from _answer(state, request, None if asks_all else message.topics, refused)
+    answer = yield from _response(state, request, None if wants_all else message.topics, refused)
     if message.include_topic_authorized_operations:
         for topic in answer.topics:
             if topic.error_code != TopicAuthorizationFailed.code:
@@ -92,23 +99,23 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     return answer
 
 
-def _answer(
+def _response(
     state: BrokerState,
     request: Request,
-    asked: list[MetadataRequest.MetadataRequestTopic] | None,
+    requested: list[MetadataRequest.MetadataRequestTopic] | None,
     refused: Mapping[str, BrokerError],
 ) -> Work[MetadataResponse]:
     topics, budget = [], StepBudget(state.limits.request_step_elements)
-    if asked is None:
+    if requested is None:
         for topic in list(state.topics.all()):
             if request.is_authorized(ResourceType.TOPIC, topic.name):
                 topics.append(_describe(state, topic))
             if budget.spend(1 + len(topic.partitions)):
                 yield None
     else:
-        once = {(topic.name, bytes(topic.topic_id)): topic for topic in asked}
-        for each in once.values():
-            topics.append(_look_up(state, request, each, refused))
+        unique = {(topic.name, bytes(topic.topic_id)): topic for topic in requested}
+        for named in unique.values():
+            topics.append(_look_up(state, request, named, refused))
             if budget.spend(1 + len(topics[-1].partitions)):
                 yield None
     address = state.address(request)
@@ -125,21 +132,21 @@ def _answer(
 
 
 def _create_missing(
-    state: BrokerState, request: Request, asked: list[MetadataRequest.MetadataRequestTopic], now_ms: int
+    state: BrokerState, request: Request, requested: list[MetadataRequest.MetadataRequestTopic], now_ms: int
 ) -> Work[dict[str, BrokerError]]:
-    """Create the topics that are not there, in one durable step; returns why some were not created.
+    """Create the topics that do not exist in one durable step; return the errors of those that failed.
 
-    What is above MAX_PARTITIONS_PER_REQUEST is left out; clients ask again for an unknown topic.
+    Topics above MAX_PARTITIONS_PER_REQUEST are left out: clients repeat the request for an unknown topic.
     """
     refused: dict[str, BrokerError] = {}
     count: int = state.settings["num.partitions"]
     missing: list[NewTopic] = []
-    for topic in {(topic.name, bytes(topic.topic_id)): topic for topic in asked}.values():
+    for topic in {(topic.name, bytes(topic.topic_id)): topic for topic in requested}.values():
         name = topic.name
         if name is None or bytes(topic.topic_id) != NO_ID or state.topics.get(name) is not None:
             continue
         if state.topics.is_changing(name):
-            continue  # unknown for the moment: the client asks again
+            continue  # unknown for the moment: the client repeats its request
         if (len(missing) + 1) * count > max(MAX_PARTITIONS_PER_REQUEST, count):
             break
         try:
@@ -156,49 +163,50 @@ def _create_missing(
         created = yield from state.topics.create_in_steps(missing, now_ms)
     except (StorageError, KafkaStorageError) as error:
         return refused | {new.name: KafkaStorageError(str(error)) for new in missing}
-    for new, made in zip(missing, created, strict=True):
-        if isinstance(made, Topic):
+    for new, result in zip(missing, created, strict=True):
+        if isinstance(result, Topic):
             state.quotas.charge(MUTATIONS, request.quota_principal, count, now_ms)
-        elif not isinstance(made, TopicAlreadyExists):  # another request makes it: the client asks again
-            refused[new.name] = made if isinstance(made, BrokerError) else KafkaStorageError(str(made))
+        elif not isinstance(result, TopicAlreadyExists):
+            # If another request creates the topic, the client repeats its own.
+            refused[new.name] = result if isinstance(result, BrokerError) else KafkaStorageError(str(result))
     return refused
 
 
 def _look_up(
     state: BrokerState,
     request: Request,
-    asked: MetadataRequest.MetadataRequestTopic,
+    requested: MetadataRequest.MetadataRequestTopic,
     refused: Mapping[str, BrokerError],
 ) -> _Topic:
     try:
-        # An id counts whatever the name: the Java client leaves the name empty then, not null.
-        if asked.name is None or bytes(asked.topic_id) != NO_ID:
-            topic = state.topics.by_id(asked.topic_id)
+        # An id takes precedence over the name: the Java client sends an empty name with it, not null.
+        if requested.name is None or bytes(requested.topic_id) != NO_ID:
+            topic = state.topics.by_id(requested.topic_id)
             if topic is None:
                 raise UnknownTopicId()
             if not request.is_authorized(ResourceType.TOPIC, topic.name):
                 return _Topic(error_code=TopicAuthorizationFailed.code, name=None, topic_id=topic.topic_id)
             return _describe(state, topic)
-        request.authorize(ResourceType.TOPIC, asked.name)
-        topic = state.topics.get(asked.name)
+        request.authorize(ResourceType.TOPIC, requested.name)
+        topic = state.topics.get(requested.name)
         if topic is None:
-            check_topic_name(asked.name)
-            raise refused.get(asked.name, UnknownTopicOrPartition())
+            check_topic_name(requested.name)
+            raise refused.get(requested.name, UnknownTopicOrPartition())
         return _describe(state, topic)
     except BrokerError as error:
-        return _Topic(error_code=error.code, name=asked.name, topic_id=asked.topic_id or NO_ID)
+        return _Topic(error_code=error.code, name=requested.name, topic_id=requested.topic_id or NO_ID)
 
 
 def _check_create(request: Request, topic: str) -> None:
-    may = request.access.may
-    if not may(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) and not may(
+    is_authorized = request.access.may
+    if not is_authorized(Operation.CREATE, ResourceType.CLUSTER, CLUSTER_NAME) and not is_authorized(
         Operation.CREATE, ResourceType.TOPIC, topic
     ):
         raise TopicAuthorizationFailed()
 
 
 def cluster_bits(request: Request) -> int:
-    """What the client may do to the cluster; 0 when it may not even ask."""
+    """Return the operations that the client may do on the cluster, as bits; 0 without DESCRIBE."""
     if not request.is_authorized(ResourceType.CLUSTER):
         return 0
     return allowed_bits(request.access, ResourceType.CLUSTER, CLUSTER_NAME)

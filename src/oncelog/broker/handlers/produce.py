@@ -1,13 +1,23 @@
-"""Produce (key 0): advertised 0-13, served 3-13.
+"""Produce (key 0): advertised as versions 0-13, served in 3-13.
 
-0 is advertised because librdkafka before 2.11.1 drops compression otherwise (KAFKA-18659). Version 13
-names topics by id; an unknown id is 100.
+Version 0 is advertised because librdkafka before 2.11.1 drops compression otherwise (KAFKA-18659). Version
+13 names topics by id. Checks, in this order:
 
-Checks in order: transactional batches without a transactional id 53 (whole request), topic 3, exactly one
-batch of magic 2 87, zstd before v7 76, acks 21, the broker's own topics 17, min.insync.replicas above one 19,
-transactional batches outside of a transaction (see `broker.coordinators.transaction_verification`); the log
-does the rest. acks=0: no response; an error ends the connection. With flush.messages=1 the answer waits for
-the disk, and before that a first batch of a transaction until it is on disk that its partition belongs to it.
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED  transactional batches without a transactional id; the whole
+                                           request
+    UNKNOWN_TOPIC_ID                       version 13: an unknown topic id
+    UNKNOWN_TOPIC_OR_PARTITION             an unknown topic or partition
+    INVALID_RECORD                         not exactly one batch of magic 2
+    UNSUPPORTED_COMPRESSION_TYPE           zstd before version 7
+    INVALID_REQUIRED_ACKS                  acks is not -1, 0 or 1
+    INVALID_TOPIC_EXCEPTION                an internal topic
+    NOT_ENOUGH_REPLICAS                    min.insync.replicas is above one
+    see transaction_verification           a transactional batch outside a transaction
+
+The log checks the rest. acks=0 gets no response; an error closes the connection. With flush.messages=1 the
+response waits for the disk. The first batch of a transaction waits, before it is stored, until the disk has
+the record that its partition belongs to the transaction. Source: KIP-98, KIP-890; Kafka's
+KafkaApis.handleProduceRequest.
 """
 
 from __future__ import annotations
@@ -49,7 +59,7 @@ from oncelog.wire.primitives import Buffer
 KEY = 0
 FIRST_ZSTD_VERSION, FIRST_ID_VERSION = 7, 13
 STEP_COST = 50_000
-"""Records, and bytes at the cost of records, that are opened before others have their turn.
+"""Records, and bytes at the cost of records, that one step may decompress or parse.
 
 A request of 10 KB may hold 60 batches that become 150,000 records each. None of them is refused for that:
 with acks=0, or without retries, its records would be lost.
@@ -58,11 +68,11 @@ See test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps.
 
 _SIZE = struct.Struct(">i")
 _LENGTH_POSITION, _MAGIC_POSITION, _ATTRIBUTES_POSITION = 8, 16, 22
-_SIZE_OVERHEAD, _LEAST_SIZE = 12, 61
+_SIZE_OVERHEAD, _MIN_BATCH_BYTES = 12, 61
 _TRANSACTIONAL_BIT, _CODEC_BITS = 0x10, 0x07
 
 _WITHOUT_LOG_START = (CorruptMessage, MessageTooLarge, RecordListTooLarge, KafkaStorageError)
-"""Refusals of the log that do not tell where it starts."""
+"""Errors of the log whose results do not have the log start offset."""
 
 _PartitionData = ProduceRequest.PartitionProduceData
 _PartitionResult = ProduceResponse.PartitionProduceResponse
@@ -74,7 +84,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         _name_topics(state, message)
     work = _Produce(state, request, message, now_ms)
     is_transactional = any(
-        _is_transactional(part.records) for topic in message.topic_data for part in topic.partition_data
+        _is_transactional(data.records) for topic in message.topic_data for data in topic.partition_data
     )
     lacks_id = is_transactional and message.transactional_id is None
     if message.transactional_id is not None:
@@ -90,29 +100,29 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
             later = admission.later(lambda: handle(state, request, now_ms), work.refuse)
             later.request_bytes = _keep_records(message)
             return later
-    return work.answer(lambda topic, part: work.partition(topic, part, lacks_id))
+    return work.answer(lambda topic, data: work.partition(topic, data, lacks_id))
 
 
 def _name_topics(state: BrokerState, message: ProduceRequest) -> None:
-    """Fill in the names of topics that the request names by id; those of unknown ids stay empty."""
+    """Fill in the names of topics that are named by id. Names of unknown ids stay empty."""
     for requested in message.topic_data:
         topic = state.topics.by_id(requested.topic_id)
         requested.name = "" if topic is None else topic.name
 
 
 def _keep_records(message: ProduceRequest) -> int:
-    """Copy the records, and return their size: the buffer that they are views of is used again before."""
+    """Copy the records and return their size. They are views of a buffer that the server reuses."""
     size_bytes = 0
     for topic in message.topic_data:
-        for part in topic.partition_data:
-            if part.records is not None:
-                part.records = bytearray(part.records)
-                size_bytes += len(part.records)
+        for data in topic.partition_data:
+            if data.records is not None:
+                data.records = bytearray(data.records)
+                size_bytes += len(data.records)
     return size_bytes
 
 
 class _Produce:
-    """One request under way: what was appended, what still waits for the disk."""
+    """One Produce request that is being carried out."""
 
     __slots__ = (
         "admission",
@@ -132,44 +142,44 @@ class _Produce:
         self.state, self.request, self.message, self.now_ms = state, request, message, now_ms
         self.waiting = self.opened_cost = 0
         self.is_continued = False
-        """True from the second step on: others may have changed what was so at the first."""
+        """True from the second step on: other requests may have changed what the first step checked."""
         self.admission: Admission | None = None
         self.first_error: BrokerError | None = None
         self.pending: PendingResponse | None = None
         self.response: ProduceResponse | None = None
 
-    def partition(self, topic: str, part: _PartitionData, lacks_id: bool) -> _PartitionResult:
-        result = _PartitionResult(index=part.index, base_offset=-1)
-        at = TopicPartition(topic, part.index)
+    def partition(self, topic: str, data: _PartitionData, lacks_id: bool) -> _PartitionResult:
+        result = _PartitionResult(index=data.index, base_offset=-1)
+        tp = TopicPartition(topic, data.index)
         try:
             if lacks_id:
                 raise TransactionalIdAuthorizationFailed("transactional batches need a transactional id")
-            self._append(at, part.records, result)
+            self._append(tp, data.records, result)
         except BrokerError as error:
-            self._refuse(at, part.records, result, error)
+            self._refuse(tp, data.records, result, error)
         return result
 
-    def _append(self, at: TopicPartition, records: Buffer | None, result: _PartitionResult) -> None:
-        if not at.topic and self.request.header.api_version >= FIRST_ID_VERSION:
+    def _append(self, tp: TopicPartition, records: Buffer | None, result: _PartitionResult) -> None:
+        if not tp.topic and self.request.header.api_version >= FIRST_ID_VERSION:
             raise UnknownTopicId()
-        self.request.authorize(ResourceType.TOPIC, at.topic)
-        topic, partition = self.state.topics.partition(at)
+        self.request.authorize(ResourceType.TOPIC, tp.topic)
+        topic, partition = self.state.topics.partition(tp)
         batch = only_batch(records, self.request.header.api_version)
         if self.message.acks not in (-1, 0, 1):
             raise InvalidRequiredAcks(f"acks={self.message.acks}")
         if topic.is_internal:
-            raise InvalidTopicException(f"{at.topic} is the broker's own; clients may not write to it")
+            raise InvalidTopicException(f"{tp.topic} is the broker's own; clients may not write to it")
         if self.message.acks == -1 and topic.min_insync_replicas > 1:
             raise NotEnoughReplicas(
-                f"min.insync.replicas of {at.topic} is {topic.min_insync_replicas}; a single node can give 1"
+                f"min.insync.replicas of {tp.topic} is {topic.min_insync_replicas}; a single broker has 1"
             )
         begins_epoch = False
         if self.admission is not None and _is_transactional(batch):
-            self.admission.check(at, is_continued=self.is_continued)
-            if self.is_continued and self.admission.was_open(at):
+            self.admission.check(tp, is_continued=self.is_continued)
+            if self.is_continued and self.admission.was_open(tp):
                 check_still_open(partition, batch)
-            begins_epoch = self.admission.begins_epoch(at)
-        result.log_start_offset = partition.log_start_offset  # told with a refusal as well
+            begins_epoch = self.admission.begins_epoch(tp)
+        result.log_start_offset = partition.log_start_offset  # also in the result of a refused batch
         opened_before = partition.opened_cost
         try:
             appended = partition.append(
@@ -189,14 +199,14 @@ class _Produce:
             self.state.note_stored(partition, len(batch))
         if self.state.on_append is not None:
             verdict: Verdict = "duplicate" if appended.is_duplicate else "stored"
-            self._tell(partition.topic_partition, batch, verdict, appended.base_offset, None)
+            self._report(partition.topic_partition, batch, verdict, appended.base_offset, None)
 
     def _wait_for_disk(
         self, partition: Partition, flush_messages: int, appended: Appended, result: _PartitionResult
     ) -> None:
         if partition.unflushed_record_count < flush_messages:
             return
-        # A retry of a batch that is not on disk yet waits as the batch itself does.
+        # A duplicate of a batch that is not on disk yet waits like the batch itself.
         if appended.last_offset < partition.recovery_point:
             return
         self.waiting += 1
@@ -205,18 +215,18 @@ class _Produce:
             if error is not None:
                 result.error_code, result.base_offset = KafkaStorageError.code, -1
                 result.error_message = f"the batch could not be flushed: {error}"
-            self._waited()
+            self._on_waiter_done()
 
         self.state.flush_queue.add(partition, FlushWaiter(appended.last_offset, on_flushed))
 
-    def _waited(self) -> None:
+    def _on_waiter_done(self) -> None:
         self.waiting -= 1
         if not self.waiting and self.pending is not None:
             self.pending.resolve(self.response)
 
     def _refuse(
         self,
-        at: TopicPartition,
+        tp: TopicPartition,
         records: Buffer | None,
         result: _PartitionResult,
         error: BrokerError,
@@ -224,11 +234,11 @@ class _Produce:
         put_refusal(self.state, result, error)
         self.first_error = self.first_error or error
         if self.state.on_append is not None:
-            self._tell(at, records, "refused", None, error)
+            self._report(tp, records, "refused", None, error)
 
-    def _tell(
+    def _report(
         self,
-        at: TopicPartition,
+        tp: TopicPartition,
         records: Buffer | None,
         verdict: Verdict,
         base_offset: int | None,
@@ -238,14 +248,14 @@ class _Produce:
         try:
             header = read_header(records) if records else None
         except Exception:
-            header = None  # a refused batch may be anything; its event then has no producer fields
+            header = None  # a refused batch may be invalid; its event then has no producer fields
         self.state.on_append(
             AppendEvent(
                 time_ms=self.now_ms,
                 connection_id=self.request.connection_id,
                 client_id=self.request.header.client_id,
-                topic=at.topic,
-                partition=at.partition,
+                topic=tp.topic,
+                partition=tp.partition,
                 verdict=verdict,
                 producer_id=header.producer_id if header else None,
                 producer_epoch=header.producer_epoch if header else None,
@@ -259,17 +269,17 @@ class _Produce:
         )
 
     def refuse(self, error: BrokerError) -> Answer:
-        """Nothing of the request is stored."""
+        """Refuse every batch of the request."""
 
-        def refused(topic: str, part: _PartitionData) -> _PartitionResult:
-            result = _PartitionResult(index=part.index, base_offset=-1)
-            self._refuse(TopicPartition(topic, part.index), part.records, result, error)
+        def refused(topic: str, data: _PartitionData) -> _PartitionResult:
+            result = _PartitionResult(index=data.index, base_offset=-1)
+            self._refuse(TopicPartition(topic, data.index), data.records, result, error)
             return result
 
         return self.answer(refused)
 
     def answer(self, result_of: Callable[[str, _PartitionData], _PartitionResult]) -> Answer:
-        """What each partition has to say, once it may be said."""
+        """Return the response, made of the result of each partition, when all of them are ready."""
         answer: Answer = answer_in_steps(
             self.state.slots, self._answer_all(result_of), keep_request=self._keep_request
         )
@@ -277,7 +287,7 @@ class _Produce:
 
     def _keep_request(self, pending: PendingResponse) -> None:
         pending.request_bytes = _keep_records(self.message)
-        # A producer with acks=0 may close as soon as the system has taken its last request.
+        # A producer with acks=0 may close as soon as the operating system has accepted its last request.
         pending.outlives_client = self.message.acks == 0
 
     def _answer_all(
@@ -286,16 +296,16 @@ class _Produce:
         response = ProduceResponse(responses=[])
         for topic in self.message.topic_data:
             results: list[_PartitionResult] = []
-            for part in topic.partition_data:
+            for data in topic.partition_data:
                 if self.opened_cost >= STEP_COST:
                     self.opened_cost = 0
                     yield None
                     self.is_continued = True
                     if self.request.header.api_version >= FIRST_ID_VERSION:
-                        # A topic may have gone, and its name be that of another one.
+                        # A topic may have been deleted since, and its name may be that of another topic.
                         _name_topics(self.state, self.message)
-                results.append(result_of(topic.name, part))
-                part.records = None
+                results.append(result_of(topic.name, data))
+                data.records = None
             if results:
                 response.responses.append(
                     ProduceResponse.TopicProduceResponse(
@@ -324,14 +334,14 @@ def count_append(state: BrokerState, appended: Appended) -> None:
 
 
 def put_append(result: _PartitionResult, appended: Appended) -> None:
-    """Where the batch stands."""
+    """Set the result of a batch that is stored."""
     result.base_offset, result.log_start_offset = appended.base_offset, appended.log_start_offset
     if appended.log_append_time_ms is not None:
         result.log_append_time_ms = appended.log_append_time_ms
 
 
 def put_refusal(state: BrokerState, result: _PartitionResult, error: BrokerError) -> None:
-    """An append was refused: the answer's fields, and the metrics."""
+    """Set the result of a refused batch, and count it in the metrics."""
     result.error_code, result.error_message = error.code, error.message
     if isinstance(error, _WITHOUT_LOG_START):
         result.log_start_offset = -1
@@ -348,9 +358,9 @@ def put_refusal(state: BrokerState, result: _PartitionResult, error: BrokerError
 
 
 def only_batch(records: Buffer | None, version: int) -> memoryview:
-    """The one batch a partition's records must be, without trailing garbage.
+    """Return the only batch of a partition's records, without trailing garbage.
 
-    Raises InvalidRecord (none, several, old format), CorruptMessage, UnsupportedCompressionType.
+    Raises InvalidRecord (no batch, several, an old format), CorruptMessage, UnsupportedCompressionType.
     """
     if not records or len(records) < _SIZE_OVERHEAD:
         raise InvalidRecord("a Produce request needs one record batch for every partition it names")
@@ -362,8 +372,8 @@ def only_batch(records: Buffer | None, version: int) -> memoryview:
         raise CorruptMessage(f"magic {records[_MAGIC_POSITION]} is that of no record format")
     if records[_MAGIC_POSITION] != 2:
         raise InvalidRecord(f"record format {records[_MAGIC_POSITION]} is not served; use magic 2")
-    if size_bytes < _LEAST_SIZE:
-        raise CorruptMessage(f"a record batch has at least {_LEAST_SIZE} bytes, this one {size_bytes}")
+    if size_bytes < _MIN_BATCH_BYTES:
+        raise CorruptMessage(f"a record batch has at least {_MIN_BATCH_BYTES} bytes, this one {size_bytes}")
     rest = len(records) - size_bytes
     if rest >= _SIZE_OVERHEAD and _size_at(records, size_bytes) <= rest:
         raise InvalidRecord("a Produce request must hold exactly one record batch for each partition")
@@ -375,7 +385,7 @@ def only_batch(records: Buffer | None, version: int) -> memoryview:
 def _size_at(records: Buffer, position: int) -> int:
     size_bytes = int(_SIZE.unpack_from(records, position + _LENGTH_POSITION)[0]) + _SIZE_OVERHEAD
     if size_bytes < _SIZE_OVERHEAD + 14:
-        raise CorruptMessage(f"a batch length of {size_bytes - _SIZE_OVERHEAD} is below the least possible")
+        raise CorruptMessage(f"a batch length of {size_bytes - _SIZE_OVERHEAD} is below the minimum")
     return size_bytes
 
 

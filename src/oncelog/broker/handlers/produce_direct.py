@@ -1,17 +1,19 @@
-"""The Produce request that clients send all day, answered from its bytes, without building messages.
+"""The fast path of Produce: plain requests are carried out from their bytes, without building messages.
 
-It judges nothing: a request that is not plain (an old version, acks=0, an unknown topic, a topic that waits
-for the disk or for replicas, bytes that do not add up, an observer) is left untouched to `apis.produce`, so
-that there is one answer to everything. Plain ones go batch by batch to the log, transactional batches among
-them where their producer's transaction is open already: what begins one asks the coordinator there.
+This module refuses nothing. A request that is not plain is left untouched for `broker.handlers.produce`, so
+that each answer has one source. Not plain are: an old version, acks=0, an unknown topic, a topic that waits
+for the disk or for replicas, malformed bytes, and any request while `on_append` is set. The batches of a
+plain request go to the log one by one. A transactional batch is plain if its producer's transaction is
+already open in the partition: the first batch of a transaction has to ask the coordinator.
 
     request   i16 key | i16 version | i32 correlation id | client id | tags | transactional id | i16 acks
               | i32 timeout | topics: name, partitions: (i32 index, records, tags), tags | tags
     response  i32 size | i32 correlation id | tags | topics: name, partitions: (i32 index, i16 error,
               i64 base offset, i64 append time, i64 log start offset, errors, message, tags), tags
               | i32 throttle time | tags
-Version 13 has the 16 bytes of a topic's id in place of its name.
-Lengths and counts are unsigned varints of the number and one; a tag block without fields is a zero.
+
+Version 13 has the 16 bytes of a topic's id in place of its name. Lengths and counts are unsigned varints of
+the number plus one. A tag block without fields is a zero byte. Source: KIP-482, KIP-516.
 """
 
 from __future__ import annotations
@@ -49,13 +51,13 @@ _Result = ProduceResponse.PartitionProduceResponse
 
 
 _Batch = tuple[memoryview, Partition, memoryview, BatchHeader]
-"""(where topic name and partition count stand, partition, its batch, the batch's header)"""
+"""(bytes of topic name and partition count, partition, its batch, the batch's header)"""
 
 
 def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | None = None) -> bytes | None:
-    """The response frame; None when `apis.produce` must see the request: nothing was done then.
+    """Carry out a plain request and return its response frame; None if it is not plain, with nothing done.
 
-    `access`: what the client may do; None where there is no authorizer.
+    `access`: the client's permissions; None without an authorizer.
     """
     if state.on_append is not None:
         return None
@@ -66,7 +68,7 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
         position = 10 + name_bytes if name_bytes > 0 else 10
         batches = _plain_batches(state, frame, position, access, version >= FIRST_ID_VERSION)
     except (struct.error, IndexError, UnicodeDecodeError, PeerError, BrokerError):
-        return None  # malformed, or refused for its header: said in full there
+        return None  # malformed, or its header is refused: `produce` answers in full
     if batches is None:
         return None
     results: list[Appended | BrokerError] = []
@@ -80,7 +82,7 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
         else:
             count_append(state, done)
             if not done.is_duplicate:
-                # Nothing on a plain topic waits for a sync before readers see it.
+                # Records of a plain topic are visible to readers without a flush.
                 state.note_append(partition.topic_partition, len(records))
             results.append(done)
     if is_refused:
@@ -88,15 +90,15 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
     return _encode(correlation_id, batches, results)  # type: ignore[arg-type]
 
 
-def told_to_wait(response: bytes, throttle_time_ms: int) -> bytes:
-    """A response of `answer` with its throttle time, which stands before the last tags."""
+def with_throttle_time(response: bytes, throttle_time_ms: int) -> bytes:
+    """Return a response of `answer` with a throttle time, which is before the last tags."""
     return b"".join((response[:-5], _THROTTLE_AND_TAGS.pack(throttle_time_ms)))
 
 
 def _plain_batches(
     state: BrokerState, frame: memoryview, position: int, access: Access | None, has_ids: bool
 ) -> list[_Batch] | None:
-    """What the request's body, which begins after the client id, has to append; None if it is not plain."""
+    """Return the batches of the request; None if it is not plain. The body begins after the client id."""
     id_length = frame[position + 1]
     if frame[position] or id_length == 1 or id_length > 127:
         return None
@@ -153,15 +155,15 @@ def _plain_batches(
 
 
 def _is_admitted(partition: Partition, header: BatchHeader, is_transactional: bool) -> bool:
-    """Whether the log alone decides: no transaction, or one that is open there."""
+    """Return True if the log alone decides: no transaction, or one that is open in the partition."""
     if not header.attributes & _TRANSACTIONAL_BIT:
         return not is_transactional
-    who = header.producer_id, header.producer_epoch
-    return is_transactional and None not in who and partition.has_open_transaction(*who)  # type: ignore[arg-type]
+    producer = header.producer_id, header.producer_epoch
+    return is_transactional and None not in producer and partition.has_open_transaction(*producer)  # type: ignore[arg-type]
 
 
 def _encode(correlation_id: int, batches: list[_Batch], results: list[Appended]) -> bytes:
-    """The answer when everything was appended, topic by topic as asked."""
+    """Return the response frame if everything was appended, in the order of the request."""
     parts: list[bytes | memoryview] = []
     topic, topic_count, size = None, 1, _RESPONSE_HEAD.size + 1
     for (name, partition, _, _), (base_offset, _, time_ms, start_offset, _) in zip(
@@ -183,22 +185,22 @@ def _encode(correlation_id: int, batches: list[_Batch], results: list[Appended])
 def _response(
     state: BrokerState, batches: list[_Batch], results: list[Appended | BrokerError]
 ) -> ProduceResponse:
-    """The same as a message, when something was refused."""
+    """Return the response as a message, if something was refused."""
     topics: list[ProduceResponse.TopicProduceResponse] = []
     topic = None
     for (name, partition, _, _), appended in zip(batches, results, strict=True):
-        at = partition.topic_partition
-        result = _Result(index=at.partition, base_offset=-1, log_start_offset=partition.log_start_offset)
+        tp = partition.topic_partition
+        result = _Result(index=tp.partition, base_offset=-1, log_start_offset=partition.log_start_offset)
         if isinstance(appended, BrokerError):
             put_refusal(state, result, appended)
         else:
             put_append(result, appended)
         if name is not topic:
             topic = name
-            known = state.topics.get(at.topic)
+            existing = state.topics.get(tp.topic)
             topics.append(
                 ProduceResponse.TopicProduceResponse(
-                    name=at.topic, topic_id=known.topic_id if known else NO_ID, partition_responses=[]
+                    name=tp.topic, topic_id=existing.topic_id if existing else NO_ID, partition_responses=[]
                 )
             )
         topics[-1].partition_responses.append(result)
