@@ -13,7 +13,7 @@ import pytest
 from helpers_broker import RawClient
 
 from oncelog import Broker
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Fate, Proxy, Rule
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog"
@@ -79,7 +79,7 @@ def load_past_a_lost_acknowledgement(command: Command, cwd: Path | None = None) 
 
 def load_past_a_kill(command: Command, tmp_path: Path, cwd: Path | None = None) -> None:
     """The broker is killed with SIGKILL and started again while records come."""
-    with ServedBroker(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         with RawClient(broker.bootstrap_servers) as client:
             client.create_topic("killed")
         arguments = command(broker.bootstrap_servers, "load", "killed", str(COUNT))

@@ -18,7 +18,7 @@ from helpers_interop import make_topic
 from helpers_producer import read
 
 from oncelog import Admin, Broker, Producer, TopicPartition
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Fate, Proxy, Rule, WireEvent
 
 PARTITIONS = 2
@@ -55,7 +55,7 @@ def check_copied(servers: str, count: int) -> None:
 
 def pipe_past_killed_brokers(command: Command, tmp_path: Path, count: int) -> None:
     """The broker is killed with SIGKILL after some of the transactions, while the program goes on."""
-    with ServedBroker(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         fill(broker.bootstrap_servers, count)
         arguments = pipe(command, broker.bootstrap_servers, count)
         lines: list[str] = []
@@ -112,7 +112,7 @@ def broker_killed_at_every_step(
     command: Command, steps: Sequence[str], data_dir: Path, version: int, count: int
 ) -> None:
     """SIGKILL for the broker before and after it handles each step; the program goes on."""
-    with ServedBroker(data_dir, settings={"oncelog.transaction.version": version}) as broker:
+    with BrokerProcess(data_dir, settings={"oncelog.transaction.version": version}) as broker:
         fill(broker.bootstrap_servers, count)
 
         def kill(event: WireEvent) -> None:

@@ -16,7 +16,7 @@ from helpers_wait import attempts, pause
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.errors import OncelogError, TimedOut
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Proxy, WireEvent
 from oncelog.testing.proxy.rules import Action, Rule
 
@@ -56,7 +56,7 @@ class Child:
             self.start()
 
 
-class FragileBroker(ServedBroker):
+class FragileBroker(BrokerProcess):
     """`oncelog serve` that dies by itself where `plan` says: see helpers_kill_children.broker."""
 
     @property

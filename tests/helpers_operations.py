@@ -22,7 +22,7 @@ from helpers_wait import pause
 from oncelog import Consumer, Producer, Record, TopicPartition
 from oncelog.audit.partition import PartitionAudit
 from oncelog.spark.audit.topic_batches import stored_batch
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.types import Isolation
 
 PATIENCE_S = 240.0
@@ -178,7 +178,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def frozen(broker: ServedBroker) -> Iterator[None]:
+def frozen(broker: BrokerProcess) -> Iterator[None]:
     """As `systemctl freeze`, `docker pause` and `kill -STOP` do it."""
     os.kill(broker.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, broker.pid, os.WSTOPPED | os.WNOWAIT)
@@ -188,7 +188,7 @@ def frozen(broker: ServedBroker) -> Iterator[None]:
         os.kill(broker.pid, signal.SIGCONT)
 
 
-class LimitedBroker(ServedBroker):
+class LimitedBroker(BrokerProcess):
     """`oncelog serve` that may have so many files open."""
 
     def __init__(self, data_dir: Path, open_files: int, settings: dict[str, object]) -> None:

@@ -24,7 +24,7 @@ from oncelog.rules.transactions.entry import TransactionState
 from oncelog.runtime.clock import Clock
 from oncelog.server.disk import RealDisk
 from oncelog.server.embedded import recover_node
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import ConsumerGroupMetadata, Origin
 from oncelog.wire.batch import build_batch
@@ -86,7 +86,7 @@ def test_one_round_compacts_what_was_just_closed() -> None:
 @pytest.mark.parametrize("is_transactional", [False, True])
 def test_the_broker_is_killed_while_it_compacts(tmp_path: Path, is_transactional: bool) -> None:
     """Nothing acknowledged as the newest of its key is lost, nothing aborted comes back."""
-    with ServedBroker(tmp_path / "data", settings=QUICK) as broker:
+    with BrokerProcess(tmp_path / "data", settings=QUICK) as broker:
         servers = broker.bootstrap_servers
         topic = small(servers)
         acknowledged: dict[bytes, bytes] = {}

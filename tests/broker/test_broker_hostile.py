@@ -21,7 +21,7 @@ from oncelog.config import BROKER
 from oncelog.errors import ConfigError
 from oncelog.server import listener, server
 from oncelog.server.embedded import Broker
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import ApiVersionsRequest, MetadataRequest
 
@@ -163,7 +163,7 @@ def test_more_connections_from_an_address_than_it_may_have_are_refused() -> None
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_many_connections_at_once(tmp_path: Path, count: int) -> None:
     settings = {"max.connections": count + 10}
-    with ServedBroker(tmp_path / "data", settings=settings) as broker, contextlib.ExitStack() as stack:
+    with BrokerProcess(tmp_path / "data", settings=settings) as broker, contextlib.ExitStack() as stack:
         quick = stack.enter_context(RawClient(broker.bootstrap_servers))
         quick.create_topic("t")
         before_kb = _rss_kb(broker.pid)
@@ -186,7 +186,7 @@ def _rss_kb(pid: int) -> int:
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux only")
 def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
     """First down to those kept for the log, then to the last one."""
-    with ServedBroker(tmp_path / "data") as broker, RawClient(broker.bootstrap_servers) as client:
+    with BrokerProcess(tmp_path / "data") as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         assert client.produce("t", batch(b"before")).error_code == 0
         limits = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)

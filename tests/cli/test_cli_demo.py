@@ -34,7 +34,7 @@ from oncelog_demo.timeline import Happened, Mark, count_faults, first_lost_ackno
 from oncelog_devtools.svg_charts import bar_chart, mix, nice_ticks
 from playwright.sync_api import Browser
 
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Action, BatchSummary, Direction, Fate, Outcome, Rule, WireEvent
 from oncelog.testing.proxy.txn_messages import TxnRequest
 
@@ -277,7 +277,7 @@ HARSH = [
 ]
 
 
-def times_stored(broker: ServedBroker, load: Load) -> Counter[str]:
+def times_stored(broker: BrokerProcess, load: Load) -> Counter[str]:
     from oncelog import Consumer, TopicPartition
 
     counts: Counter[str] = Counter()
@@ -295,14 +295,14 @@ def test_three_semantics_under_the_same_faults_and_a_kill(tmp_path: Path) -> Non
     flights = load_flights(ROWS)
     keys = set(flights.keys.to_pylist())
 
-    def lost_and_doubled(broker: ServedBroker, semantics: Semantics) -> tuple[int, int]:
+    def lost_and_doubled(broker: BrokerProcess, semantics: Semantics) -> tuple[int, int]:
         load = run_load(semantics, flights, broker, seed=5, rules=HARSH, on_progress=lambda _: None)
         assert load.sent == ROWS and load.acknowledged + load.failed == ROWS
         stored = times_stored(broker, load)
         assert set(stored) <= keys
         return len(keys - set(stored)), stored.total() - len(stored)
 
-    with ServedBroker(tmp_path / "broker") as broker:
+    with BrokerProcess(tmp_path / "broker") as broker:
         create_topics(broker.bootstrap_servers)
         assert lost_and_doubled(broker, EXACTLY_ONCE) == (0, 0)
         lost, doubled = lost_and_doubled(broker, AT_LEAST_ONCE)

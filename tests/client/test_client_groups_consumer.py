@@ -22,7 +22,7 @@ from helpers_producer import new_topic
 from oncelog import Admin, Broker, Consumer
 from oncelog.client.admin.types import NewTopic
 from oncelog.errors import ConfigError, GroupIdNotFound
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 QUICK = {"group.consumer.heartbeat.interval.ms": 100, "group.consumer.session.timeout.ms": 2_000}
 
@@ -127,7 +127,7 @@ def test_topics_by_pattern_and_one_made_again(ours: str, group: str) -> None:
 
 
 def test_the_broker_is_killed(tmp_path: Path, group: str) -> None:
-    with ServedBroker(tmp_path / "data", settings=QUICK) as broker:
+    with BrokerProcess(tmp_path / "data", settings=QUICK) as broker:
         servers = broker.bootstrap_servers
         topic = new_topic(servers, 2)
         reader = Reader(member(servers, group, enable_auto_commit=False), topic)

@@ -20,7 +20,7 @@ from helpers_wait import JumpingClock, until
 from oncelog import Broker, Consumer, TopicPartition
 from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.errors import FencedInstanceId, MisuseError, UnreleasedInstanceId
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 QUICK = {
     "offsets.topic.num.partitions": 4,
@@ -232,7 +232,7 @@ def test_polls_return_and_hand_out_while_the_coordinator_hangs(
     # A session outlives the stop: a broker that goes on may look at its clock before its sockets.
     settings = QUICK | {"group.consumer.session.timeout.ms": LONG_SESSION_MS}
     session = {"session_timeout_ms": LONG_SESSION_MS} if protocol == "classic" else {}
-    with ServedBroker(tmp_path / "data", settings=settings) as broker:
+    with BrokerProcess(tmp_path / "data", settings=settings) as broker:
         topic = new_topic(broker.bootstrap_servers)
         fill(broker.bootstrap_servers, topic, 0, 6, 1)
         consumer = member(

@@ -17,7 +17,7 @@ import pytest
 from helpers_wait import until
 
 from oncelog import Admin, Consumer, Producer, TopicPartition, aio
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 ROUNDS = 10
 T0 = TopicPartition("opened", 0)
@@ -26,7 +26,7 @@ T0 = TopicPartition("opened", 0)
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A broker in a process of its own, so that what it does in this one is not counted."""
-    with ServedBroker(tmp_path_factory.mktemp("opened")) as broker:
+    with BrokerProcess(tmp_path_factory.mktemp("opened")) as broker:
         with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
             producer.send("opened", b"x").result(60)
         yield broker.bootstrap_servers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oncelog_devtools.apache_kafka import ApacheKafka
 
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.process import free_ports
 
 SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
@@ -45,7 +45,7 @@ SASL = "SASL_PLAINTEXT"
 SASL_MODULE = "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config"
 
 
-class SecuredBroker(ServedBroker):
+class SecuredBroker(BrokerProcess):
     """Our broker with a second listener, on which clients log in."""
 
     sasl_port = 0
@@ -70,7 +70,7 @@ class SecuredBroker(ServedBroker):
 class OncelogBed:
     """Our broker as a process of its own."""
 
-    def __init__(self, broker: ServedBroker) -> None:
+    def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
-from oncelog.explain.diagram import Arrow, Lane, Note, Tone, hidden_apis, plan
+from oncelog.explain.diagram import Arrow, Column, Note, Tone, hidden_apis, plan
 from oncelog.explain.svg import draw_svg
 from oncelog.explain.text import draw_text
 from oncelog.testing.proxy import BatchSummary, Direction, Fate, Outcome, WireEvent
@@ -41,9 +41,9 @@ def test_a_retry_and_a_recognised_batch_are_named() -> None:
     sent, lost, note, again, known = plan(LOST_ACK)
     assert isinstance(sent, Arrow) and isinstance(lost, Arrow)
     assert isinstance(again, Arrow) and isinstance(known, Arrow)
-    assert (sent.start, sent.end, sent.tone) == (Lane.PRODUCER, Lane.BROKER, Tone.PLAIN)
+    assert (sent.start, sent.end, sent.tone) == (Column.PRODUCER, Column.BROKER, Tone.PLAIN)
     assert sent.text == "Produce  pid 7 epoch 0  seq 0–2"
-    assert (lost.end, lost.tone) == (Lane.NETWORK, Tone.LOST)
+    assert (lost.end, lost.tone) == (Column.NETWORK, Tone.LOST)
     assert lost.remark == "stored at 0–2; answer lost, connection cut"
     assert note == Note("the producer connects again")
     assert (again.tone, again.text[-7:]) == (Tone.REPEAT, "(again)")
@@ -70,8 +70,8 @@ def test_a_refusal_and_an_answer_that_waits() -> None:
 def test_an_answer_that_waited_can_be_lost_where_it_is() -> None:
     steps = plan([request(1, 0), answer(1, 0, Fate.QUEUED), answer(1, 0, Fate.LOST)])
     waiting, lost = (step for step in steps[1:] if isinstance(step, Arrow))
-    assert (waiting.tone, waiting.start) == (Tone.HELD, Lane.BROKER)
-    assert (lost.start, lost.end, lost.tone) == (Lane.NETWORK, Lane.NETWORK, Tone.LOST)
+    assert (waiting.tone, waiting.start) == (Tone.HELD, Column.BROKER)
+    assert (lost.start, lost.end, lost.tone) == (Column.NETWORK, Column.NETWORK, Tone.LOST)
     assert draw_text([lost]).count("✗") == 1
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from oncelog.explain.stories import Scene, Stage
+from oncelog.explain.stories import StoryEnvironment, StoryRun
 from oncelog.explain.stories.flows import numbers
-from oncelog.explain.stories.scene import PATIENCE_SECONDS
+from oncelog.explain.stories.story_run import PATIENCE_SECONDS
 from oncelog.testing.proxy import Direction, Fate, Rule, WireEvent
 
 BATCHES = 40
@@ -28,20 +28,20 @@ def faults() -> list[Rule]:
     ]
 
 
-def play(seed: int) -> Scene:
+def play(seed: int) -> StoryRun:
     """One batch before the faults: a broker accepts any first sequence of a producer it does not know."""
     with (
-        Stage() as stage,
-        stage.scene("every kind of fault", seed=seed) as scene,
-        scene.producer() as producer,
+        StoryEnvironment() as environment,
+        environment.run("every kind of fault", seed=seed) as run,
+        run.producer() as producer,
     ):
-        scene.send(producer, numbers(1))
+        run.send(producer, numbers(1))
         producer.flush(PATIENCE_SECONDS)
         for rule in faults():
-            scene.proxy.add(rule)
-        scene.send(producer, [number for number in numbers(BATCHES) if number not in numbers(1)])
+            run.proxy.add(rule)
+        run.send(producer, [number for number in numbers(BATCHES) if number not in numbers(1)])
         producer.flush(PATIENCE_SECONDS)
-    return scene
+    return run
 
 
 def sent_by_client(event: WireEvent) -> list[Key]:
@@ -82,17 +82,17 @@ def test_every_record_once_and_in_order_under_any_pattern(seed: int) -> None:
 def test_the_first_batch_of_a_new_producer_is_lost_on_its_way_and_comes_later() -> None:
     lost = Rule(action="fail", api="Produce", nth=1, error="NOT_ENOUGH_REPLICAS")
     with (
-        Stage() as stage,
-        stage.scene("the first batch fails", [lost]) as scene,
-        scene.producer() as producer,
+        StoryEnvironment() as environment,
+        environment.run("the first batch fails", [lost]) as run,
+        run.producer() as producer,
     ):
-        scene.send(producer, numbers(BATCHES))
+        run.send(producer, numbers(BATCHES))
         producer.flush(PATIENCE_SECONDS)
-    assert scene.log == list(numbers(BATCHES))
+    assert run.log == list(numbers(BATCHES))
 
 
-def check(scene: Scene) -> None:
-    assert scene.log == list(numbers(BATCHES))
-    assert scene.counts.acknowledged == scene.counts.sent
-    assert sum(event.fate is not Fate.PASSED for event in scene.events) > 5
-    check_the_wire(scene.events)
+def check(run: StoryRun) -> None:
+    assert run.log == list(numbers(BATCHES))
+    assert run.counts.acknowledged == run.counts.sent
+    assert sum(event.fate is not Fate.PASSED for event in run.events) > 5
+    check_the_wire(run.events)

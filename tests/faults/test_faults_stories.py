@@ -8,13 +8,13 @@ import pytest
 from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog.errors import MisuseError
-from oncelog.explain.stories import STORIES, Scene, play
+from oncelog.explain.stories import STORIES, StoryRun, play
 from oncelog.testing.proxy import Direction, Fate
 
 
-def as_told(scenes: list[Scene]) -> list[str]:
+def as_told(runs: list[StoryRun]) -> list[str]:
     """What did not end as told."""
-    return [check.text for scene in scenes for check in scene.checks if not check.is_true]
+    return [check.text for run in runs for check in run.checks if not check.is_true]
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def as_told(scenes: list[Scene]) -> list[str]:
     ],
 )
 def test_the_story_ends_as_told(name: str) -> None:
-    scenes = play(name)
-    assert as_told(scenes) == []
-    for scene in scenes:
-        assert scene.checks
-        assert scene.counts.sent > 0
-        assert any(event.batches for event in scene.events)
+    runs = play(name)
+    assert as_told(runs) == []
+    for run in runs:
+        assert run.checks
+        assert run.counts.sent > 0
+        assert any(event.batches for event in run.events)
 
 
 def test_every_story_is_listed_and_told() -> None:
@@ -61,14 +61,14 @@ def test_the_counts_of_the_lost_acknowledgement() -> None:
     assert (off.counts.stored, off.counts.lost, off.counts.doubled) == (6, 0, 3)
     assert on.log == [1, 2, 3]
     assert off.log == [1, 2, 3, 1, 2, 3]
-    for scene in (on, off):
-        fates = [event.fate for event in scene.events if event.outcomes]
+    for run in (on, off):
+        fates = [event.fate for event in run.events if event.outcomes]
         assert fates == [Fate.CUT, Fate.PASSED]
 
 
 @pytest.mark.behaviour("I25")
 def test_the_counts_of_the_three_semantics() -> None:
-    most, least, exactly = (scene.counts for scene in play("delivery"))
+    most, least, exactly = (run.counts for run in play("delivery"))
     assert (most.lost > 0, most.doubled) == (True, 0)
     assert (least.lost, least.doubled > 0) == (0, True)
     assert (exactly.lost, exactly.doubled, exactly.stored) == (0, 0, exactly.sent)
@@ -76,9 +76,9 @@ def test_the_counts_of_the_three_semantics() -> None:
 
 @pytest.mark.behaviour("I14")
 def test_the_late_batch_was_of_the_older_epoch() -> None:
-    (scene,) = play("stale-epoch")
-    late = [e for e in scene.events if e.fate is Fate.RELEASED and e.direction is Direction.REQUEST]
-    epochs = [batch.producer_epoch for event in scene.events for batch in event.batches]
+    (run,) = play("stale-epoch")
+    late = [e for e in run.events if e.fate is Fate.RELEASED and e.direction is Direction.REQUEST]
+    epochs = [batch.producer_epoch for event in run.events for batch in event.batches]
     assert [batch.producer_epoch for event in late for batch in event.batches] == [0]
     assert max(epoch for epoch in epochs if epoch is not None) == 1
 
@@ -91,8 +91,8 @@ def test_a_story_that_does_not_exist() -> None:
 @pytest.mark.behaviour("I1", "I7", "I9", "I13", "I15")
 @pytest.mark.parametrize("name", [name for name in STORIES if name not in ("restart", "delivery")])
 def test_apache_kafka_plays_the_stories_the_same(apache_kafka: object, name: str) -> None:
-    scenes = play(name, apache_kafka.bootstrap_servers)  # type: ignore[attr-defined]
-    assert as_told(scenes) == []
+    runs = play(name, apache_kafka.bootstrap_servers)  # type: ignore[attr-defined]
+    assert as_told(runs) == []
 
 
 def test_a_given_cluster_is_not_killed() -> None:
@@ -110,13 +110,13 @@ def test_the_steps_of_a_transaction() -> None:
     requests = [e.api for e in before.events if e.direction is Direction.REQUEST]
     flow = ["InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"]
     assert _once([api for api in requests if api in flow]) == flow
-    for scene, epoch in ((now, 1), (before, 0)):
-        states = [line.split("  ")[2] for line in scene.written if line.startswith("__transaction_state")]
+    for run, epoch in ((now, 1), (before, 0)):
+        states = [line.split("  ")[2] for line in run.written if line.startswith("__transaction_state")]
         assert _once(states) == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit"]
-        markers = [line for line in scene.written if "COMMIT marker" in line]
+        markers = [line for line in run.written if "COMMIT marker" in line]
         assert [line.rpartition("-")[0] for line in markers] == [
-            scene.topic,
-            scene.topic,
+            run.topic,
+            run.topic,
             "__consumer_offsets",
         ]
         assert all(line.endswith(f"epoch {epoch}") for line in markers)
@@ -126,13 +126,13 @@ def test_the_steps_of_a_transaction() -> None:
 def test_the_story_on_apache_kafka(apache_kafka: ApacheKafka, name: str) -> None:
     theirs, ours = play(name, apache_kafka.bootstrap_servers), play(name)
     assert as_told(theirs) == []
-    for scene, other in zip(theirs, ours, strict=True):
-        assert _states(scene) == _states(other)
+    for run, other in zip(theirs, ours, strict=True):
+        assert _states(run) == _states(other)
 
 
-def _states(scene: Scene) -> list[str]:
+def _states(run: StoryRun) -> list[str]:
     """What the coordinator's log says: states with their epochs, each as often as it was entered."""
-    log = [line.split("  ") for line in scene.written if line.startswith("__transaction_state")]
+    log = [line.split("  ") for line in run.written if line.startswith("__transaction_state")]
     return _once([f"{state} {identity.split()[-1]}" for _, _, state, identity in log])
 
 

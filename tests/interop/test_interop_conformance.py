@@ -14,7 +14,7 @@ from helpers_scenario_run import Run, TopicPool
 from helpers_scenarios import Scenario, read_scenarios
 from oncelog_devtools.apache_kafka import ApacheKafka
 
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
 BROKERS = ("oncelog", "apache")
@@ -38,7 +38,7 @@ class Oncelog:
 
     name, epochs_rise = "oncelog", False
 
-    def __init__(self, broker: ServedBroker) -> None:
+    def __init__(self, broker: BrokerProcess) -> None:
         self.topics, self._broker = TopicPool(), broker
 
     @property
@@ -71,14 +71,14 @@ class Apache:
 @pytest.fixture(scope="module")
 def shared_oncelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oncelog]:
     directory = tmp_path_factory.mktemp("conformance") / "data"
-    with ServedBroker(directory, settings=QUICK_SCANS) as broker:
+    with BrokerProcess(directory, settings=QUICK_SCANS) as broker:
         yield Oncelog(broker)
         broker.kill()  # a clean stop writes the state of a thousand topics down, for nobody
 
 
 @pytest.fixture(scope="module")
 def own_oncelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oncelog]:
-    with ServedBroker(tmp_path_factory.mktemp("conformance-own") / "data") as broker:
+    with BrokerProcess(tmp_path_factory.mktemp("conformance-own") / "data") as broker:
         yield Oncelog(broker)
 
 

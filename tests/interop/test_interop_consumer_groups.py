@@ -15,7 +15,7 @@ from helpers_producer import new_topic
 from helpers_wait import attempts
 
 from oncelog import Broker
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 QUICK = {"group.consumer.heartbeat.interval.ms": 100}
 
@@ -63,7 +63,7 @@ def test_librdkafka_shares_and_takes_over() -> None:
 
 def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
     """Members and epochs are read back: nobody is given anything anew, commits go on."""
-    with ServedBroker(tmp_path / "data", settings=QUICK) as broker:
+    with BrokerProcess(tmp_path / "data", settings=QUICK) as broker:
         servers = broker.bootstrap_servers
         topic = new_topic(servers, 4)
         rebalances: list[str] = []

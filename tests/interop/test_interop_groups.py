@@ -19,7 +19,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor as KafkaPyt
 
 from oncelog import Producer
 from oncelog.server.embedded import Broker
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 PARTITIONS = 4
 SECONDS = 120.0
@@ -107,7 +107,7 @@ def test_commits_carry_a_group_over_its_members(servers: str, topic: str) -> Non
 
 def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
     """Members go on in their generation; nobody reads again what was committed."""
-    with ServedBroker(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         make_topic(broker.bootstrap_servers, "topic", PARTITIONS)
         fill(broker.bootstrap_servers, "topic", 0, 40)
         rebalances: list[str] = []

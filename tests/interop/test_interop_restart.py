@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers_interop import READERS, WRITERS, Row, make_topic, stored_batches
 
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 PARTITIONS = 12
 RECORDS = 8_000
@@ -35,7 +35,7 @@ class KillOnce:
 @pytest.mark.parametrize("writer", WRITERS)
 def test_killed_while_producing(tmp_path: Path, writer: str) -> None:
     rows = [Row(i % PARTITIONS, b"%d" % i, b"v" * 300) for i in range(RECORDS)]
-    with ServedBroker(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         make_topic(broker.bootstrap_servers, "killed", PARTITIONS)
         acknowledged = KillOnce(RECORDS // 4)
         failed: list[Exception] = []

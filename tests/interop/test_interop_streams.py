@@ -18,7 +18,7 @@ from helpers_wait import LIMIT_S, pause, wait_until
 from oncelog_devtools.apache_kafka import VERSION
 
 from oncelog import Producer
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>oncelog</groupId><artifactId>streams</artifactId><version>1</version><dependencies>
@@ -98,7 +98,7 @@ def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path
     chance = random.Random(5)
     logs = {name: tmp_path / f"{name}.log" for name in ("first", "second")}
     settings = {"group.min.session.timeout.ms": 500}
-    with ServedBroker(tmp_path / "data", settings=settings) as broker, ExitStack() as stack:
+    with BrokerProcess(tmp_path / "data", settings=settings) as broker, ExitStack() as stack:
         servers = broker.bootstrap_servers
         for topic in ("numbers", "passed", "counts"):
             make_topic(servers, topic, PARTITIONS)

@@ -23,7 +23,7 @@ from helpers_wait import pause, wait_until
 
 from oncelog import Consumer, TopicPartition
 from oncelog.errors import OncelogError
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.process import end_process
 
 SIZE, COPIERS, BOUNCES = 750, 2, 2
@@ -102,7 +102,7 @@ class Cell:
             if share or not by_name
         ]
 
-    def bounce(self, broker: ServedBroker, copiers: list[Copier]) -> None:
+    def bounce(self, broker: BrokerProcess, copiers: list[Copier]) -> None:
         """End them, and start them again."""
         if self.target == "broker":
             broker.kill() if self.how is signal.SIGKILL else broker.stop()
@@ -112,7 +112,7 @@ class Cell:
             copier.bounce(self.how)
 
 
-def copy_and_bounce(broker: ServedBroker, folder: Path, cell: Cell, count: int, pause_s: float) -> None:
+def copy_and_bounce(broker: BrokerProcess, folder: Path, cell: Cell, count: int, pause_s: float) -> None:
     """Copy so many records, disturbed twice on the way."""
     servers, patience_s, chance = broker.bootstrap_servers, 60 + count / 1000, random.Random(str(cell))
     source, target = new_topic(servers, cell.partitions), new_topic(servers, cell.partitions)
@@ -158,20 +158,20 @@ CELLS = [
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One for the whole grid: what it survived in one cell it carries into the next."""
-    with ServedBroker(tmp_path_factory.mktemp("grid") / "data", settings=SETTINGS) as served:
+    with BrokerProcess(tmp_path_factory.mktemp("grid") / "data", settings=SETTINGS) as served:
         yield served
 
 
 @pytest.mark.behaviour("T6", "T7", "T11")
 @pytest.mark.parametrize("cell", CELLS)
-def test_copied_once(broker: ServedBroker, tmp_path: Path, cell: Cell) -> None:
+def test_copied_once(broker: BrokerProcess, tmp_path: Path, cell: Cell) -> None:
     copy_and_bounce(broker, tmp_path, cell, 5 * SIZE, 0.1)
 
 
 @pytest.mark.soak
 @pytest.mark.behaviour("T6", "T7", "T11")
 @pytest.mark.parametrize("cell", CELLS)
-def test_many_copied_once(broker: ServedBroker, tmp_path: Path, cell: Cell) -> None:
+def test_many_copied_once(broker: BrokerProcess, tmp_path: Path, cell: Cell) -> None:
     copy_and_bounce(broker, tmp_path, cell, 100_000, 0.1)

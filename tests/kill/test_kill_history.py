@@ -13,7 +13,7 @@ from oncelog_devtools.apache_kafka import ApacheKafka
 from oncelog_simulator.history.check import AbortedRead, Anomaly, EarlyRead, Operation, check
 
 from oncelog import Broker
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Proxy, Rule
 
 SEED = 4
@@ -28,7 +28,7 @@ def judge(load: Load, history: list[Operation]) -> None:
     assert says_something(history)
 
 
-def disturbing(proxy: Proxy, broker: ServedBroker | None) -> Callable[[float], None]:
+def disturbing(proxy: Proxy, broker: BrokerProcess | None) -> Callable[[float], None]:
     """Cut connections and, of our own broker, kills, at random times for so many seconds."""
     chance = random.Random(SEED)
 
@@ -47,7 +47,7 @@ def disturbing(proxy: Proxy, broker: ServedBroker | None) -> Callable[[float], N
 
 def run(
     direct: str,
-    broker: ServedBroker | None,
+    broker: BrokerProcess | None,
     seconds: float,
     *,
     shared: bool = True,
@@ -66,13 +66,13 @@ def run(
 @pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
 @pytest.mark.parametrize("shared", [True, False], ids=["partitions shared", "each its own"])
 def test_the_broker_is_killed_and_the_network_fails(tmp_path: Path, shared: bool) -> None:
-    with ServedBroker(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         run(broker.bootstrap_servers, broker, 5, shared=shared)
 
 
 @pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
 def test_where_epochs_stay_and_nothing_arrives_late(tmp_path: Path) -> None:
-    with ServedBroker(tmp_path / "data", settings={"oncelog.transaction.version": 1}) as broker:
+    with BrokerProcess(tmp_path / "data", settings={"oncelog.transaction.version": 1}) as broker:
         run(broker.bootstrap_servers, broker, 5, rules=lost_messages())
 
 
@@ -118,5 +118,5 @@ def test_a_reader_of_what_is_not_committed_is_caught() -> None:
 @pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
 @pytest.mark.parametrize(("seconds", "clients", "shared"), [(300, 2, True), (300, 5, True), (300, 3, False)])
 def test_for_long(tmp_path: Path, seconds: float, clients: int, shared: bool) -> None:
-    with ServedBroker(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         run(broker.bootstrap_servers, broker, seconds, shared=shared, clients=clients)

@@ -16,7 +16,7 @@ from helpers_wait import pause
 from oncelog.load.loader import Load, Report, run_load
 from oncelog.load.parsing import Options
 from oncelog.server.embedded import Broker
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Proxy, Rule, WireEvent
 
 ROWS, FEW = 1_500, 1_000
@@ -92,7 +92,7 @@ def test_killed_at(
 @pytest.mark.behaviour("P4")
 def test_the_broker_is_killed_and_then_both(tmp_path: Path) -> None:
     files = [write_csv(tmp_path / "rows.csv", 0, 3 * ROWS)]
-    with ServedBroker(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         servers = broker.bootstrap_servers
         topic = new_topic(servers, PARTITIONS)
         loader = Loader(servers, topic, "both", files)

@@ -15,7 +15,7 @@ from helpers_producer import new_topic, read
 from helpers_wait import pause
 
 from oncelog import Producer
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 PARTITIONS = 3
 KILLS = 12
@@ -46,7 +46,7 @@ def whole(servers: str, topic: str) -> list[int]:
 
 @pytest.mark.behaviour("T6")
 def test_the_broker_is_killed_again_and_again(tmp_path: Path) -> None:
-    with ServedBroker(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         topic = new_topic(broker.bootstrap_servers, PARTITIONS)
         stopped, acknowledged = threading.Event(), []
         settings = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "steady"}
@@ -81,7 +81,7 @@ def test_the_broker_is_killed_again_and_again(tmp_path: Path) -> None:
 @pytest.mark.behaviour("T3", "T6")
 def test_the_producer_is_killed_again_and_again(tmp_path: Path) -> None:
     """Its successor aborts what it left open; what it was told to be committed is there."""
-    with ServedBroker(tmp_path / "data") as broker:
+    with BrokerProcess(tmp_path / "data") as broker:
         topic = new_topic(broker.bootstrap_servers, PARTITIONS)
         told: list[int] = []
         chance = random.Random(11)

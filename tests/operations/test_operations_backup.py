@@ -12,7 +12,7 @@ from helpers_producer import new_topic, producer_of, values
 
 from oncelog import Broker, Consumer, TopicPartition
 from oncelog.errors import InvalidProducerIdMapping, ProducerFenced, error_for_code
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.wire.messages import EndTxnRequest, InitProducerIdRequest
 
 SETTINGS = {
@@ -57,7 +57,7 @@ def test_a_copy_whose_last_pass_was_frozen(tmp_path: Path, rounds: int) -> None:
     """It has all that was acknowledged before, transactions whole in all partitions, and nobody noticed."""
     target = tmp_path / "copy"
     with (
-        ServedBroker(tmp_path / "data", settings=SETTINGS) as broker,
+        BrokerProcess(tmp_path / "data", settings=SETTINGS) as broker,
         Load(broker.bootstrap_servers, padding=200) as load,
     ):
         for each in range(rounds):
@@ -69,7 +69,7 @@ def test_a_copy_whose_last_pass_was_frozen(tmp_path: Path, rounds: int) -> None:
                 update(broker.data_dir, target)
             opened = tmp_path / f"opened-{each}"
             shutil.copytree(target, opened)
-            with ServedBroker(opened, settings=SETTINGS) as copy:
+            with BrokerProcess(opened, settings=SETTINGS) as copy:
                 load.check(copy.bootstrap_servers, told)
                 # It is a whole broker: transactions of the load's own id and a group go on.
                 topic = new_topic(copy.bootstrap_servers)
@@ -86,7 +86,7 @@ def test_a_copy_whose_last_pass_was_frozen(tmp_path: Path, rounds: int) -> None:
 @pytest.mark.soak
 @pytest.mark.behaviour("T7")
 def test_a_copy_has_the_groups_positions(tmp_path: Path) -> None:
-    with ServedBroker(tmp_path / "data", settings=SETTINGS) as broker:
+    with BrokerProcess(tmp_path / "data", settings=SETTINGS) as broker:
         at = TopicPartition(new_topic(broker.bootstrap_servers), 0)
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send_many(at.topic, [b"%d" % number for number in range(10)]).result(60)
@@ -97,7 +97,7 @@ def test_a_copy_has_the_groups_positions(tmp_path: Path) -> None:
         with frozen(broker):
             shutil.copytree(broker.data_dir, tmp_path / "copy")
     with (
-        ServedBroker(tmp_path / "copy", settings=SETTINGS) as copy,
+        BrokerProcess(tmp_path / "copy", settings=SETTINGS) as copy,
         Consumer({"bootstrap.servers": copy.bootstrap_servers, **config}) as consumer,
     ):
         found = consumer.committed([at])[at]

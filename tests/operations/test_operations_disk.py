@@ -18,7 +18,7 @@ from helpers_wait import pause
 from oncelog import errors
 from oncelog.errors import DeliveryUnknown
 from oncelog.server.embedded import Broker
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.wire.messages import InitProducerIdRequest
 
 SMALL = {
@@ -47,7 +47,7 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
     """Nothing acknowledged is lost, readers read, and with room again everybody goes on by himself."""
     with (
         mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=32m", "tmpfs") as disk,
-        ServedBroker(disk / "data", log_file=tmp_path / "broker.log", settings=SMALL) as broker,
+        BrokerProcess(disk / "data", log_file=tmp_path / "broker.log", settings=SMALL) as broker,
         RawClient(broker.bootstrap_servers) as client,
         Load(broker.bootstrap_servers, padding=300) as load,
     ):
@@ -85,7 +85,7 @@ def serve(data_dir: Path, *prefix: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_read_only_disk_at_the_start(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=8m", "tmpfs") as disk:
-        with ServedBroker(disk / "data", log_file=tmp_path / "broker.log"):
+        with BrokerProcess(disk / "data", log_file=tmp_path / "broker.log"):
             pass
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=240)
         refused = serve(disk / "data")
@@ -129,7 +129,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
         disk = stack.enter_context(mounted(tmp_path / "disk", *how))
         # What is not synced may be lost with the disk's journal, as by a power loss.
         settings = SMALL | {"log.flush.interval.messages": 1}
-        broker = ServedBroker(disk / "data", log_file=tmp_path / "broker.log", settings=settings)
+        broker = BrokerProcess(disk / "data", log_file=tmp_path / "broker.log", settings=settings)
         broker.start()
         stack.callback(broker.kill)
         client = stack.enter_context(RawClient(broker.bootstrap_servers))

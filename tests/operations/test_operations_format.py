@@ -8,7 +8,7 @@ import pytest
 from helpers_operations import Load
 from oncelog_devtools.apache_kafka import ApacheKafka
 
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 
 @pytest.mark.soak
@@ -23,7 +23,7 @@ def test_the_directory_of_apache_kafka_is_taken_and_given_back(tmp_path: Path, k
         load.check()
         kafka.stop()
         data_dir = kafka.nodes[0].data_dir
-        with ServedBroker(data_dir, log_file=tmp_path / "ours.log", settings={"node.id": 1}) as ours:
+        with BrokerProcess(data_dir, log_file=tmp_path / "ours.log", settings={"node.id": 1}) as ours:
             load.check(ours.bootstrap_servers)
         assert "oncelog.format.version=1" in (data_dir / "meta.properties").read_text()
         kafka.start()

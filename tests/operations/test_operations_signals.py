@@ -12,7 +12,7 @@ import pytest
 from helpers_operations import Load
 from helpers_wait import pause
 
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.process import STOP_TIMEOUT_S
 
 
@@ -24,7 +24,7 @@ def heeds_hangup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, handler)
 
 
-def end(broker: ServedBroker, *signals: signal.Signals) -> int:
+def end(broker: BrokerProcess, *signals: signal.Signals) -> int:
     """Its exit code after these signals, one right after the other."""
     process = broker._process
     assert process is not None
@@ -42,7 +42,7 @@ def test_a_stop_under_load(tmp_path: Path) -> None:
     """It ends by itself, clients come back, and the next start has nothing to recover; however impatient."""
     settings = {"log.flush.interval.messages": 1}
     with (
-        ServedBroker(tmp_path / "data", settings=settings) as broker,
+        BrokerProcess(tmp_path / "data", settings=settings) as broker,
         Load(broker.bootstrap_servers) as load,
     ):
         for signals in (
@@ -70,7 +70,7 @@ def test_a_stop_under_load(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_signal_during_the_start_leaves_what_was_there(tmp_path: Path) -> None:
-    with ServedBroker(tmp_path / "data") as broker, Load(broker.bootstrap_servers) as load:
+    with BrokerProcess(tmp_path / "data") as broker, Load(broker.bootstrap_servers) as load:
         load.wait_for_progress()
         for delay_s in (0.1, 0.2, 0.3):
             broker.kill()
@@ -94,7 +94,7 @@ def test_killed_a_hundred_times_in_a_row(tmp_path: Path, flush_messages: int) ->
     chance = random.Random(100)
     settings = {"log.flush.interval.messages": flush_messages, "log.flush.offset.checkpoint.interval.ms": 500}
     with (
-        ServedBroker(tmp_path / "data", settings=settings) as broker,
+        BrokerProcess(tmp_path / "data", settings=settings) as broker,
         Load(broker.bootstrap_servers, pause_s=0.02) as load,
     ):
         for _ in range(100):

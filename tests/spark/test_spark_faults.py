@@ -9,7 +9,7 @@ import pytest
 from helpers_spark_faults import CALM, FAULTS, Leg, Outcome, Query, run, table
 
 from oncelog.spark.audit.audit import audit_topic
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(3600)]
 
@@ -53,7 +53,7 @@ def outcome_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
             raise found
         return found
 
-    with ServedBroker(directory / "data") as served:
+    with BrokerProcess(directory / "data") as served:
         yield ask
 
 

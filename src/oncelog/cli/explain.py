@@ -14,7 +14,7 @@ import click
 from oncelog.cli.common import environment_servers
 
 if TYPE_CHECKING:
-    from oncelog.explain.stories import Scene, Story
+    from oncelog.explain.stories import Story, StoryRun
 
 EXIT_NOT_AS_TOLD = 1
 
@@ -78,7 +78,7 @@ def command(
     context.exit(0 if is_as_told else EXIT_NOT_AS_TOLD)
 
 
-def _document(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> dict[str, Any]:
+def _document(story: Story, scenes: Sequence[StoryRun], is_as_told: bool) -> dict[str, Any]:
     return {
         "story": story.name,
         "title": story.title,
@@ -97,7 +97,7 @@ def _document(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> dict[s
     }
 
 
-def _text(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> str:
+def _text(story: Story, scenes: Sequence[StoryRun], is_as_told: bool) -> str:
     from oncelog.explain.diagram import hidden_apis, plan
     from oncelog.explain.text import draw_text
 
@@ -115,7 +115,7 @@ def _text(story: Story, scenes: Sequence[Scene], is_as_told: bool) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _verdict(scene: Scene) -> list[str]:
+def _verdict(scene: StoryRun) -> list[str]:
     rows = dataclasses.asdict(scene.counts).items()
     numbers = [f"{value} {name}" for name, value in rows if value or name != "failed"]
     return [
@@ -124,7 +124,7 @@ def _verdict(scene: Scene) -> list[str]:
     ]
 
 
-def _drawing(story: Story, scenes: Sequence[Scene]) -> str:
+def _drawing(story: Story, scenes: Sequence[StoryRun]) -> str:
     from oncelog.explain.diagram import Note, Step, plan
     from oncelog.explain.svg import draw_svg
 

@@ -1,1 +1,1 @@
-"""Stories of `oncelog explain`: faults played for real, and their sequence diagrams."""
+"""The stories of `oncelog explain`: real faults with a producer and a broker, and their sequence diagrams."""

@@ -1,7 +1,7 @@
-"""From events to a sequence diagram: which arrows between producer, network and broker, and what they say.
+"""Turns the proxy's events into the arrows and notes of a sequence diagram, which `text` and `svg` draw.
 
-Pure. `plan` decides, `text` and `svg` draw. What a broker did is read from its answers: an offset
-it gave before to the same producer, epoch and sequences is a batch recognised, not stored again.
+The broker's decision about a batch follows from its response. If it returns an offset that it returned before
+for the same producer id, epoch and sequences, it recognised a duplicate and stored nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from enum import Enum, IntEnum
 from oncelog.testing.proxy.event_format import PartitionLabel, format_event
 from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, Outcome, WireEvent
 
-_OF_TRANSACTIONS = {"FindCoordinator", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"}
-DRAWN_APIS = frozenset({"Produce", "InitProducerId"} | _OF_TRANSACTIONS)
+_TXN_APIS = {"FindCoordinator", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"}
+DRAWN_APIS = frozenset({"Produce", "InitProducerId"} | _TXN_APIS)
 
 
-class Lane(IntEnum):
-    """The columns, from left to right."""
+class Column(IntEnum):
+    """The columns of a diagram, from left to right."""
 
     PRODUCER = 0
     NETWORK = 1
@@ -26,7 +26,7 @@ class Lane(IntEnum):
 
 
 class Tone(Enum):
-    """What kind of thing happened; decides mark and colour."""
+    """The kind of an event, which decides its mark and colour."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -39,10 +39,10 @@ class Tone(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """One message or a part of its way. `remark` stands at its end; `seconds` since the start."""
+    """A message between two columns, with a remark at its end. `seconds` since the proxy started."""
 
-    start: Lane
-    end: Lane
+    start: Column
+    end: Column
     text: str
     tone: Tone
     remark: str
@@ -51,7 +51,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark across all columns, made `times` times in a row."""
+    """A remark across all columns, which was made `times` times in a row."""
 
     text: str
     times: int = 1
@@ -67,23 +67,26 @@ _Batch = tuple[str, int, int | None, int | None, int | None, int | None]
 
 
 def plan(events: Iterable[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> list[Step]:
-    """The arrows of a diagram, in the order of the events; partitions are named where there are several."""
+    """Return the arrows and notes of a diagram, in the order of the events.
+
+    Partitions are named if there are several.
+    """
     events = list(events)
     partitions = {(batch.topic, batch.partition) for event in events for batch in event.batches}
-    reader = _Reader(_naming(partitions))
+    builder = _ArrowBuilder(_shortest_label(partitions))
     steps: list[Step] = []
     for event in events:
         if event.direction is Direction.NOTE:
             _add_note(steps, event.detail)
         elif event.api in apis:
             steps.append(
-                reader.request(event) if event.direction is Direction.REQUEST else reader.answer(event)
+                builder.request(event) if event.direction is Direction.REQUEST else builder.response(event)
             )
     return steps
 
 
-def _naming(partitions: set[tuple[str, int]]) -> PartitionLabel:
-    """As short as tells them apart."""
+def _shortest_label(partitions: set[tuple[str, int]]) -> PartitionLabel:
+    """Return the shortest label that tells these partitions apart."""
     if len(partitions) <= 1:
         return PartitionLabel.NONE
     return (
@@ -94,7 +97,7 @@ def _naming(partitions: set[tuple[str, int]]) -> PartitionLabel:
 
 
 def _add_note(steps: list[Step], text: str) -> None:
-    """Append a note; one that only repeats the last is counted there."""
+    """Append a note, or count it in the last note if it repeats that one."""
     last = steps[-1] if steps else None
     if isinstance(last, Note) and last.text == text:
         steps[-1] = Note(text, last.times + 1)
@@ -102,8 +105,11 @@ def _add_note(steps: list[Step], text: str) -> None:
         steps.append(Note(text))
 
 
-class _Reader:
-    """Remembers what was sent and stored, to name a retry and a recognised batch."""
+class _ArrowBuilder:
+    """Makes arrows of events.
+
+    Remembers batches that were sent or stored, to recognise retries and duplicates.
+    """
 
     def __init__(self, partition_label: PartitionLabel) -> None:
         self._partition_label = partition_label
@@ -118,39 +124,39 @@ class _Reader:
         is_retry = journey not in self._requests and any(key in self._sent for key in keys)
         self._requests[journey] = event
         self._sent.update(key for key in keys if key[2] is not None)
-        start, end, tone, remark = _REQUEST_WAYS[event.fate]
+        start, end, tone, remark = _REQUEST_ARROWS[event.fate]
         if is_retry and tone is Tone.PLAIN:
             tone = Tone.REPEAT
         text = self._label(event) + ("  (again)" if is_retry else "")
         return Arrow(start, end, text, tone, _join(remark, event.detail), event.time_ms / 1000)
 
-    def answer(self, event: WireEvent) -> Arrow:
+    def response(self, event: WireEvent) -> Arrow:
         journey = (event.connection, event.correlation_id)
-        start, end, tone, remark = _ANSWER_WAYS[event.fate]
+        start, end, tone, remark = _RESPONSE_ARROWS[event.fate]
         if journey in self._at_network:
-            start = Lane.NETWORK
+            start = Column.NETWORK
         if event.fate in (Fate.QUEUED, Fate.HELD):
             self._at_network.add(journey)
-        if start is Lane.BROKER:
-            done, done_tone = self._what_was_done(event, journey)
+        if start is Column.BROKER:
+            decision, decision_tone = self._broker_decision(event, journey)
         else:
             is_refused = any(outcome.error_code for outcome in event.outcomes)
-            done, done_tone = "", Tone.REFUSED if is_refused else Tone.PLAIN
+            decision, decision_tone = "", Tone.REFUSED if is_refused else Tone.PLAIN
         if tone is Tone.PLAIN:
-            tone = done_tone
+            tone = decision_tone
         return Arrow(
-            start, end, self._label(event), tone, _join(done, remark, event.detail), event.time_ms / 1000
+            start, end, self._label(event), tone, _join(decision, remark, event.detail), event.time_ms / 1000
         )
 
     def _label(self, event: WireEvent) -> str:
         return format_event(event, self._partition_label)
 
-    def _what_was_done(self, event: WireEvent, journey: _Journey) -> tuple[str, Tone]:
+    def _broker_decision(self, event: WireEvent, journey: _Journey) -> tuple[str, Tone]:
         request = self._requests.get(journey)
         if request is None or not event.outcomes:
             return "", Tone.PLAIN
         notes = [
-            self._verdict(batch, outcome)
+            self._batch_decision(batch, outcome)
             for outcome in event.outcomes
             for batch in request.batches
             if (batch.topic, batch.partition) == (outcome.topic, outcome.partition)
@@ -159,15 +165,15 @@ class _Reader:
             return "", Tone.PLAIN
         return "; ".join(text for text, _ in notes), notes[0][1]
 
-    def _verdict(self, batch: BatchSummary, outcome: Outcome) -> tuple[str, Tone]:
+    def _batch_decision(self, batch: BatchSummary, outcome: Outcome) -> tuple[str, Tone]:
         if outcome.error_code:
             return "refused, not stored", Tone.REFUSED
         if outcome.base_offset is None:
             return "stored", Tone.GOOD
         key = _key(batch)
-        known = self._offsets.get(key) if batch.producer_id is not None else None
-        if known == outcome.base_offset:
-            return f"known: stored at {known} before", Tone.REPEAT
+        existing = self._offsets.get(key) if batch.producer_id is not None else None
+        if existing == outcome.base_offset:
+            return f"known: stored at {existing} before", Tone.REPEAT
         self._offsets[key] = outcome.base_offset
         last = outcome.base_offset + batch.records_count - 1
         return f"stored at {_span(outcome.base_offset, last)}", Tone.GOOD
@@ -188,10 +194,10 @@ def _join(*texts: str) -> str:
     return "; ".join(text for text in texts if text)
 
 
-_P, _N, _B = Lane.PRODUCER, Lane.NETWORK, Lane.BROKER
-_Way = tuple[Lane, Lane, Tone, str]
+_P, _N, _B = Column.PRODUCER, Column.NETWORK, Column.BROKER
+_ArrowStyle = tuple[Column, Column, Tone, str]
 
-_REQUEST_WAYS: dict[Fate, _Way] = {
+_REQUEST_ARROWS: dict[Fate, _ArrowStyle] = {
     Fate.PASSED: (_P, _B, Tone.PLAIN, ""),
     Fate.DROPPED: (_P, _N, Tone.LOST, "lost"),
     Fate.CUT: (_P, _N, Tone.LOST, "lost with the connection"),
@@ -202,7 +208,7 @@ _REQUEST_WAYS: dict[Fate, _Way] = {
     Fate.FORGED: (_P, _N, Tone.LOST, ""),
 }
 
-_ANSWER_WAYS: dict[Fate, _Way] = {
+_RESPONSE_ARROWS: dict[Fate, _ArrowStyle] = {
     Fate.PASSED: (_B, _P, Tone.PLAIN, ""),
     Fate.DROPPED: (_B, _N, Tone.LOST, "answer lost"),
     Fate.CUT: (_B, _N, Tone.LOST, "answer lost, connection cut"),
@@ -216,7 +222,7 @@ _ANSWER_WAYS: dict[Fate, _Way] = {
 
 
 def hidden_apis(events: Sequence[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> dict[str, int]:
-    """How many requests of which other APIs crossed undrawn."""
+    """Return the number of requests per API that the diagram does not show."""
     counts: dict[str, int] = {}
     for event in events:
         if event.direction is Direction.REQUEST and event.api not in apis:

@@ -1,16 +1,16 @@
-"""The same sequence diagram as one self-contained SVG file."""
+"""Draws a sequence diagram as one self-contained SVG file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from oncelog.explain.diagram import Arrow, Lane, Note, Step, Tone
+from oncelog.explain.diagram import Arrow, Column, Note, Step, Tone
 
 _LEFT, _GAP, _REMARKS = 70, 330, 280
 _TOP, _ROW = 96, 44
 _WIDTH = _LEFT + 2 * _GAP + _REMARKS
-_NAMES = {Lane.PRODUCER: "producer", Lane.NETWORK: "network", Lane.BROKER: "broker"}
+_NAMES = {Column.PRODUCER: "producer", Column.NETWORK: "network", Column.BROKER: "broker"}
 _COLOURS = {
     Tone.PLAIN: "#3d4654",
     Tone.GOOD: "#1a7f4b",
@@ -27,7 +27,7 @@ _STYLE = (
 
 
 def draw_svg(steps: Sequence[Step], title: str, verdict: Sequence[str] = ()) -> str:
-    """The drawing; `verdict` lines stand below it."""
+    """Return the SVG document. The `verdict` lines are below the diagram."""
     height = _TOP + _ROW * (len(steps) + 1) + 22 * len(verdict) + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
@@ -44,8 +44,8 @@ def draw_svg(steps: Sequence[Step], title: str, verdict: Sequence[str] = ()) -> 
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _x(lane: Lane) -> int:
-    return _LEFT + _GAP * lane
+def _x(column: Column) -> int:
+    return _LEFT + _GAP * column
 
 
 def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start", fill: str = "") -> str:
@@ -55,20 +55,20 @@ def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start",
 
 def _columns(bottom: float) -> list[str]:
     parts = []
-    for lane, name in _NAMES.items():
-        parts.append(_text(_x(lane), 68, name, "h", "middle"))
+    for column, name in _NAMES.items():
+        parts.append(_text(_x(column), 68, name, "h", "middle"))
         parts.append(
-            f'<line x1="{_x(lane)}" y1="78" x2="{_x(lane)}" y2="{bottom:g}" stroke="#afb8c1" '
-            f'stroke-width="{1 if lane is Lane.NETWORK else 2}"/>'
+            f'<line x1="{_x(column)}" y1="78" x2="{_x(column)}" y2="{bottom:g}" stroke="#afb8c1" '
+            f'stroke-width="{1 if column is Column.NETWORK else 2}"/>'
         )
     return parts
 
 
 def _note(note: Note, y: float) -> str:
-    width = _x(Lane.BROKER) - _x(Lane.PRODUCER) + 40
+    width = _x(Column.BROKER) - _x(Column.PRODUCER) + 40
     return (
         f'<rect x="{_LEFT - 20}" y="{y - 16:g}" width="{width}" height="24" fill="#f6f8fa" stroke="#d0d7de"/>'
-        + _text(_x(Lane.NETWORK), y, str(note), "n", "middle", _COLOURS[Tone.NOTE])
+        + _text(_x(Column.NETWORK), y, str(note), "n", "middle", _COLOURS[Tone.NOTE])
     )
 
 
@@ -82,15 +82,16 @@ def _arrow(arrow: Arrow, y: float) -> str:
     parts = [shaft, _tip(arrow, end, y, colour)]
     parts.append(_text(min(start, end) + 12, y - 6, arrow.text))
     if arrow.remark:
-        parts.append(_text(_x(Lane.BROKER) + 14, y + 4, arrow.remark, "r", fill=colour))
+        parts.append(_text(_x(Column.BROKER) + 14, y + 4, arrow.remark, "r", fill=colour))
     return "".join(parts)
 
 
 def _tip(arrow: Arrow, end: int, y: float, colour: str) -> str:
-    """A head where it arrives, a cross where it is lost, a circle where it waits."""
-    if arrow.end is Lane.NETWORK and arrow.tone is Tone.HELD:
+    """Return the end of an arrow: a head if the message arrives, a cross if it is lost, a circle if it
+    waits."""
+    if arrow.end is Column.NETWORK and arrow.tone is Tone.HELD:
         return f'<circle cx="{end}" cy="{y:g}" r="6" fill="#fff" stroke="{colour}" stroke-width="2"/>'
-    if arrow.end is Lane.NETWORK:
+    if arrow.end is Column.NETWORK:
         cross = f"M{end - 6} {y - 6:g}l12 12m0 -12l-12 12"
         return f'<path d="{cross}" stroke="{colour}" stroke-width="2.4" fill="none"/>'
     back = -9 if arrow.end > arrow.start else 9

@@ -1,49 +1,49 @@
-"""A sequence diagram in Unicode text: three columns, one message on two lines."""
+"""Draws a sequence diagram in Unicode text: three columns, two lines for each message."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from oncelog.explain.diagram import Arrow, Lane, Note, Step, Tone
+from oncelog.explain.diagram import Arrow, Column, Note, Step, Tone
 
 _GAP = 38
 """Characters between two columns."""
 
 _MARGIN = 2
 _WIDTH = _MARGIN + 2 * _GAP + 1
-_HEADS = {Lane.PRODUCER: "producer", Lane.NETWORK: "network", Lane.BROKER: "broker"}
+_HEADS = {Column.PRODUCER: "producer", Column.NETWORK: "network", Column.BROKER: "broker"}
 _LOST, _HELD = "✗", "◍"
 _LINE = {Tone.LOST: "╌", Tone.REFUSED: "─", Tone.REPEAT: "═"}
 
 
 def draw_text(steps: Iterable[Step]) -> str:
-    """The whole diagram, ending with a newline."""
-    lines = [_head(), _lanes()]
+    """Return the diagram, with a newline at its end."""
+    lines = [_head(), _columns()]
     for step in steps:
         lines += _note(step) if isinstance(step, Note) else _arrow(step)
-    lines.append(_lanes())
+    lines.append(_columns())
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _column(lane: Lane) -> int:
-    return _MARGIN + _GAP * lane
+def _column(column: Column) -> int:
+    return _MARGIN + _GAP * column
 
 
-def _lanes() -> str:
-    return "".join("│" if index in {_column(lane) for lane in Lane} else " " for index in range(_WIDTH))
+def _columns() -> str:
+    return "".join("│" if index in {_column(column) for column in Column} else " " for index in range(_WIDTH))
 
 
 def _head() -> str:
     line = [" "] * (_WIDTH + 8)
-    for lane, name in _HEADS.items():
-        start = max(0, _column(lane) - len(name) // 2)
+    for column, name in _HEADS.items():
+        start = max(0, _column(column) - len(name) // 2)
         line[start : start + len(name)] = name
     return "".join(line)
 
 
 def _note(note: Note) -> list[str]:
     text = f" {note} "
-    return [_lanes(), f"{text:┄^{_WIDTH + _MARGIN}}", _lanes()]
+    return [_columns(), f"{text:┄^{_WIDTH + _MARGIN}}", _columns()]
 
 
 def _arrow(arrow: Arrow) -> list[str]:
@@ -51,9 +51,9 @@ def _arrow(arrow: Arrow) -> list[str]:
 
 
 def _label(arrow: Arrow) -> list[str]:
-    """The text above the shaft, from the left column it touches."""
+    """Return the text above the shaft, which begins at the arrow's left column."""
     left = min(arrow.start, arrow.end)
-    line = list(_lanes())
+    line = list(_columns())
     room = _WIDTH - _column(left) - 2
     text = arrow.text if len(arrow.text) <= room else arrow.text[: room - 1] + "…"
     start = _column(left) + 2
@@ -62,21 +62,21 @@ def _label(arrow: Arrow) -> list[str]:
 
 
 def _shaft(arrow: Arrow) -> str:
-    line = list(_lanes())
-    if arrow.start is arrow.end:  # it waited there and is lost
+    line = list(_columns())
+    if arrow.start is arrow.end:  # a held message that is lost
         line[_column(arrow.end)] = _LOST
         return "".join(line)
     first, last = sorted((_column(arrow.start), _column(arrow.end)))
     stroke = _LINE.get(arrow.tone, "─")
     line[first + 1 : last] = stroke * (last - first - 1)
-    middle = _column(Lane.NETWORK)
+    middle = _column(Column.NETWORK)
     if first < middle < last:
         line[middle] = "┼"
     is_right = arrow.end > arrow.start
     line[_column(arrow.start)] = "├" if is_right else "┤"
-    if arrow.start is Lane.NETWORK:
+    if arrow.start is Column.NETWORK:
         line[middle] = _HELD
     line[last - 1 if is_right else first + 1] = "►" if is_right else "◄"
-    if arrow.end is Lane.NETWORK:
+    if arrow.end is Column.NETWORK:
         line[middle] = _HELD if arrow.tone is Tone.HELD else _LOST
     return "".join(line)

@@ -1,1 +1,1 @@
-"""For tests: the pytest plugin, the fault proxy, brokers as processes, a disk in memory."""
+"""Support for tests: the pytest plugin, the fault proxy, brokers as processes, an in-memory disk."""

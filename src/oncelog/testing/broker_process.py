@@ -1,4 +1,4 @@
-"""`oncelog serve` as a child process that can be killed and started again in the same place."""
+"""`oncelog serve` as a child process that a test can kill and restart with the same directory and port."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from oncelog.errors import OncelogError, TimedOut
 from oncelog.testing.process import end_process
 
 READY_TIMEOUT_S = 120.0
-"""Longest wait for the line `listening on HOST:PORT`; starting takes well under a second."""
+"""Time-out for the line `listening on HOST:PORT`. A start takes less than a second."""
 
 
-class ServedBroker:
-    """A broker process on 127.0.0.1. It keeps its port over `kill()` and `start()`.
+class BrokerProcess:
+    """A broker process on 127.0.0.1. It keeps its port after `kill()` and `start()`. A context manager.
 
-    `settings`: broker settings by Kafka's keys. Standard error goes to `log_file`.
+    `settings` are broker settings by Kafka's keys. Standard error is appended to `log_file`.
     """
 
     def __init__(
@@ -36,23 +36,23 @@ class ServedBroker:
         self.data_dir = data_dir
         self.log_file = log_file or data_dir.with_name(f"{data_dir.name}.log")
         self.settings = dict(settings or {})
-        self.port = 0  # chosen by the first start
+        self.port = 0  # a free port, chosen at the first start
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def bootstrap_servers(self) -> str:
-        """HOST:PORT of the broker, known once it has started."""
+        """HOST:PORT of the broker. The port is 0 before the first start."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Process id of the running broker; raises OncelogError when it does not run."""
+        """Process id of the running broker. Raises OncelogError if it does not run."""
         if self._process is None:
             raise OncelogError("the broker process is not running")
         return self._process.pid
 
     def start(self) -> float:
-        """Start it and wait until it listens. Returns the seconds that took."""
+        """Start the broker, wait until it listens, and return the seconds that it took. Raises TimedOut."""
         began = time.monotonic()
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
@@ -80,16 +80,16 @@ class ServedBroker:
                 text += chunk
                 continue
             self.kill()
-            what = "did not say that it listens" if chunk is None else "ended at once"
-            raise TimedOut(f"the broker {what}; see {self.log_file}")
+            reason = "did not report that it listens" if chunk is None else "ended at once"
+            raise TimedOut(f"the broker {reason}; see {self.log_file}")
         return text.split(b"\n", 1)[0].decode()
 
     def kill(self) -> None:
-        """SIGKILL: the process gets no chance to write anything down."""
+        """Kill the process with SIGKILL: it cannot write or clean up anything."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM: a clean stop. Killed after STOP_TIMEOUT_S all the same."""
+        """Stop the broker with SIGTERM. Kill it if it runs after STOP_TIMEOUT_S."""
         self._end(signal.SIGTERM)
 
     def _end(self, signal_number: signal.Signals) -> None:

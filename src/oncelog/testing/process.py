@@ -1,4 +1,4 @@
-"""Server processes on this machine: starting, waiting until they serve, ending."""
+"""Starts, watches and ends server processes on this computer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SERVER_PORTS = range(20_000, 32_768)
 
 
 def end_process(process: subprocess.Popen[bytes] | None, signal_number: signal.Signals) -> None:
-    """Signal it and wait; killed after STOP_TIMEOUT_S all the same. None: there is none."""
+    """Send a signal to a process and wait for its end. Kill it after STOP_TIMEOUT_S. None: do nothing."""
     if process is None:
         return
     process.send_signal(signal_number)
@@ -37,10 +37,10 @@ def end_process(process: subprocess.Popen[bytes] | None, signal_number: signal.S
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports free a moment ago, on loopback.
+    """Return ports that are free on loopback now.
 
-    They lie below those that systems give to outgoing connections, so that a node that is started again
-    does not find its port taken by one. Raises OSError when too few are free.
+    They are below the ephemeral ports of outgoing connections. So no connection takes the port of a node that
+    is restarted. Raises OSError if too few ports are free.
     """
     ports: list[int] = []
     with ExitStack() as bound:
@@ -48,19 +48,18 @@ def free_ports(count: int) -> list[int]:
             if len(ports) == count:
                 return ports
             probe = bound.enter_context(socket.socket())
-            with suppress(OSError):  # taken
+            with suppress(OSError):  # in use
                 probe.bind(("127.0.0.1", port))
                 ports.append(port)
     raise OSError(f"fewer than {count} ports from {_SERVER_PORTS[0]} to {_SERVER_PORTS[-1]} are free")
 
 
 def are_free(ports: Iterable[int]) -> bool:
-    """Return whether nobody listens on any of the ports, on loopback."""
+    """Return True if no process listens on any of these ports on loopback."""
     for port in ports:
         with socket.socket() as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as servers do: old connections may linger
+            # As servers do: closed connections of an earlier server may be in TIME_WAIT.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
@@ -70,9 +69,9 @@ def are_free(ports: Iterable[int]) -> bool:
 
 @contextmanager
 def deferring_interrupt() -> Iterator[None]:
-    """Hold a Ctrl-C back until the end of the block, in the main thread; the handler is called then.
+    """Defer SIGINT (Ctrl-C) until the end of the block: its handler is called then. Main thread only.
 
-    The signal is not blocked: a process started in the block would inherit that.
+    The signal is not blocked, because a process started in the block would inherit the mask.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -88,15 +87,15 @@ def deferring_interrupt() -> Iterator[None]:
 
 
 def dying_with_parent() -> list[str]:
-    """What to put before a command; nothing where the kernel cannot do it."""
+    """Return the prefix of a command that ends with this process; nothing if setpriv is not installed."""
     return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
 class NodeProcess:
-    """One process of a cluster. It keeps its port and directory when started again.
+    """One process of a cluster. It keeps its port and its directory when it is restarted.
 
-    `mark` is a text that its command line holds and no other process's does. `environment` is added to
-    this process's own. `page` is the address of its web page, if it has one.
+    `mark` is a text that is in its command line and in no other process's. `environment` is added to the
+    environment of this process. `page` is the address of its web page, if it has one.
     """
 
     def __init__(
@@ -116,16 +115,16 @@ class NodeProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the running node; raises OncelogError when it does not run."""
+        """Process id of the running node. Raises OncelogError if it does not run."""
         if self._process is None:
             raise OncelogError(f"node {self.name} is not running")
         return self._process.pid
 
     def launch(self) -> None:
-        """Start the process; `wait_until_ready` says when it serves."""
-        # An interrupt between the start and the assignment would leave a process that nobody knows.
+        """Start the process. Call `wait_until_ready` before using it."""
+        # An interrupt between the start and the assignment would leave a process without an owner.
         with self.log_file.open("ab") as log, deferring_interrupt():
-            # In a session of its own, so that Ctrl-C in a terminal is for whoever started it.
+            # In a session of its own, so that Ctrl-C in a terminal reaches only the process that started it.
             self._process = subprocess.Popen(
                 self._command,
                 stdout=log,
@@ -135,7 +134,7 @@ class NodeProcess:
             )
 
     def wait_until_ready(self) -> None:
-        """Return when the listener takes connections. Raises TimedOut with the end of the log."""
+        """Wait until the node accepts connections. Raises TimedOut, with the end of the log."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
@@ -153,7 +152,7 @@ class NodeProcess:
         self.wait_until_ready()
 
     def stop(self) -> None:
-        """SIGTERM, an orderly end; killed after STOP_TIMEOUT_S all the same."""
+        """Stop the node with SIGTERM. Kill it if it runs after STOP_TIMEOUT_S."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -161,4 +160,4 @@ class NodeProcess:
 
     def _end(self, signal_number: signal.Signals) -> None:
         end_process(self._process, signal_number)
-        self._process = None  # not before: an interrupted stop is tried again
+        self._process = None  # last, so that an interrupted stop can be repeated

@@ -1,4 +1,4 @@
-"""The pytest fixture `oncelog_broker`: a real broker on a free port, gone after the test."""
+"""The pytest fixture `oncelog_broker`: an embedded broker on a free port, stopped after the test."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def oncelog_broker() -> Iterator[Broker]:
-    """A running `oncelog.Broker` with a temporary data directory."""
-    # Imported here: every pytest run loads this plug-in, few use it.
+    """Yield a running `oncelog.Broker` with a temporary data directory."""
+    # Imported here, because every pytest run loads this plug-in and few use it.
     from oncelog.server.embedded import Broker
 
     with Broker() as broker:

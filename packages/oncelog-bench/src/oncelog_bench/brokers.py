@@ -14,7 +14,7 @@ from oncelog_devtools.apache_kafka import ApacheKafka, PartMissing
 from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import MisuseError
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.wire.header import HEADER_BYTES
 from oncelog_bench.framework import KAFKA, OURS
 from oncelog_bench.generators import run_child
@@ -126,14 +126,14 @@ def running(wanted: Sequence[str], *, warm_up_seconds: float) -> Iterator[Sides]
 
 
 def _start(stack: ExitStack, name: str, root: Path) -> Side:
-    broker: ServedBroker | ApacheKafka
+    broker: BrokerProcess | ApacheKafka
     if name == OURS:
-        broker = stack.enter_context(ServedBroker(root / name / "data", settings=SETTINGS))
+        broker = stack.enter_context(BrokerProcess(root / name / "data", settings=SETTINGS))
     else:
         (root / name).mkdir()
         broker = stack.enter_context(ApacheKafka(root / name, properties=SETTINGS, heap_mb=KAFKA_HEAP_MB))
     admin = stack.enter_context(Admin({"bootstrap.servers": broker.bootstrap_servers}))
-    tool = None if isinstance(broker, ServedBroker) else broker.run_tool
+    tool = None if isinstance(broker, BrokerProcess) else broker.run_tool
     return Side(name, broker.bootstrap_servers, broker.pid, root / name, admin, tool)
 
 

@@ -15,7 +15,7 @@ from oncelog.errors import OncelogError
 from oncelog.rules.idempotence.sequencer import Identity
 from oncelog.runtime.clock import Clock
 from oncelog.server.embedded import open_node
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.types import TopicPartition
 from oncelog_bench.curves import Chart, draw_curves
 from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, figure, result_of
@@ -79,7 +79,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
     for cell in plan.cells():
         with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
             written = _live(cell, Path(directory) / "data")
-            broker = ServedBroker(Path(directory) / "data")
+            broker = BrokerProcess(Path(directory) / "data")
             for repeat in range(plan.repeats):
                 seconds = broker.start()
                 broker.kill()

@@ -16,7 +16,7 @@ from typing import Any
 
 from oncelog_devtools.svg_charts import BLUE, INK, MUTED, VIOLET, Svg
 
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, figure, interleaved, result_of
 from oncelog_bench.generators import Order, generate
 from oncelog_bench.page import markdown_table, number
@@ -96,7 +96,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 def _take(plan: Plan, client: str, mode: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
-        broker = ServedBroker(Path(directory) / "broker", settings={"num.partitions": plan.partitions})
+        broker = BrokerProcess(Path(directory) / "broker", settings={"num.partitions": plan.partitions})
         with broker:
             paced = round(plan.paced_per_s * plan.paced_seconds)
             slow = generate(_order(plan, client, mode, broker, paced, plan.paced_per_s))
@@ -118,7 +118,9 @@ def _take(plan: Plan, client: str, mode: str) -> dict[str, float]:
     }
 
 
-def _order(plan: Plan, client: str, mode: str, broker: ServedBroker, records: int, rate: int | None) -> Order:
+def _order(
+    plan: Plan, client: str, mode: str, broker: BrokerProcess, records: int, rate: int | None
+) -> Order:
     settings: dict[str, Any] = {
         **SETTINGS,
         "bootstrap.servers": broker.bootstrap_servers,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oncelog.client.admin.blocking import Admin, NewTopic
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.wire.messages import MetadataRequest
 from oncelog_bench.curves import Chart, draw_curves
 from oncelog_bench.framework import Metric, OnSample, Result, compare, result_of
@@ -60,7 +60,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def _take(count: int, directory: Path) -> dict[str, float]:
-    broker = ServedBroker(directory / "data")
+    broker = BrokerProcess(directory / "data")
     topics = [
         NewTopic(f"bench-{first:05}", min(PER_TOPIC, count - first), 1)
         for first in range(0, count, PER_TOPIC)
@@ -92,7 +92,7 @@ def _open_files(pid: int) -> float:
     return float(len(os.listdir(directory))) if directory.exists() else float("nan")
 
 
-def _metadata_ms(broker: ServedBroker) -> float:
+def _metadata_ms(broker: BrokerProcess) -> float:
     with closing(connect(broker.bootstrap_servers)) as connected:
         ask(connected, MetadataRequest(topics=None), METADATA_VERSION)
         began = time.perf_counter()

@@ -13,7 +13,7 @@ from typing import Any
 
 from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.errors import OncelogError
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.wire.batch import build_batch
 from oncelog.wire.frames import decode_response, encode_request
 from oncelog.wire.header import assign_producer
@@ -83,7 +83,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def _take(plan: Plan, ids: int, directory: Path) -> dict[str, float]:
-    with ServedBroker(directory / "data") as broker:
+    with BrokerProcess(directory / "data") as broker:
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             admin.create_topics([NewTopic(TOPIC, 1, 1, {"segment.bytes": SEGMENT_BYTES})])
         before_mb = rss_mb(broker.pid)
@@ -101,7 +101,7 @@ def _take(plan: Plan, ids: int, directory: Path) -> dict[str, float]:
     }
 
 
-def _append_once_each(broker: ServedBroker, connected: socket.socket, ids: int, *, sequence: int) -> float:
+def _append_once_each(broker: BrokerProcess, connected: socket.socket, ids: int, *, sequence: int) -> float:
     """One record of each id, pipelined; broker microseconds each."""
     used = cpu_seconds(broker.pid)
     for first in range(0, ids, PIPELINED):
@@ -137,7 +137,7 @@ def _check(frame: bytearray) -> None:
         raise OncelogError(f"the broker refused a batch with error {part.error_code}: {part.error_message}")
 
 
-def _watch(broker: ServedBroker, seconds: float) -> tuple[float, float]:
+def _watch(broker: BrokerProcess, seconds: float) -> tuple[float, float]:
     """Roll segments with batches of 900 KB; the longest wait of a small request, and how many rolled.
 
     A request of each kind in turns on two connections: the pause seen is the broker's, not the disk's.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import OncelogError
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.types import TopicPartition
 from oncelog_bench.curves import Chart, draw_curves, lines_of
 from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, figure, result_of
@@ -92,7 +92,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def _take(cell: Cell, directory: Path) -> dict[str, float]:
-    broker = ServedBroker(directory / "data")
+    broker = BrokerProcess(directory / "data")
     try:
         empty_s = broker.start()
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
@@ -114,7 +114,7 @@ def _take(cell: Cell, directory: Path) -> dict[str, float]:
     }
 
 
-def _send(broker: ServedBroker, megabytes: int, batches: str) -> int:
+def _send(broker: BrokerProcess, megabytes: int, batches: str) -> int:
     """Idempotent records of 1 KB in batches of about that size; how many."""
     batch_bytes = {"1 KB": 1, "16 KB": 16_384, "512 KB": 524_288}[batches]
     value, count = bytes(RECORD_BYTES), megabytes * 1_000_000 // RECORD_BYTES
@@ -125,7 +125,7 @@ def _send(broker: ServedBroker, megabytes: int, batches: str) -> int:
     return count
 
 
-def _check(broker: ServedBroker, sent: int) -> None:
+def _check(broker: BrokerProcess, sent: int) -> None:
     at = TopicPartition(TOPIC, 0)
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
         stored = admin.list_offsets({at: "latest"})[at].offset

@@ -14,7 +14,7 @@ from oncelog_devtools.apache_kafka import ApacheKafka, PartMissing
 from oncelog_devtools.svg_charts import BLUE, WARN, bar_chart
 
 from oncelog.client.admin.blocking import Admin, NewTopic
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog_bench.brokers import BROKERS
 from oncelog_bench.framework import (
     KAFKA,
@@ -100,7 +100,7 @@ def _prepare(name: str, directory: Path) -> _Startable:
     """A directory with one topic in it, left by a clean stop."""
     directory.mkdir()
     if name == OURS:
-        broker = ServedBroker(directory / "data")
+        broker = BrokerProcess(directory / "data")
         with _stopped_after(broker.start, broker.stop):
             _create_topic(broker.bootstrap_servers)
         return _Startable(broker.start, lambda: broker.pid, broker.stop, broker.bootstrap_servers)

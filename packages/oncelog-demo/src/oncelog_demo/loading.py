@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from oncelog.errors import OncelogError
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy.events import Direction, WireEvent
 from oncelog.testing.proxy.proxy import Proxy
 from oncelog.testing.proxy.rules import Action, Rule
@@ -84,7 +84,7 @@ class Load:
 def run_load(
     semantics: Semantics,
     flights: Flights,
-    broker: ServedBroker,
+    broker: BrokerProcess,
     *,
     seed: int,
     rules: Sequence[Rule],
@@ -127,7 +127,7 @@ def run_load(
     return load
 
 
-def _kill_and_restart(broker: ServedBroker, load: Load, began: float) -> None:
+def _kill_and_restart(broker: BrokerProcess, load: Load, began: float) -> None:
     broker.kill()
     load.killed_at_s = time.monotonic() - began
     load.restart_seconds = broker.start()

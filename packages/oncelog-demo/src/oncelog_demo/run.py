@@ -14,7 +14,7 @@ from oncelog_devtools.progress import Showing
 
 from oncelog.errors import OncelogError
 from oncelog.spark.session import check_spark, local_session
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog_demo import pipeline
 from oncelog_demo.driver_kill import OURS, SPARKS, Enrichment, SparkSink, run_enrichment
 from oncelog_demo.flights import Flights, delays_by_carrier_and_hour, enriched_truth, load_flights
@@ -97,7 +97,7 @@ def run_demo(
     with steps.step("read the flights"):
         flights = load_flights(rows)
     result = DemoResult(len(flights), seed, step_seconds=steps.seconds)
-    with ServedBroker(work_dir / "broker") as broker:
+    with BrokerProcess(work_dir / "broker") as broker:
         create_topics(broker.bootstrap_servers)
         loads = [
             _load(semantics, flights, broker, seed, steps)
@@ -146,7 +146,7 @@ def create_topics(bootstrap_servers: str) -> None:
         )
 
 
-def _load(semantics: Semantics, flights: Flights, broker: ServedBroker, seed: int, steps: _Steps) -> Load:
+def _load(semantics: Semantics, flights: Flights, broker: BrokerProcess, seed: int, steps: _Steps) -> Load:
     with steps.step(f"load {semantics.name}", len(flights)) as advance_to:
         return run_load(
             semantics,
@@ -159,7 +159,7 @@ def _load(semantics: Semantics, flights: Flights, broker: ServedBroker, seed: in
 
 
 def _enrich(
-    sink: SparkSink, flights: Flights, broker: ServedBroker, seed: int, work_dir: Path, steps: _Steps
+    sink: SparkSink, flights: Flights, broker: BrokerProcess, seed: int, work_dir: Path, steps: _Steps
 ) -> Enrichment:
     with steps.step(f'enrich into format("{sink.format}"), driver killed', len(flights)) as advance_to:
         return run_enrichment(

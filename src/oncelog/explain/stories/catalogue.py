@@ -1,12 +1,12 @@
-"""All stories by name, in the order in which they are listed."""
+"""The catalogue of stories, in the order of `oncelog explain --list`."""
 
 from __future__ import annotations
 
 from oncelog.errors import MisuseError
 from oncelog.explain.stories import delivery, epochs, flows, restart, transaction_flow
-from oncelog.explain.stories.scene import Scene
-from oncelog.explain.stories.stage import Stage
+from oncelog.explain.stories.environment import StoryEnvironment
 from oncelog.explain.stories.story import Story
+from oncelog.explain.stories.story_run import StoryRun
 
 STORIES: dict[str, Story] = {
     story.name: story
@@ -30,15 +30,15 @@ STORIES: dict[str, Story] = {
 }
 
 
-def play(name: str, bootstrap_servers: str | None = None) -> list[Scene]:
-    """Run a story for real and return its scenes.
+def play(name: str, bootstrap_servers: str | None = None) -> list[StoryRun]:
+    """Execute a story and return its runs.
 
-    `bootstrap_servers` None: on a broker inside this process. Raises MisuseError for an unknown
-    name, OncelogError when the story cannot go on.
+    `bootstrap_servers` None: with a broker inside this process. Raises MisuseError for an unknown name, and
+    OncelogError if the story cannot be completed.
     """
     story = STORIES.get(name)
     if story is None:
         raise MisuseError(f"no story {name!r}; there are {', '.join(STORIES)}")
-    with Stage(bootstrap_servers) as stage:
-        story.run(stage)
-        return stage.scenes
+    with StoryEnvironment(bootstrap_servers) as environment:
+        story.run(environment)
+        return environment.runs

@@ -1,26 +1,26 @@
-"""Stories of epochs and of state that is gone: the cache miss, the late message, the forgotten producer."""
+"""Stories of producer epochs and lost producer state: cache miss, late message, unknown producer."""
 
 from __future__ import annotations
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError, OncelogError
-from oncelog.explain.stories.flows import numbers, offsets_told, send_and_wait
-from oncelog.explain.stories.scene import (
+from oncelog.explain.stories.environment import StoryEnvironment, create_topic, delete_topic
+from oncelog.explain.stories.flows import numbers, reported_offsets, send_and_wait
+from oncelog.explain.stories.story import story
+from oncelog.explain.stories.story_run import (
     PATIENCE_SECONDS,
     RECORDS_PER_BATCH,
-    Scene,
-    fate_seen,
-    requests_at_broker,
+    StoryRun,
+    has_fate,
+    has_requests_at_broker,
 )
-from oncelog.explain.stories.stage import Stage, create_topic, delete_topic
-from oncelog.explain.stories.story import story
 from oncelog.testing.proxy.events import Direction, Fate, WireEvent
 from oncelog.testing.proxy.rules import Action, Rule
 from oncelog.types import TopicPartition
 
 REMEMBERED_BATCHES = 5
-"""How many batches a broker remembers of a producer and partition."""
+"""Batches that a broker remembers per producer and partition (Kafka's ProducerStateEntry)."""
 
 
 @story(
@@ -33,56 +33,56 @@ REMEMBERED_BATCHES = 5
         "flight at most."
     ),
 )
-def cache_miss(stage: Stage) -> None:
-    _six_in_flight(stage)
-    _five_in_flight(stage)
+def cache_miss(environment: StoryEnvironment) -> None:
+    _six_in_flight(environment)
+    _five_in_flight(environment)
 
 
-def _six_in_flight(stage: Stage) -> None:
+def _six_in_flight(environment: StoryEnvironment) -> None:
     heading = "The limit of five forced off: six in flight, the first acknowledgement lost"
-    with stage.scene(heading, [_hold_answer(2)]) as scene:
-        _lose_first_of(scene, 6, {"oncelog.unsafe.max.in.flight": 6})
-        epochs = [batch.producer_epoch for batch in scene.batches_at_broker()]
-        scene.check("the retry of the first is refused: only five are remembered", bool(scene.errors()))
-        scene.check("the producer takes that for a loss, raises its epoch and sends on from 0", 1 in epochs)
-    scene.check("records are stored a second time", scene.counts.doubled >= RECORDS_PER_BATCH)
-    scene.check("nothing is lost", scene.counts.lost == 0)
+    with environment.run(heading, [_hold_response(2)]) as run:
+        _lose_first_of(run, 6, {"oncelog.unsafe.max.in.flight": 6})
+        epochs = [batch.producer_epoch for batch in run.batches_at_broker()]
+        run.check("the retry of the first is refused: only five are remembered", bool(run.errors()))
+        run.check("the producer takes that for a loss, raises its epoch and sends on from 0", 1 in epochs)
+    run.check("records are stored a second time", run.counts.doubled >= RECORDS_PER_BATCH)
+    run.check("nothing is lost", run.counts.lost == 0)
 
 
-def _five_in_flight(stage: Stage) -> None:
+def _five_in_flight(environment: StoryEnvironment) -> None:
     heading = "The limit in force: five in flight, the first acknowledgement lost"
-    with stage.scene(heading, [_hold_answer(2)]) as scene:
-        refusal = _refusal_of_six(scene)
-        scene.check("asking for six is refused, naming both settings", _names_both(refusal))
-        _lose_first_of(scene, REMEMBERED_BATCHES, {})
-        retried = scene.offsets()[1 + REMEMBERED_BATCHES]
-        scene.check("the retry of the first is recognised", retried == RECORDS_PER_BATCH)
-        scene.check("nothing is refused", scene.errors() == [])
-        scene.check("the epoch stays", {batch.producer_epoch for batch in scene.batches_at_broker()} == {0})
+    with environment.run(heading, [_hold_response(2)]) as run:
+        refusal = _refusal_of_six(run)
+        run.check("asking for six is refused, naming both settings", _names_both(refusal))
+        _lose_first_of(run, REMEMBERED_BATCHES, {})
+        retried = run.offsets()[1 + REMEMBERED_BATCHES]
+        run.check("the retry of the first is recognised", retried == RECORDS_PER_BATCH)
+        run.check("nothing is refused", run.errors() == [])
+        run.check("the epoch stays", {batch.producer_epoch for batch in run.batches_at_broker()} == {0})
     in_order = list(numbers(1 + REMEMBERED_BATCHES))
-    scene.check("the log holds every record once, in order", scene.log == in_order)
+    run.check("the log holds every record once, in order", run.log == in_order)
 
 
-def _hold_answer(nth: int) -> Rule:
+def _hold_response(nth: int) -> Rule:
     return Rule(action=Action.HOLD, api="Produce", direction="response", nth=nth)
 
 
-def _lose_first_of(scene: Scene, batches: int, settings: dict[str, object]) -> None:
-    """After one acknowledged batch, store so many with the first answer held, then lose all those."""
-    with scene.producer(settings) as producer:
-        futures = scene.send(producer, numbers(1 + batches))
-        scene.wait_until("all batches to arrive", requests_at_broker(1 + batches))
-        queued = fate_seen(Fate.QUEUED, Direction.RESPONSE, batches - 1)
-        scene.wait_until("all batches to be answered", queued)
-        scene.proxy.release(lose=True)
+def _lose_first_of(run: StoryRun, batches: int, settings: dict[str, object]) -> None:
+    """Send one batch that is acknowledged, then `batches` whose responses are held and lost."""
+    with run.producer(settings) as producer:
+        futures = run.send(producer, numbers(1 + batches))
+        run.wait_until("all batches to arrive", has_requests_at_broker(1 + batches))
+        queued = has_fate(Fate.QUEUED, Direction.RESPONSE, batches - 1)
+        run.wait_until("all batches to be answered", queued)
+        run.proxy.release(lose=True)
         producer.flush(PATIENCE_SECONDS)
-        offsets_told(futures)
+        reported_offsets(futures)
 
 
-def _refusal_of_six(scene: Scene) -> str:
+def _refusal_of_six(run: StoryRun) -> str:
     settings = {"enable.idempotence": "true", "max.in.flight.requests.per.connection": 6}
     try:
-        scene.producer(settings).close()
+        run.producer(settings).close()
     except ConfigError as error:
         return str(error)
     return ""
@@ -101,7 +101,7 @@ def _names_both(text: str) -> bool:
         "refused."
     ),
 )
-def stale_epoch(stage: Stage) -> None:
+def stale_epoch(environment: StoryEnvironment) -> None:
     rules = [
         Rule(action=Action.HOLD, api="Produce", direction="request", match=_is_second_batch, nth=1),
         Rule(
@@ -109,45 +109,49 @@ def stale_epoch(stage: Stage) -> None:
         ),
     ]
     impatient = {"linger.ms": 100, "request.timeout.ms": 400, "delivery.timeout.ms": 900}
-    with stage.scene("A batch arrives after its producer has raised the epoch", rules) as scene:
-        with scene.producer(impatient) as producer:
-            _send_batch(scene, producer, 1)
-            late = scene.send(producer, range(4, 7))
+    with environment.run("A batch arrives after its producer has raised the epoch", rules) as run:
+        with run.producer(impatient) as producer:
+            _send_batch(run, producer, 1)
+            late = run.send(producer, range(4, 7))
             producer.flush(PATIENCE_SECONDS)
             failures = [future.exception(PATIENCE_SECONDS) for future in late]
-            scene.check("the delayed records fail to the caller", all(failures))
-            _send_batch(scene, producer, 3)
-            before = _producers(scene)
-            scene.proxy.note("the delayed batch arrives")
-            scene.proxy.release()
-            scene.wait_until("the late answer", fate_seen(Fate.UNEXPECTED, Direction.RESPONSE))
-        sent = scene.batches_at_broker()
-        scene.check(
+            run.check("the delayed records fail to the caller", all(failures))
+            _send_batch(run, producer, 3)
+            before = _producers(run)
+            run.proxy.note("the delayed batch arrives")
+            run.proxy.release()
+            run.wait_until("the late answer", has_fate(Fate.UNEXPECTED, Direction.RESPONSE))
+        sent = run.batches_at_broker()
+        run.check(
             "the next batch went out under the next epoch, from sequence 0",
             (sent[1].producer_epoch, sent[1].base_sequence) == (1, 0),
         )
-        scene.check("the late batch is refused", scene.errors() == ["INVALID_PRODUCER_EPOCH"])
-        scene.check("the broker's state of the producer did not change", before == _producers(scene))
-    scene.check("the log holds the first and the third batch, once", scene.log == [1, 2, 3, 7, 8, 9])
+        run.check("the late batch is refused", run.errors() == ["INVALID_PRODUCER_EPOCH"])
+        run.check("the broker's state of the producer did not change", before == _producers(run))
+    run.check("the log holds the first and the third batch, once", run.log == [1, 2, 3, 7, 8, 9])
 
 
 def _is_second_batch(event: WireEvent) -> bool:
     return any((b.producer_epoch, b.base_sequence) == (0, RECORDS_PER_BATCH) for b in event.batches)
 
 
-def _send_batch(scene: Scene, producer: Producer, batch: int) -> None:
+def _send_batch(run: StoryRun, producer: Producer, batch: int) -> None:
     last = batch * RECORDS_PER_BATCH
-    futures = scene.send(producer, range(last - RECORDS_PER_BATCH + 1, last + 1))
+    futures = run.send(producer, range(last - RECORDS_PER_BATCH + 1, last + 1))
     producer.flush(PATIENCE_SECONDS)
-    offsets_told(futures)
+    reported_offsets(futures)
 
 
-def _producers(scene: Scene) -> list[tuple[int, int, int | None]]:
-    """What the broker remembers of partition 0: producer id, epoch, last sequence."""
-    tp = TopicPartition(scene.topic, 0)
-    with Admin({"bootstrap.servers": scene.upstream}) as admin:
+def _producers(run: StoryRun) -> list[tuple[int, int, int | None]]:
+    """Return producer id, epoch and last sequence of the producers of partition 0, as the broker knows
+    them."""
+    tp = TopicPartition(run.topic, 0)
+    with Admin({"bootstrap.servers": run.upstream}) as admin:
         described = admin.describe_producers([tp])[tp]
-    return [(each.producer_id, each.producer_epoch, each.last_sequence) for each in described.producers]
+    return [
+        (producer.producer_id, producer.producer_epoch, producer.last_sequence)
+        for producer in described.producers
+    ]
 
 
 @story(
@@ -158,25 +162,25 @@ def _producers(scene: Scene) -> list[tuple[int, int, int | None]]:
         "producer is accepted whatever its sequence; from there on sequences are checked again."
     ),
 )
-def unknown_producer(stage: Stage) -> None:
-    with stage.scene("The topic is deleted and created again while a producer goes on") as scene:
-        with scene.producer() as producer:
-            _send_batch(scene, producer, 1)
-            scene.check("before, the broker knows the producer", len(_producers(scene)) == 1)
-            _recreate_topic(scene)
-            scene.check("after, it knows none", _producers(scene) == [])
-            _send_batch(scene, producer, 2)
-        second = scene.batches_at_broker()[-1]
-        scene.check("the producer goes on with sequence 3", second.base_sequence == RECORDS_PER_BATCH)
-        scene.check("any first sequence of an unknown producer is accepted", scene.errors() == [])
-        scene.check("from there on its sequences are watched again", _producers(scene)[0][2] == 5)
-    scene.check("the new log holds the second batch alone", scene.log == [4, 5, 6])
+def unknown_producer(environment: StoryEnvironment) -> None:
+    with environment.run("The topic is deleted and created again while a producer goes on") as run:
+        with run.producer() as producer:
+            _send_batch(run, producer, 1)
+            run.check("before, the broker knows the producer", len(_producers(run)) == 1)
+            _recreate_topic(run)
+            run.check("after, it knows none", _producers(run) == [])
+            _send_batch(run, producer, 2)
+        second = run.batches_at_broker()[-1]
+        run.check("the producer goes on with sequence 3", second.base_sequence == RECORDS_PER_BATCH)
+        run.check("any first sequence of an unknown producer is accepted", run.errors() == [])
+        run.check("from there on its sequences are watched again", _producers(run)[0][2] == 5)
+    run.check("the new log holds the second batch alone", run.log == [4, 5, 6])
 
 
-def _recreate_topic(scene: Scene) -> None:
-    scene.proxy.note("the topic is deleted and created again")
-    delete_topic(scene.upstream, scene.topic)
-    create_topic(scene.upstream, scene.topic)
+def _recreate_topic(run: StoryRun) -> None:
+    run.proxy.note("the topic is deleted and created again")
+    delete_topic(run.upstream, run.topic)
+    create_topic(run.upstream, run.topic)
 
 
 @story(
@@ -187,42 +191,42 @@ def _recreate_topic(scene: Scene) -> None:
         "records sent by a new session, or to another partition, are new records."
     ),
 )
-def two_sessions(stage: Stage) -> None:
-    _second_session(stage)
-    _second_partition(stage)
+def two_sessions(environment: StoryEnvironment) -> None:
+    _second_session(environment)
+    _second_partition(environment)
 
 
-def _second_session(stage: Stage) -> None:
-    with stage.scene(
-        "The application dies before the acknowledgement and sends again", [_hold_answer(1)]
-    ) as scene:
-        first = scene.producer()
-        scene.send(first, numbers(1))
-        scene.wait_until("the first batch to be stored", fate_seen(Fate.HELD, Direction.RESPONSE))
-        scene.proxy.note("the application dies; a new one starts and sends the same records")
+def _second_session(environment: StoryEnvironment) -> None:
+    with environment.run(
+        "The application dies before the acknowledgement and sends again", [_hold_response(1)]
+    ) as run:
+        first = run.producer()
+        run.send(first, numbers(1))
+        run.wait_until("the first batch to be stored", has_fate(Fate.HELD, Direction.RESPONSE))
+        run.proxy.note("the application dies; a new one starts and sends the same records")
         _kill(first)
-        scene.proxy.release(lose=True)
-        send_and_wait(scene, 1)
-        ids = {batch.producer_id for batch in scene.batches_at_broker()}
-        scene.check("the new session has a new producer id", len(ids) == 2)
-    scene.check("the records are in the log twice", scene.counts.doubled == RECORDS_PER_BATCH)
+        run.proxy.release(lose=True)
+        send_and_wait(run, 1)
+        ids = {batch.producer_id for batch in run.batches_at_broker()}
+        run.check("the new session has a new producer id", len(ids) == 2)
+    run.check("the records are in the log twice", run.counts.doubled == RECORDS_PER_BATCH)
 
 
 def _kill(producer: Producer) -> None:
-    """End a producer without waiting for what is in flight, as a crash would."""
+    """Stop a producer without waiting for requests in flight, as in a crash."""
     try:
         producer.close(0)
     except OncelogError:
         pass  # it says that records were not delivered, which is the point
 
 
-def _second_partition(stage: Stage) -> None:
-    with stage.scene("One producer sends the same records to two partitions", partitions=2) as scene:
-        with scene.producer() as producer:
-            futures = [f for partition in (0, 1) for f in scene.send(producer, numbers(1), partition)]
+def _second_partition(environment: StoryEnvironment) -> None:
+    with environment.run("One producer sends the same records to two partitions", partitions=2) as run:
+        with run.producer() as producer:
+            futures = [f for partition in (0, 1) for f in run.send(producer, numbers(1), partition)]
             producer.flush(PATIENCE_SECONDS)
-            offsets_told(futures)
-        sent = scene.batches_at_broker()
-        scene.check("both partitions count sequences from 0", [b.base_sequence for b in sent] == [0, 0])
-        scene.check("both batches are stored", scene.errors() == [])
-    scene.check("the records are in the topic twice", scene.log == [*numbers(1), *numbers(1)])
+            reported_offsets(futures)
+        sent = run.batches_at_broker()
+        run.check("both partitions count sequences from 0", [b.base_sequence for b in sent] == [0, 0])
+        run.check("both batches are stored", run.errors() == [])
+    run.check("the records are in the topic twice", run.log == [*numbers(1), *numbers(1)])

@@ -1,12 +1,12 @@
-"""The sequence flows: what the wire carries when acknowledgements or batches are lost or overtaken."""
+"""Stories of sequence numbers: acknowledgements or batches that are lost, and batches out of order."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 
-from oncelog.explain.stories.scene import PATIENCE_SECONDS, RECORDS_PER_BATCH, Scene
-from oncelog.explain.stories.stage import Stage
+from oncelog.explain.stories.environment import StoryEnvironment
 from oncelog.explain.stories.story import story
+from oncelog.explain.stories.story_run import PATIENCE_SECONDS, RECORDS_PER_BATCH, StoryRun
 from oncelog.testing.proxy.rules import Action, Rule
 from oncelog.types import RecordMetadata
 
@@ -15,30 +15,31 @@ OUT_OF_ORDER = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
 def in_flight_together(later: int) -> Rule:
-    """Hold the second acknowledgement until so many later batches went by: so they are in flight together.
+    """Return a rule that puts `later` batches in flight together with the second one, by holding its
+    acknowledgement.
 
-    The first passes: a producer may wait for it, since a broker that does not know the producer
-    yet would accept any batch as its first.
+    The first acknowledgement passes, because a producer may wait for it: a broker that does not know the
+    producer would accept any batch as its first.
     """
     return Rule(action=Action.HOLD, api="Produce", direction="response", nth=2, release_after=later)
 
 
 def numbers(batches: int) -> range:
-    """The record numbers of so many batches."""
+    """Return the record numbers of this number of batches."""
     return range(1, batches * RECORDS_PER_BATCH + 1)
 
 
-def offsets_told(futures: list[Future[RecordMetadata]]) -> list[int | None]:
-    """The offsets the application was told."""
+def reported_offsets(futures: list[Future[RecordMetadata]]) -> list[int | None]:
+    """Return the offsets that the application received."""
     return [future.result(PATIENCE_SECONDS).offset for future in futures]
 
 
-def send_and_wait(scene: Scene, batches: int, settings: dict[str, object] | None = None) -> list[int | None]:
-    """Send so many batches with one producer and wait for all; the offsets it was told."""
-    with scene.producer(settings) as producer:
-        futures = scene.send(producer, numbers(batches))
+def send_and_wait(run: StoryRun, batches: int, settings: dict[str, object] | None = None) -> list[int | None]:
+    """Send batches with one producer and wait for all. Return the reported offsets."""
+    with run.producer(settings) as producer:
+        futures = run.send(producer, numbers(batches))
         producer.flush(PATIENCE_SECONDS)
-        return offsets_told(futures)
+        return reported_offsets(futures)
 
 
 @story(
@@ -46,14 +47,12 @@ def send_and_wait(scene: Scene, batches: int, settings: dict[str, object] | None
     title="Every batch acknowledged",
     text="Several batches are in flight at once. Their sequence numbers count records: 0, 3, 6, 9, 12.",
 )
-def all_acked(stage: Stage) -> None:
-    with stage.scene("Five batches, five acknowledgements", [in_flight_together(3)]) as scene:
-        told = send_and_wait(scene, 5)
-        scene.check(
-            "five batches crossed, once each, in order", scene.sequences_at_broker() == [0, 3, 6, 9, 12]
-        )
-        scene.check("every record was told its offset", told == list(range(15)))
-    _exactly_once(scene)
+def all_acked(environment: StoryEnvironment) -> None:
+    with environment.run("Five batches, five acknowledgements", [in_flight_together(3)]) as run:
+        reported = send_and_wait(run, 5)
+        run.check("five batches crossed, once each, in order", run.sequences_at_broker() == [0, 3, 6, 9, 12])
+        run.check("every record was told its offset", reported == list(range(15)))
+    _exactly_once(run)
 
 
 @story(
@@ -65,15 +64,15 @@ def all_acked(stage: Stage) -> None:
         "answers with the original offset instead of storing it twice."
     ),
 )
-def lost_ack(stage: Stage) -> None:
+def lost_ack(environment: StoryEnvironment) -> None:
     rule = Rule(action=Action.CUT, api="Produce", direction="response", nth=1)
-    with stage.scene("The acknowledgement is lost, idempotence on", [rule]) as scene:
-        told = send_and_wait(scene, 1)
-        first, second = scene.batches_at_broker()
-        scene.check("the retry carries the same producer id, epoch and sequences", first == second)
-        scene.check("it is acknowledged with the original offset", scene.offsets() == [0, 0])
-        scene.check("the application is told that offset", told == [0, 1, 2])
-    _exactly_once(scene)
+    with environment.run("The acknowledgement is lost, idempotence on", [rule]) as run:
+        reported = send_and_wait(run, 1)
+        first, second = run.batches_at_broker()
+        run.check("the retry carries the same producer id, epoch and sequences", first == second)
+        run.check("it is acknowledged with the original offset", run.offsets() == [0, 0])
+        run.check("the application is told that offset", reported == [0, 1, 2])
+    _exactly_once(run)
 
 
 @story(
@@ -81,17 +80,17 @@ def lost_ack(stage: Stage) -> None:
     title="The lost acknowledgement without idempotence",
     text="The same loss, and nothing in the batch by which the broker could recognise the retry.",
 )
-def lost_ack_without_idempotence(stage: Stage) -> None:
+def lost_ack_without_idempotence(environment: StoryEnvironment) -> None:
     rule = Rule(action=Action.CUT, api="Produce", direction="response", nth=1)
-    with stage.scene("The acknowledgement is lost, idempotence off", [rule]) as scene:
-        told = send_and_wait(scene, 1, NOT_IDEMPOTENT)
-        scene.check(
-            "no batch carries a producer id", {b.producer_id for b in scene.batches_at_broker()} == {None}
+    with environment.run("The acknowledgement is lost, idempotence off", [rule]) as run:
+        reported = send_and_wait(run, 1, NOT_IDEMPOTENT)
+        run.check(
+            "no batch carries a producer id", {b.producer_id for b in run.batches_at_broker()} == {None}
         )
-        scene.check("the retry is stored again, at new offsets", scene.offsets() == [0, 3])
-        scene.check("the application is told only the second place", told == [3, 4, 5])
-    scene.check("the log holds every record twice", scene.counts.doubled == RECORDS_PER_BATCH)
-    scene.check("nothing is lost", scene.counts.lost == 0)
+        run.check("the retry is stored again, at new offsets", run.offsets() == [0, 3])
+        run.check("the application is told only the second place", reported == [3, 4, 5])
+    run.check("the log holds every record twice", run.counts.doubled == RECORDS_PER_BATCH)
+    run.check("nothing is lost", run.counts.lost == 0)
 
 
 @story(
@@ -99,18 +98,18 @@ def lost_ack_without_idempotence(stage: Stage) -> None:
     title="The acknowledgements of the last two of five batches lost",
     text="Five batches are stored, three are acknowledged. The other two are sent again and recognised.",
 )
-def lost_acks(stage: Stage) -> None:
+def lost_acks(environment: StoryEnvironment) -> None:
     cut = Rule(action=Action.CUT, api="Produce", direction="response", nth=4)
     heading = "Five batches, the acknowledgements of the fourth and fifth lost"
-    with stage.scene(heading, [in_flight_together(3), cut]) as scene:
-        told = send_and_wait(scene, 5)
-        sequences = scene.sequences_at_broker()
-        scene.check("only the fourth and fifth are sent again", sequences == [0, 3, 6, 9, 12, 9, 12])
-        scene.check(
-            "both are acknowledged with their original offsets", scene.offsets() == [0, 3, 6, 9, 12, 9, 12]
+    with environment.run(heading, [in_flight_together(3), cut]) as run:
+        reported = send_and_wait(run, 5)
+        sequences = run.sequences_at_broker()
+        run.check("only the fourth and fifth are sent again", sequences == [0, 3, 6, 9, 12, 9, 12])
+        run.check(
+            "both are acknowledged with their original offsets", run.offsets() == [0, 3, 6, 9, 12, 9, 12]
         )
-        scene.check("every record was told its offset", told == list(range(15)))
-    _exactly_once(scene)
+        run.check("every record was told its offset", reported == list(range(15)))
+    _exactly_once(run)
 
 
 @story(
@@ -122,21 +121,21 @@ def lost_acks(stage: Stage) -> None:
         "had."
     ),
 )
-def lost_batch(stage: Stage) -> None:
+def lost_batch(environment: StoryEnvironment) -> None:
     rules = [
         Rule(action=Action.DROP, api="Produce", direction="request", nth=3),
         in_flight_together(2),
     ]
-    with stage.scene("Five batches, the third lost on its way", rules) as scene:
-        told = send_and_wait(scene, 5)
-        sequences = scene.sequences_at_broker()
-        scene.check("the fourth and fifth arrive without the third", sequences[:4] == [0, 3, 9, 12])
-        scene.check("the broker refuses them: a gap", scene.errors() == [OUT_OF_ORDER] * 2)
-        scene.check("after the time-out all three are sent again in order", sequences[4:] == [6, 9, 12])
-        epochs = {batch.producer_epoch for batch in scene.batches_at_broker()}
-        scene.check("with the sequences they had, under the same epoch", epochs == {0})
-        scene.check("every record was told its offset", told == list(range(15)))
-    _exactly_once(scene)
+    with environment.run("Five batches, the third lost on its way", rules) as run:
+        reported = send_and_wait(run, 5)
+        sequences = run.sequences_at_broker()
+        run.check("the fourth and fifth arrive without the third", sequences[:4] == [0, 3, 9, 12])
+        run.check("the broker refuses them: a gap", run.errors() == [OUT_OF_ORDER] * 2)
+        run.check("after the time-out all three are sent again in order", sequences[4:] == [6, 9, 12])
+        epochs = {batch.producer_epoch for batch in run.batches_at_broker()}
+        run.check("with the sequences they had, under the same epoch", epochs == {0})
+        run.check("every record was told its offset", reported == list(range(15)))
+    _exactly_once(run)
 
 
 @story(
@@ -147,19 +146,19 @@ def lost_batch(stage: Stage) -> None:
         "puts it back in its queue in sequence order, and the partition ends as 1 to 9."
     ),
 )
-def reorder(stage: Stage) -> None:
+def reorder(environment: StoryEnvironment) -> None:
     rule = Rule(action=Action.HOLD, api="Produce", direction="request", nth=2, release_after=1)
-    with stage.scene("The third batch overtakes the second", [rule]) as scene:
-        told = send_and_wait(scene, 3)
-        sequences = scene.sequences_at_broker()
-        scene.check("the broker is given 1-3, 7-9, 4-6, and 7-9 again", sequences == [0, 6, 3, 6])
-        scene.check("7-9 is refused while 4-6 is missing", scene.errors() == [OUT_OF_ORDER])
-        scene.check("every record was told its offset", told == list(range(9)))
-    _exactly_once(scene)
+    with environment.run("The third batch overtakes the second", [rule]) as run:
+        reported = send_and_wait(run, 3)
+        sequences = run.sequences_at_broker()
+        run.check("the broker is given 1-3, 7-9, 4-6, and 7-9 again", sequences == [0, 6, 3, 6])
+        run.check("7-9 is refused while 4-6 is missing", run.errors() == [OUT_OF_ORDER])
+        run.check("every record was told its offset", reported == list(range(9)))
+    _exactly_once(run)
 
 
-def _exactly_once(scene: Scene) -> None:
-    """After a scene: the log holds every record once, in the order of sending."""
-    counts = scene.counts
-    scene.check("the log holds every record once, in order", scene.log == list(range(1, counts.sent + 1)))
-    scene.check("every record was acknowledged", counts.acknowledged == counts.sent)
+def _exactly_once(run: StoryRun) -> None:
+    """Check that the log of a completed run holds every record once, in the order of sending."""
+    counts = run.counts
+    run.check("the log holds every record once, in order", run.log == list(range(1, counts.sent + 1)))
+    run.check("every record was acknowledged", counts.acknowledged == counts.sent)

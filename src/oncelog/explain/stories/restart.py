@@ -1,4 +1,4 @@
-"""A broker killed between storing and acknowledging."""
+"""The story of a broker that is killed between the append and its acknowledgement."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import tempfile
 from pathlib import Path
 
 from oncelog.errors import MisuseError
-from oncelog.explain.stories.flows import numbers, offsets_told
-from oncelog.explain.stories.scene import PATIENCE_SECONDS, Scene, fate_seen
-from oncelog.explain.stories.stage import Stage
+from oncelog.explain.stories.environment import StoryEnvironment
+from oncelog.explain.stories.flows import numbers, reported_offsets
 from oncelog.explain.stories.story import story
-from oncelog.testing.broker_process import ServedBroker
+from oncelog.explain.stories.story_run import PATIENCE_SECONDS, StoryRun, has_fate
+from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy.events import Direction, Fate
 from oncelog.testing.proxy.rules import Action, Rule
 
@@ -23,37 +23,37 @@ from oncelog.testing.proxy.rules import Action, Rule
         "what it knows of producers from its log, so the retry is recognised after the restart."
     ),
 )
-def restart(stage: Stage) -> None:
-    if not stage.is_own_broker:
+def restart(environment: StoryEnvironment) -> None:
+    if not environment.is_own_broker:
         raise MisuseError(
             "this story kills its broker, so it runs on its own only: leave --bootstrap-server out"
         )
     rule = Rule(action=Action.HOLD, api="Produce", direction="response", nth=2)
     with (
         tempfile.TemporaryDirectory(prefix="oncelog-explain-") as directory,
-        ServedBroker(Path(directory) / "data") as broker,
+        BrokerProcess(Path(directory) / "data") as broker,
     ):
         heading = "SIGKILL while the acknowledgement is under way"
-        with stage.scene(heading, [rule], upstream=broker.bootstrap_servers) as scene:
-            told = _play(scene, broker)
-            sequences, offsets = scene.sequences_at_broker(), scene.offsets()
-            scene.check("the retry crosses the restart with the same sequences", sequences == [0, 3, 3])
-            scene.check("it is recognised and told its original offset", offsets == [0, 3, 3])
-            scene.check("the application is told that offset", told == list(range(6)))
-        scene.check("the log holds every record once, in order", scene.log == list(numbers(2)))
+        with environment.run(heading, [rule], upstream=broker.bootstrap_servers) as run:
+            reported = _play(run, broker)
+            sequences, offsets = run.sequences_at_broker(), run.offsets()
+            run.check("the retry crosses the restart with the same sequences", sequences == [0, 3, 3])
+            run.check("it is recognised and told its original offset", offsets == [0, 3, 3])
+            run.check("the application is told that offset", reported == list(range(6)))
+        run.check("the log holds every record once, in order", run.log == list(numbers(2)))
 
 
-def _play(scene: Scene, broker: ServedBroker) -> list[int | None]:
-    """Send two batches, kill the broker before the second is acknowledged; the offsets told."""
-    with scene.producer() as producer:
-        futures = scene.send(producer, range(1, 4))
+def _play(run: StoryRun, broker: BrokerProcess) -> list[int | None]:
+    """Send two batches and kill the broker before it acknowledges the second. Return the reported offsets."""
+    with run.producer() as producer:
+        futures = run.send(producer, range(1, 4))
         producer.flush(PATIENCE_SECONDS)
-        futures += scene.send(producer, range(4, 7))
-        scene.wait_until("the second batch to be stored", fate_seen(Fate.HELD, Direction.RESPONSE))
-        scene.proxy.note("the broker is killed with SIGKILL")
+        futures += run.send(producer, range(4, 7))
+        run.wait_until("the second batch to be stored", has_fate(Fate.HELD, Direction.RESPONSE))
+        run.proxy.note("the broker is killed with SIGKILL")
         broker.kill()
-        scene.proxy.release(lose=True)
+        run.proxy.release(lose=True)
         broker.start()
-        scene.proxy.note("the broker has started again and recovered its log")
+        run.proxy.note("the broker has started again and recovered its log")
         producer.flush(PATIENCE_SECONDS)
-        return offsets_told(futures)
+        return reported_offsets(futures)

@@ -1,27 +1,27 @@
-"""A story: what it is called, what it says, and the function that plays it."""
+"""A story: its name, its title, its text, and the function that executes it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from oncelog.explain.stories.stage import Stage
+from oncelog.explain.stories.environment import StoryEnvironment
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A story to play.
+    """A story of `oncelog explain`.
 
-    `title` is one line, `text` one paragraph: how it goes and why. Both are data, for `python -OO` drops
-    docstrings.
+    `title` is one line. `text` is one paragraph: what happens and why. They are no docstrings because `python
+    -OO` removes those.
     """
 
     name: str
     title: str
     text: str
-    run: Callable[[Stage], None]
+    run: Callable[[StoryEnvironment], None]
 
 
-def story(*, name: str, title: str, text: str) -> Callable[[Callable[[Stage], None]], Story]:
-    """Return a decorator that makes the function which plays a story into that `Story`."""
+def story(*, name: str, title: str, text: str) -> Callable[[Callable[[StoryEnvironment], None]], Story]:
+    """Return a decorator that turns a function into a `Story`."""
     return lambda run: Story(name, title, text, run)

@@ -1,4 +1,5 @@
-"""Stories of transactions: the flow on the wire and in the logs, the fenced instance, the lost commit."""
+"""Stories of transactions: messages and log records of one, a fenced instance, a lost response to a
+commit."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from collections.abc import Iterator
 from oncelog.client.consumer.blocking import Consumer
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import BrokerError, OncelogError
-from oncelog.explain.stories.scene import PATIENCE_SECONDS, Scene
-from oncelog.explain.stories.stage import Stage
+from oncelog.explain.stories.environment import StoryEnvironment
 from oncelog.explain.stories.story import story
+from oncelog.explain.stories.story_run import PATIENCE_SECONDS, StoryRun
 from oncelog.server.embedded import Broker
 from oncelog.testing.proxy.rules import Action, Rule
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
@@ -38,46 +39,46 @@ _STATES = {
         "it is complete (CompleteCommit). What was written is read back from the logs afterwards."
     ),
 )
-def transaction(stage: Stage) -> None:
-    with stage.scene("Committed, as the cluster does it", partitions=2) as scene:
-        _commit(scene)
+def transaction(environment: StoryEnvironment) -> None:
+    with environment.run("Committed, as the cluster does it", partitions=2) as run:
+        _commit(run)
     with (
         Broker(config={"oncelog.transaction.version": 0}) as classic,
-        stage.scene(
+        environment.run(
             "Committed, as it was before transaction version 2",
             partitions=2,
             upstream=classic.bootstrap_servers,
-        ) as scene,
+        ) as run,
     ):
-        _commit(scene)
-        apis = [event.api for event in scene.proxy.events]
-        scene.check("partitions and offsets are announced first", "AddOffsetsToTxn" in apis)
-    with stage.scene("Aborted: the records are in the log, and nobody sees them", partitions=2) as scene:
-        _abort(scene)
+        _commit(run)
+        apis = [event.api for event in run.proxy.events]
+        run.check("partitions and offsets are announced first", "AddOffsetsToTxn" in apis)
+    with environment.run("Aborted: the records are in the log, and nobody sees them", partitions=2) as run:
+        _abort(run)
 
 
-def _commit(scene: Scene) -> None:
+def _commit(run: StoryRun) -> None:
     name, group = _names()
-    with _producer(scene, name) as producer:
-        _work(scene, producer, group)
-        scene.proxy.note("commit")
+    with _producer(run, name) as producer:
+        _work(run, producer, group)
+        run.proxy.note("commit")
         producer.commit_transaction()
-    states = _tell_logs(scene, name)
-    scene.check("the decision is in the log before it is complete", _ends_with(states, "Commit"))
-    scene.check("the group's offset is committed", _committed(scene, group) == 3)
+    states = _describe_logs(run, name)
+    run.check("the decision is in the log before it is complete", _ends_with(states, "Commit"))
+    run.check("the group's offset is committed", _committed(run, group) == 3)
 
 
-def _abort(scene: Scene) -> None:
+def _abort(run: StoryRun) -> None:
     name, group = _names()
-    scene.is_counted = False
-    with _producer(scene, name) as producer:
-        _work(scene, producer, group)
-        scene.proxy.note("abort")
+    run.is_counted = False
+    with _producer(run, name) as producer:
+        _work(run, producer, group)
+        run.proxy.note("abort")
         producer.abort_transaction()
-    states = _tell_logs(scene, name)
-    scene.check("the decision is in the log before it is complete", _ends_with(states, "Abort"))
-    scene.check("no read_committed reader sees a record", _visible(scene) == 0)
-    scene.check("the group's offset is not committed", _committed(scene, group) is None)
+    states = _describe_logs(run, name)
+    run.check("the decision is in the log before it is complete", _ends_with(states, "Abort"))
+    run.check("no read_committed reader sees a record", _visible(run) == 0)
+    run.check("the group's offset is not committed", _committed(run, group) is None)
 
 
 @story(
@@ -89,24 +90,24 @@ def _abort(scene: Scene) -> None:
         "epoch; from then on every call of the first is refused, and nothing of it is seen."
     ),
 )
-def fenced(stage: Stage) -> None:
+def fenced(environment: StoryEnvironment) -> None:
     name, _ = _names()
-    with stage.scene("A second instance starts while the first is in the middle", partitions=2) as scene:
-        with _producer(scene, name) as first:
+    with environment.run("A second instance starts while the first is in the middle", partitions=2) as run:
+        with _producer(run, name) as first:
             first.init_transactions()
             first.begin_transaction()
-            _send_both(scene, first)
+            _send_both(run, first)
             first.flush(PATIENCE_SECONDS)
-            scene.proxy.note("a second instance starts with the same transactional id")
-            with _producer(scene, name) as second:
+            run.proxy.note("a second instance starts with the same transactional id")
+            with _producer(run, name) as second:
                 second.init_transactions()
-                scene.proxy.note("the first does not know, and wants to commit")
-                scene.check("the first is told that it is fenced", _is_refused(first))
+                run.proxy.note("the first does not know, and wants to commit")
+                run.check("the first is told that it is fenced", _is_refused(first))
                 second.begin_transaction()
-                _send_both(scene, second)
+                _send_both(run, second)
                 second.commit_transaction()
-        _tell_logs(scene, name)
-    scene.check("the records of the second are seen, once, and none of the first", scene.counts.stored == 6)
+        _describe_logs(run, name)
+    run.check("the records of the second are seen, once, and none of the first", run.counts.stored == 6)
 
 
 @story(
@@ -117,45 +118,45 @@ def fenced(stage: Stage) -> None:
         "told so as often as it asks."
     ),
 )
-def lost_commit(stage: Stage) -> None:
+def lost_commit(environment: StoryEnvironment) -> None:
     rule = Rule(action=Action.CUT, api="EndTxn", direction="response", nth=1)
     name, _ = _names()
-    with stage.scene("EndTxn is carried out, its answer lost", [rule], partitions=2) as scene:
-        with _producer(scene, name) as producer:
+    with environment.run("EndTxn is carried out, its answer lost", [rule], partitions=2) as run:
+        with _producer(run, name) as producer:
             producer.init_transactions()
             producer.begin_transaction()
-            _send_both(scene, producer)
+            _send_both(run, producer)
             producer.commit_transaction()
-        ends = [event for event in scene.proxy.events if event.api == "EndTxn" and not event.error_code]
-        scene.check("EndTxn crossed twice, and was answered with success", len(ends) >= 4)
-        states = _tell_logs(scene, name)
-        scene.check("it was committed once", states.count("CompleteCommit") == 1)
-    scene.check("every record is seen, once", (scene.counts.stored, scene.counts.doubled) == (6, 0))
+        ends = [event for event in run.proxy.events if event.api == "EndTxn" and not event.error_code]
+        run.check("EndTxn crossed twice, and was answered with success", len(ends) >= 4)
+        states = _describe_logs(run, name)
+        run.check("it was committed once", states.count("CompleteCommit") == 1)
+    run.check("every record is seen, once", (run.counts.stored, run.counts.doubled) == (6, 0))
 
 
 def _names() -> tuple[str, str]:
-    """A transactional id and a group that nobody else uses."""
+    """Return a new transactional id and a new group id."""
     number = uuid.uuid4().hex[:8]
     return f"transfers-{number}", f"readers-{number}"
 
 
-def _producer(scene: Scene, name: str) -> Producer:
-    return scene.producer({"transactional.id": name, "linger.ms": 20})
+def _producer(run: StoryRun, name: str) -> Producer:
+    return run.producer({"transactional.id": name, "linger.ms": 20})
 
 
-def _work(scene: Scene, producer: Producer, group: str) -> None:
-    """A transaction with records in both partitions and an offset, not ended yet."""
+def _work(run: StoryRun, producer: Producer, group: str) -> None:
+    """Begin a transaction and send records to both partitions and an offset, without ending it."""
     producer.init_transactions()
     producer.begin_transaction()
-    _send_both(scene, producer)
+    _send_both(run, producer)
     producer.flush(PATIENCE_SECONDS)
-    offsets = {TopicPartition(scene.topic, 0): OffsetAndMetadata(3)}
+    offsets = {TopicPartition(run.topic, 0): OffsetAndMetadata(3)}
     producer.send_offsets_to_transaction(offsets, ConsumerGroupMetadata(group))
 
 
-def _send_both(scene: Scene, producer: Producer) -> None:
+def _send_both(run: StoryRun, producer: Producer) -> None:
     for partition in (0, 1):
-        scene.send(producer, range(3 * partition + 1, 3 * partition + 4), partition)
+        run.send(producer, range(3 * partition + 1, 3 * partition + 4), partition)
 
 
 def _is_refused(producer: Producer) -> bool:
@@ -170,53 +171,59 @@ def _ends_with(states: list[str], end: str) -> bool:
     return states[-2:] == [f"Prepare{end}", f"Complete{end}"]
 
 
-def _committed(scene: Scene, group: str) -> int | None:
-    tp = TopicPartition(scene.topic, 0)
-    with Consumer({"bootstrap.servers": scene.upstream, "group.id": group}) as consumer:
-        held = consumer.committed([tp])[tp]
-    return held.offset if held else None
+def _committed(run: StoryRun, group: str) -> int | None:
+    tp = TopicPartition(run.topic, 0)
+    with Consumer({"bootstrap.servers": run.upstream, "group.id": group}) as consumer:
+        committed = consumer.committed([tp])[tp]
+    return committed.offset if committed else None
 
 
-def _visible(scene: Scene) -> int:
-    with Consumer({"bootstrap.servers": scene.upstream}) as consumer:
-        places = [TopicPartition(scene.topic, index) for index in range(scene.partitions)]
-        ends = consumer.end_offsets(places)
-        return sum(batch.num_rows for tp in places for batch in consumer.fetch_range(tp, 0, ends[tp]))
+def _visible(run: StoryRun) -> int:
+    with Consumer({"bootstrap.servers": run.upstream}) as consumer:
+        partitions = [TopicPartition(run.topic, index) for index in range(run.partitions)]
+        ends = consumer.end_offsets(partitions)
+        return sum(batch.num_rows for tp in partitions for batch in consumer.fetch_range(tp, 0, ends[tp]))
 
 
-def _tell_logs(scene: Scene, name: str) -> list[str]:
-    """Note what the logs hold of a transactional id; the states in the coordinator's log."""
+def _describe_logs(run: StoryRun, name: str) -> list[str]:
+    """Add the log records of a transactional id to `run.written`.
+
+    Return its states in the coordinator's log.
+    """
     states: list[str] = []
-    with Consumer({"bootstrap.servers": scene.upstream}) as consumer:
+    with Consumer({"bootstrap.servers": run.upstream}) as consumer:
         producer_ids, rows = _states_of(consumer, name)
-        for place, offset, state, identity in rows:
+        for tp, offset, state, producer in rows:
             states.append(state)
-            scene.written.append(f"{place}  offset {offset}  {state}  {identity}")
-        for tp in _places(consumer, [scene.topic, OFFSETS_LOG]):
-            scene.written += _written(consumer, tp, producer_ids)
+            run.written.append(f"{tp}  offset {offset}  {state}  {producer}")
+        for tp in _partitions(consumer, [run.topic, OFFSETS_LOG]):
+            run.written += _written(consumer, tp, producer_ids)
     return states
 
 
-def _places(consumer: Consumer, topics: list[str]) -> Iterator[TopicPartition]:
+def _partitions(consumer: Consumer, topics: list[str]) -> Iterator[TopicPartition]:
     for topic in topics:
         try:
-            for part in consumer.partitions_for(topic):
-                yield TopicPartition(topic, part.partition)
+            for info in consumer.partitions_for(topic):
+                yield TopicPartition(topic, info.partition)
         except BrokerError:
-            continue  # nobody has committed an offset yet
+            continue  # __consumer_offsets does not exist before the first commit
 
 
 def _states_of(consumer: Consumer, name: str) -> tuple[set[int], list[tuple[TopicPartition, int, str, str]]]:
-    """The records of a transactional id; waits until the last is of a transaction that is complete."""
+    """Wait until the transaction is complete.
+
+    Return its producer ids and the records of its transactional id.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         rows: list[tuple[TopicPartition, int, str, str]] = []
         producer_ids: set[int] = set()
-        for tp in _places(consumer, [TRANSACTION_LOG]):
+        for tp in _partitions(consumer, [TRANSACTION_LOG]):
             stop = consumer.end_offsets([tp])[tp]
-            for piece in consumer.fetch_batches(tp, consumer.beginning_offsets([tp])[tp], stop):
-                for position, _ in iter_batches(piece):
-                    for record in decode_records(piece, position):
+            for chunk in consumer.fetch_batches(tp, consumer.beginning_offsets([tp])[tp], stop):
+                for position, _ in iter_batches(chunk):
+                    for record in decode_records(chunk, position):
                         key = TransactionLogKey.from_bytes(record.key or b"")
                         if key.transactional_id != name or record.value is None:
                             continue
@@ -231,15 +238,15 @@ def _states_of(consumer: Consumer, name: str) -> tuple[set[int], list[tuple[Topi
 
 
 def _written(consumer: Consumer, tp: TopicPartition, producer_ids: set[int]) -> Iterator[str]:
-    """Batches and markers of these producers in a partition."""
+    """Yield the batches and markers of these producers in a partition, as text."""
     stop = consumer.end_offsets([tp])[tp]
-    for piece in consumer.fetch_batches(tp, consumer.beginning_offsets([tp])[tp], stop):
-        for position, header in iter_batches(piece):
+    for chunk in consumer.fetch_batches(tp, consumer.beginning_offsets([tp])[tp], stop):
+        for position, header in iter_batches(chunk):
             if header.producer_id not in producer_ids or not header.is_transactional:
                 continue
             identity = f"pid {header.producer_id} epoch {header.producer_epoch}"
             if header.is_control:
-                control = decode_control(piece[position : position + header.size_bytes])
+                control = decode_control(chunk[position : position + header.size_bytes])
                 kind = control.type.name if control is not None and control.type is not None else "other"
                 yield f"{tp}  offset {header.base_offset}  {kind} marker  {identity}"
             else:

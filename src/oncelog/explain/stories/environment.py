@@ -1,4 +1,4 @@
-"""Where stories play: a broker of our own or a given cluster, a topic and a proxy per scene."""
+"""The environment of a story: an embedded broker or a cluster, and a topic and a proxy for each run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 
 from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.errors import MisuseError, OncelogError, TimedOut
-from oncelog.explain.stories.scene import Scene
+from oncelog.explain.stories.story_run import StoryRun
 from oncelog.server.embedded import Broker
 from oncelog.testing.proxy.proxy import Proxy
 from oncelog.testing.proxy.rules import Rule
@@ -20,19 +20,20 @@ from oncelog.types import TopicPartition
 READY_SECONDS = 20.0
 
 
-class Stage:
-    """A context manager. `bootstrap_servers` None: a broker inside this process, gone at the end.
+class StoryEnvironment:
+    """The cluster on which a story is executed. A context manager.
 
-    On a given cluster each scene has a topic of its own, named `oncelog-explain-...`, deleted after it.
+    `bootstrap_servers` None: a broker inside this process, which is stopped at the end. Each run has a topic
+    of its own, named `oncelog-explain-...` and deleted afterwards.
     """
 
     def __init__(self, bootstrap_servers: str | None = None) -> None:
-        self._given = bootstrap_servers
+        self._bootstrap_servers = bootstrap_servers
         self._broker: Broker | None = None
-        self.scenes: list[Scene] = []
+        self.runs: list[StoryRun] = []
 
     def __enter__(self) -> Self:
-        if self._given is None:
+        if self._bootstrap_servers is None:
             self._broker = Broker()
             self._broker.start()
         return self
@@ -45,20 +46,20 @@ class Stage:
 
     @property
     def upstream(self) -> str:
-        """The broker's own address, past the proxy."""
-        if self._given is not None:
-            return self._given
+        """The address of the cluster, not of the proxy. Raises MisuseError outside the with statement."""
+        if self._bootstrap_servers is not None:
+            return self._bootstrap_servers
         if self._broker is None:
-            raise MisuseError("the stage is not open: use it in a with statement")
+            raise MisuseError("the environment is not open: use it in a with statement")
         return self._broker.bootstrap_servers
 
     @property
     def is_own_broker(self) -> bool:
-        """Whether the broker belongs to the stage, so that a story may kill it."""
-        return self._given is None
+        """True if the broker belongs to this environment, so that a story may kill it."""
+        return self._bootstrap_servers is None
 
     @contextmanager
-    def scene(
+    def run(
         self,
         heading: str,
         rules: Sequence[Rule] = (),
@@ -67,27 +68,27 @@ class Stage:
         seed: int = 0,
         is_drawn: bool = True,
         upstream: str | None = None,
-    ) -> Iterator[Scene]:
-        """Play a scene: topic and proxy are ready inside; at the end the log is read and counted."""
+    ) -> Iterator[StoryRun]:
+        """Execute one run. Topic and proxy are ready inside; at the end the log is read and counted."""
         address = upstream or self.upstream
         topic = f"oncelog-explain-{uuid.uuid4().hex[:12]}"
         create_topic(address, topic, partitions)
         try:
             with Proxy(address, rules=rules, seed=seed) as proxy:
-                scene = Scene(heading, proxy, address, topic, partitions, is_drawn)
-                yield scene
-                scene.finish()
-            self.scenes.append(scene)
+                run = StoryRun(heading, proxy, address, topic, partitions, is_drawn)
+                yield run
+                run.finish()
+            self.runs.append(run)
         finally:
             delete_topic(address, topic)
 
 
 def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> None:
-    """Create a topic and wait until every partition has a leader that answers. Raises OncelogError."""
+    """Create a topic and wait until the leader of every partition responds. Raises OncelogError."""
     deadline = time.monotonic() + READY_SECONDS
     with Admin({"bootstrap.servers": bootstrap_servers}) as admin:
         while (error := _try_to_create(admin, topic, partitions)) is not None:
-            # A topic that is being deleted still exists for a moment on Apache Kafka.
+            # On Apache Kafka a deleted topic exists until its deletion is complete.
             if time.monotonic() > deadline:
                 raise error
             time.sleep(0.05)
@@ -95,7 +96,7 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> Non
             if time.monotonic() > deadline:
                 raise TimedOut(f"topic {topic} has no leader after {READY_SECONDS:g} s")
             time.sleep(0.05)
-        # Repeated until each leader serves it, which on Apache Kafka is a moment after it was told of.
+        # The client retries until each leader serves its partition: Apache Kafka's metadata name it before.
         admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
 
 
@@ -106,11 +107,11 @@ def _try_to_create(admin: Admin, topic: str, partitions: int) -> OncelogError | 
 
 def _has_leaders(admin: Admin, topic: str) -> bool:
     described = admin.describe_topics([topic], raise_errors=False)[topic]
-    return described.error is None and all(each.leader is not None for each in described.partitions)
+    return described.error is None and all(partition.leader is not None for partition in described.partitions)
 
 
 def delete_topic(bootstrap_servers: str, topic: str) -> None:
-    """Delete a topic; that it is gone already, or its broker, is no error."""
+    """Delete a topic. It is no error if the topic does not exist or the broker does not respond."""
     try:
         with Admin({"bootstrap.servers": bootstrap_servers, "request.timeout.ms": 5_000}) as admin:
             admin.delete_topics([topic], raise_errors=False)

@@ -1,4 +1,4 @@
-"""A scene of a story: a topic, a proxy with its rules, what was sent, and what is in the log at the end."""
+"""One run of a story: a topic, a proxy with rules, the records that were sent, and the log at the end."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from oncelog.wire.records import record_size_upper_bound
 RECORDS_PER_BATCH = 3
 _VALUE_BYTES = 100
 PATIENCE_SECONDS = 20.0
-"""Longest wait for anything in a story; none takes a tenth of it."""
+"""Time-out of each wait in a story. Each takes less than a tenth of it."""
 
 _PRODUCE_FATES_AT_BROKER = {Fate.PASSED, Fate.RELEASED, Fate.COPY}
 
 
 def value_of(number: int) -> bytes:
-    """The value of record `number`; all have one length, so that batches fill evenly."""
+    """Return the value of record `number`.
+
+    All values have one length, so that all batches have three records.
+    """
     return (b"record %d" % number).ljust(_VALUE_BYTES)
 
 
 def batch_settings() -> dict[str, object]:
-    """Settings that make batches of exactly three records, and time-outs short enough to watch."""
+    """Return producer settings for batches of exactly three records and for short time-outs."""
     record_bytes = record_size_upper_bound(None, value_of(1), ())
     return {
         "batch.size": HEADER_BYTES + RECORDS_PER_BATCH * record_bytes,
@@ -48,8 +51,15 @@ def batch_settings() -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Records: handed to producers, acknowledged, failed to the caller, in the log; distinct ones that
-    are not there, and copies beyond the first."""
+    """Numbers of records.
+
+    sent           given to producers
+    acknowledged   of these, with a successful future
+    failed         of these, with a failed future
+    stored         in the log
+    lost           sent and not in the log
+    doubled        copies in the log beyond the first
+    """
 
     sent: int
     acknowledged: int
@@ -61,18 +71,18 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something the story says about its end, and whether it was so."""
+    """A statement of the story about its result, and whether it is true."""
 
     text: str
     is_true: bool
 
 
 @dataclass(slots=True)
-class Scene:
-    """One run. `proxy` and `topic` are open while the story plays it; the rest is left for the teller.
+class StoryRun:
+    """One run of a story. `proxy` and `topic` exist during the run only; the other fields are its result.
 
-    `is_drawn` False: too long for a diagram, only the counts are shown. `is_counted` False: nothing was to
-    be in the log, so that counts would say little. `written`: what the logs hold, in words.
+    `is_drawn` False: the run is too long for a diagram. `is_counted` False: no record should be visible, so
+    the counts have no meaning. `written`: the log's batches and markers, as text.
     """
 
     heading: str
@@ -87,11 +97,11 @@ class Scene:
     checks: list[Check] = field(default_factory=list)
     counts: Counts = Counts(0, 0, 0, 0, 0, 0)
     log: list[int] = field(default_factory=list)
-    """Record numbers of partition 0 and on, in the order they are stored."""
+    """Record numbers in the order of the log, partition by partition."""
     _sent: list[tuple[int, int, Future[RecordMetadata]]] = field(default_factory=list)
 
     def producer(self, settings: Mapping[str, object] | None = None) -> Producer:
-        """A producer behind the proxy, with batches of three records unless `settings` say otherwise."""
+        """Return a producer that connects to the proxy. `settings` override `batch_settings`."""
         return Producer(
             {**batch_settings(), "bootstrap.servers": self.proxy.bootstrap_servers, **(settings or {})}
         )
@@ -99,7 +109,7 @@ class Scene:
     def send(
         self, producer: Producer, numbers: Iterable[int], partition: int = 0
     ) -> list[Future[RecordMetadata]]:
-        """Hand records to the producer and remember them."""
+        """Send records and remember their futures."""
         futures: list[Future[RecordMetadata]] = []
         for number in numbers:
             future = producer.send(self.topic, value_of(number), partition=partition)
@@ -108,16 +118,16 @@ class Scene:
         return futures
 
     def check(self, text: str, is_true: bool) -> None:
-        """State something about how it ended."""
+        """Add a statement about the result."""
         self.checks.append(Check(text, bool(is_true)))
 
     def wait_until(self, what: str, predicate: Any) -> None:
-        """Wait for the events to show something. Raises OncelogError when they do not in time."""
+        """Wait until `predicate(events)` is true. Raises OncelogError after PATIENCE_SECONDS."""
         if not self.proxy.wait_until(predicate, PATIENCE_SECONDS):
             raise OncelogError(f"the story did not go on: waited {PATIENCE_SECONDS:g} s for {what}")
 
     def finish(self) -> None:
-        """Read the partitions back, not through the proxy, and count."""
+        """Read the partitions, not through the proxy, and count the records."""
         self._wait_for_records_under_way()
         self.events = self.proxy.events
         stored: Counter[tuple[int, int]] = Counter()
@@ -130,18 +140,18 @@ class Scene:
 
     def _count(self, stored: Counter[tuple[int, int]]) -> Counts:
         acknowledged = [_is_acknowledged(future) for _, _, future in self._sent]
-        wanted = Counter((partition, number) for partition, number, _ in self._sent)
+        sent = Counter((partition, number) for partition, number, _ in self._sent)
         return Counts(
             sent=len(self._sent),
             acknowledged=acknowledged.count(True),
             failed=acknowledged.count(False),
             stored=sum(stored.values()),
-            lost=sum(1 for record in wanted if record not in stored),
+            lost=sum(1 for record in sent if record not in stored),
             doubled=sum(count - 1 for count in stored.values()),
         )
 
     def _wait_for_records_under_way(self) -> None:
-        """Without acknowledgements the log may still grow after the producer is done."""
+        """Wait for records with acks=0, which may be stored after the producer has closed."""
         arriving = [
             batch.records_count
             for event in self.proxy.events
@@ -156,10 +166,10 @@ class Scene:
                     return
                 time.sleep(0.02)
 
-    # What crossed the wire, for the checks.
+    # --- facts for the checks
 
     def batches_at_broker(self) -> list[BatchSummary]:
-        """Batches in the order the broker was given them."""
+        """Return the batches in the order in which the broker was given them."""
         return [
             batch
             for event in self.proxy.events
@@ -168,26 +178,27 @@ class Scene:
         ]
 
     def sequences_at_broker(self) -> list[int | None]:
-        """Their base sequences."""
+        """Return the base sequences of `batches_at_broker`."""
         return [batch.base_sequence for batch in self.batches_at_broker()]
 
     def outcomes(self) -> list[Outcome]:
-        """Every partition answer the broker gave to Produce, in order, whatever became of it."""
+        """Return every result of a partition that the broker returned to Produce, even if its response was
+        lost."""
         seen = set()
-        found: list[Outcome] = []
+        outcomes: list[Outcome] = []
         for event in self.proxy.events:
             journey = (event.connection, event.correlation_id, event.fate is Fate.UNEXPECTED)
             if event.outcomes and event.fate is not Fate.FORGED and journey not in seen:
                 seen.add(journey)
-                found += event.outcomes
-        return found
+                outcomes += event.outcomes
+        return outcomes
 
     def offsets(self) -> list[int | None]:
-        """The base offsets of the answers; None for refusals."""
+        """Return the base offsets of `outcomes`; None for errors."""
         return [outcome.base_offset for outcome in self.outcomes()]
 
     def errors(self) -> list[str]:
-        """The names of the refusals among the answers."""
+        """Return the names of the errors in `outcomes`."""
         return [outcome.error_name for outcome in self.outcomes() if outcome.error_code]
 
 
@@ -203,8 +214,8 @@ def _read(consumer: Consumer, tp: TopicPartition) -> list[int]:
     return [int(value.split()[1]) for value in values]
 
 
-def requests_at_broker(count: int) -> Any:
-    """Predicate: the broker was given `count` Produce requests."""
+def has_requests_at_broker(count: int) -> Any:
+    """Return a predicate: the broker was given `count` Produce requests."""
 
     def holds(events: Sequence[WireEvent]) -> bool:
         passed = (event for event in events if event.batches and event.fate in _PRODUCE_FATES_AT_BROKER)
@@ -213,11 +224,11 @@ def requests_at_broker(count: int) -> Any:
     return holds
 
 
-def fate_seen(fate: Fate, direction: Direction, count: int = 1) -> Any:
-    """Predicate: `count` Produce messages of a direction had this fate."""
+def has_fate(fate: Fate, direction: Direction, count: int = 1) -> Any:
+    """Return a predicate: `count` Produce messages of a direction had this fate."""
 
     def holds(events: Sequence[WireEvent]) -> bool:
-        found = (e for e in events if e.api == "Produce" and e.direction is direction and e.fate is fate)
-        return sum(1 for _ in found) >= count
+        matches = (e for e in events if e.api == "Produce" and e.direction is direction and e.fate is fate)
+        return sum(1 for _ in matches) >= count
 
     return holds
