@@ -16,7 +16,7 @@ from helpers_wait import hang, wait_until
 
 from oncelog import Broker
 from oncelog.aio import Producer as AsyncProducer
-from oncelog.client.producer.batch import Outcome
+from oncelog.client.producer.batch import BatchResult
 from oncelog.client.producer.delivery import RecordFuture
 from oncelog.types import TopicPartition
 
@@ -90,8 +90,8 @@ def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_to
 
 def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> None:
     """So a child process, too, can wait for futures when it was forked in that moment."""
-    outcome, other = Outcome(TopicPartition("t", 0)), Outcome(TopicPartition("t", 0))
-    other.settle(7, None, None)
+    result, other = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
+    other.complete(7, None, None)
     amid, go_on = threading.Event(), threading.Event()
     real = concurrent.futures.Future.__init__
 
@@ -101,10 +101,10 @@ def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> 
             go_on.wait(WAIT_S)
         real(self)
 
-    def wait_for(which: Outcome) -> None:
+    def wait_for(which: BatchResult) -> None:
         concurrent.futures.wait([RecordFuture(which, 0)], WAIT_S)
 
-    thread = threading.Thread(target=wait_for, args=(outcome,), daemon=True)
+    thread = threading.Thread(target=wait_for, args=(result,), daemon=True)
     second = threading.Thread(target=wait_for, args=(other,), daemon=True)
     with patch.object(concurrent.futures.Future, "__init__", slow):
         thread.start()
@@ -112,8 +112,8 @@ def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> 
         second.start()
         second.join(WAIT_S)
         is_held_up = second.is_alive()
-        outcome.settle(5, None, None)
-        assert not list(outcome.notify())
+        result.complete(5, None, None)
+        assert not list(result.notify())
         go_on.set()
         thread.join(WAIT_S)
     assert not is_held_up and not thread.is_alive()
@@ -122,7 +122,7 @@ def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> 
 @pytest.mark.parametrize("part_count", range(1, 6))
 def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> None:
     """A thread is put off after it has made some parts, and another one waits (R330)."""
-    first, last = Outcome(TopicPartition("t", 0)), Outcome(TopicPartition("t", 0))
+    first, last = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
     future, pending = RecordFuture(first, 0), RecordFuture(last, 0)
     amid, go_on = threading.Event(), threading.Event()
     parts = vars(concurrent.futures.Future()).keys()
@@ -146,10 +146,10 @@ def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> N
     maker, waiter = threading.Thread(target=make), threading.Thread(target=wait)
     maker.start()
     assert amid.wait(WAIT_S)
-    first.settle(5, None, None)  # and nobody was told of it yet
+    first.complete(5, None, None)  # and nobody was told of it yet
     waiter.start()
     wait_until(lambda: pending.__dict__.get("_waiters"))
-    last.settle(6, None, None)
+    last.complete(6, None, None)
     assert not list(last.notify())
     waiter.join()
     go_on.set()
@@ -167,23 +167,23 @@ def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_inte
                 raise KeyboardInterrupt
             super()._make_state()
 
-    outcome = Outcome(TopicPartition("t", 0))
-    future = Interrupted(outcome, 0)
+    result = BatchResult(TopicPartition("t", 0))
+    future = Interrupted(result, 0)
     with pytest.raises(KeyboardInterrupt):
         concurrent.futures.wait([future], 0)
-    outcome.settle(9, None, None)
-    assert list(outcome.notify()) == []
+    result.complete(9, None, None)
+    assert list(result.notify()) == []
     done, _ = concurrent.futures.wait([future], WAIT_S)
     assert done == {future} and future.result(0).offset == 9
 
 
 def test_whoever_listens_to_a_settled_outcome_calls_no_listener_of_others() -> None:
     """An interrupt between taking another thread's listener and calling it left that thread waiting."""
-    outcome = Outcome(TopicPartition("t", 0))
+    result = BatchResult(TopicPartition("t", 0))
     heard: list[str] = []
-    outcome.listen(lambda: heard.append("another thread"))
-    outcome.settle(0, None, None)
-    outcome.listen(lambda: heard.append("this thread"))
+    result.add_listener(lambda: heard.append("another thread"))
+    result.complete(0, None, None)
+    result.add_listener(lambda: heard.append("this thread"))
     assert heard == ["this thread"]
-    assert not list(outcome.notify())
+    assert not list(result.notify())
     assert heard == ["this thread", "another thread"]

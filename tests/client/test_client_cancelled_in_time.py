@@ -127,7 +127,7 @@ def test_a_commit_that_is_cancelled_leaves_no_task() -> None:
             assert commit.cancel()
             await asyncio.wait([commit])
             left = {str(task.get_coro()) for task in asyncio.all_tasks() - before}
-            assert not [name for name in left if "next_settled" in name]
+            assert not [name for name in left if "next_completion" in name]
             await producer.commit_transaction()
             await outcome
 

@@ -379,5 +379,5 @@ def test_records_that_wait_for_a_connection_are_told_as_not_stored(
         error = future.exception(60)
         assert isinstance(error, TimedOut) and not isinstance(error, OutcomeUnknown)
         # What was told so must not be written beside the other one when a connection comes.
-        wait_until(lambda: not any(batch.is_settled for batch in in_request()))
+        wait_until(lambda: not any(batch.is_completed for batch in in_request()))
     producer.close()

@@ -149,7 +149,7 @@ class World:
     def step(self) -> None:
         self.now_ms += STEP_MS
         if self.core.is_identity_needed and self.core.identity is None:
-            self.core.give_identity(PRODUCER_ID, 0)
+            self.core.set_identity(PRODUCER_ID, 0)
         due = sorted(event for event in self.events if event[0] <= self.now_ms)
         self.events = [event for event in self.events if event[0] > self.now_ms]
         for _, _, action in due:
@@ -196,7 +196,7 @@ class World:
         self.core.on_failure(call, error, self.now_ms)  # type: ignore[arg-type]
 
     def _answer(self, call: ProduceCall, response: ProduceResponse) -> None:
-        if call.is_answered:
+        if call.expects_response:
             self.core.on_response(call, response, self.now_ms)
         else:
             self.core.on_sent(call, self.now_ms)
@@ -311,7 +311,7 @@ def test_pieces_of_a_batch_that_was_too_large_have_all_their_retries() -> None:
     failures = [NotConnectedError("refused")]
 
     def carry(call: ProduceCall) -> None:
-        if len(call.batches[0].outcome.times) == 1 and failures:  # type: ignore[arg-type]
+        if len(call.batches[0].result.times) == 1 and failures:  # type: ignore[arg-type]
             error = failures.pop()
             world.later(1, lambda: world._fail(call, error))
         else:
@@ -353,11 +353,11 @@ def test_with_idempotence_off_the_same_networks_double_records() -> None:
 def test_what_waits_for_a_leader_is_not_due_by_itself() -> None:
     """Else the loop that carries the producer would turn without a pause until there is one."""
     core = ProducerCore(resolve(PRODUCER.parse({"linger.ms": 5})), ClusterMetadata(), random.Random(0))
-    core.give_identity(PRODUCER_ID, 0)
+    core.set_identity(PRODUCER_ID, 0)
     core.set_partition_count("t", 2, 0.0)
     core.append("t", 0, (0, None, b"v", ()), row_size_bytes(None, b"v", ()), 100.0, None)
     assert core.next_wakeup_ms() == 105.0
-    assert core.drain(105.0) == [] and core.stale == {TP[0]}
+    assert core.drain(105.0) == [] and core.stale_leaders == {TP[0]}
     assert core.next_wakeup_ms() == 100.0 + core.options.delivery_timeout_ms
 
 
@@ -369,10 +369,10 @@ def test_a_topic_that_was_forgotten_goes_on_with_its_sequences() -> None:
         world.send(number)
     for _ in range(20):
         world.step()
-    assert world.core.is_idle and world.core.forgotten == []
+    assert world.core.is_idle and world.core.forgotten_topics == []
     world.now_ms += world.core.options.metadata_max_idle_ms
     world.step()
-    assert world.core.forgotten == ["t"] and world.core.topic("t") is None
+    assert world.core.forgotten_topics == ["t"] and world.core.topic("t") is None
     assert not world.core._partitions
     world.core.set_partition_count("t", len(TP), world.now_ms)
     for number in range(10, 20):
@@ -386,12 +386,12 @@ def test_a_topic_that_was_forgotten_goes_on_with_its_sequences() -> None:
 
 def test_a_topic_with_records_under_way_is_not_forgotten() -> None:
     world = World(0, **{"metadata.max.idle.ms": 5_000})
-    world.core.give_identity(PRODUCER_ID, 0)
+    world.core.set_identity(PRODUCER_ID, 0)
     world.send(0)
     assert len(world.core.drain(10.0)) == 1
     for now_ms in (6_000.0, 12_000.0, 60_000.0):
         world.core.drain(now_ms)
-        assert world.core.topic("t") is not None and world.core.forgotten == []
+        assert world.core.topic("t") is not None and world.core.forgotten_topics == []
 
 
 def test_sequences_of_too_many_forgotten_partitions_are_dropped_with_a_new_epoch() -> None:
@@ -417,7 +417,7 @@ def test_sequences_of_too_many_forgotten_partitions_are_dropped_with_a_new_epoch
 
 def test_what_could_not_be_handed_to_a_connection_counts_as_not_sent() -> None:
     world = World(0, **{"delivery.timeout.ms": 1_100, "linger.ms": 0})
-    world.core.give_identity(PRODUCER_ID, 0)
+    world.core.set_identity(PRODUCER_ID, 0)
     world.send(0)
     (call,) = world.core.drain(1.0)
     error = DisconnectedError("broker 1 is not in the cluster's metadata")

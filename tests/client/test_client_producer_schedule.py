@@ -41,7 +41,7 @@ def core_of(partitions: int, **options: object) -> ProducerCore:
     given_settings = {"bootstrap.servers": "h:1", "retry.backoff.ms": 20, **options}
     core = ProducerCore(resolve(PRODUCER.parse(given_settings)), metadata, random.Random(0))
     core.set_partition_count("t", partitions, 0.0)
-    core.give_identity(7, 0)
+    core.set_identity(7, 0)
     return core
 
 
@@ -79,7 +79,7 @@ def check_against_a_walk(core: ProducerCore, now_ms: float) -> None:
         assert wakeup_ms is not None
         assert wakeup_ms <= min(batch.created_ms for batch in unsettled) + core.options.delivery_timeout_ms
     for mark in range(core._serial + 1):
-        assert core.is_settled_to(mark) == all(batch.serial > mark for batch in unsettled)
+        assert core.is_completed_to(mark) == all(batch.serial > mark for batch in unsettled)
 
 
 STEPS = st.one_of(
@@ -128,7 +128,7 @@ def test_the_index_agrees_with_a_walk_over_all_partitions(
                 core.room_waiter_count = number
         calls += core.drain(now_ms)
         if core.is_identity_needed:
-            core.give_identity(8, 0)
+            core.set_identity(8, 0)
             calls += core.drain(now_ms)
         check_against_a_walk(core, now_ms)
 

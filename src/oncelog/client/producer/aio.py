@@ -94,17 +94,19 @@ class AsyncProducer:
             with driver.lock:
                 core = driver.core
                 is_known = core.topic(topic) is not None
-                is_stale = is_known and not was_looked_up_again and core.may_know_too_few(topic, partition)
+                is_stale = (
+                    is_known and not was_looked_up_again and core.may_have_more_partitions(topic, partition)
+                )
                 if (is_known and not is_stale) or core.fatal is not None:
-                    outcome, index, needs_drain = core.append(
+                    result, index, needs_drain = core.append(
                         topic, partition, row, size_bytes, driver.now_ms(), on_delivery
                     )
                     break
-            await (driver.look_up_again(topic) if is_stale else driver.learn(topic))
+            await (driver.refresh_topic(topic) if is_stale else driver.look_up_topic(topic))
             was_looked_up_again |= is_stale
         if needs_drain:
             driver.wake()
-        return asyncio.wrap_future(RecordFuture(outcome, index))
+        return asyncio.wrap_future(RecordFuture(result, index))
 
     async def _wait_for_room(self, driver: ProducerDriver, size_bytes: int) -> None:
         core = driver.core
@@ -118,7 +120,7 @@ class AsyncProducer:
                 left_s = (deadline_ms - driver.now_ms()) / 1000
                 try:
                     async with asyncio.timeout(max(left_s, 0)):
-                        await driver.next_settled()
+                        await driver.next_completion()
                 except TimeoutError:
                     raise no_room_error(self.options) from None
         finally:

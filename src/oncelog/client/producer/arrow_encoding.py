@@ -1,4 +1,4 @@
-"""Arrow tables to sealed batches, for `Producer.send_table`."""
+"""The encoding of Arrow tables as batches, for `Producer.send_table`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from oncelog.wire.primitives import WritableBuffer
 _COLUMNS = {"key", "value", "timestamp", "headers"}
 _BYTES_TYPES = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.null())
 _BATCH_BYTES = 512 * 1024
-"""Whole columns are encoded at once, which pays only in batches larger than batch.size's default."""
+"""Encoding whole columns at once pays only in batches that are larger than the default of batch.size."""
 
-Choose = Callable[[Any, int], Partitions | int]
+ChoosePartitions = Callable[[Any, int], Partitions | int]
 
 
 class EncodedBatch(NamedTuple):
-    """A batch without numbers; `times` are its records' timestamps in ms, or the one of all of them.
+    """An encoded batch that has no producer id and sequence yet.
 
-    A memoryview reads the table's own column: no object per record.
+    `times` are its records' timestamps in ms, or the one that all have. A memoryview reads the table's own
+    column, so that no record costs an object.
     """
 
     partition: int
@@ -38,13 +39,13 @@ class EncodedBatch(NamedTuple):
 
 
 def encode_table(
-    table: Any, options: ProducerOptions, partition: int | None, choose: Choose
+    table: Any, options: ProducerOptions, partition: int | None, choose_partitions: ChoosePartitions
 ) -> Iterator[EncodedBatch]:
-    """Batches for each partition, in row order within it.
+    """Yield the batches of a table; each partition's are in the order of its rows.
 
-    `choose(binary column of keys or None, number of rows)` gives each row's partition, or the one of all.
-
-    Raises MisuseError for columns other than value, key, timestamp and headers.
+    If `partition` is None, `choose_partitions(binary column of keys or None, row count)` returns the
+    partition of each row, or the one that all rows go to. Raises MisuseError for columns other than value,
+    key, timestamp and headers.
     """
     table = arrow_table(table)
     names = set(table.schema.names)
@@ -53,12 +54,12 @@ def encode_table(
             f"expected the columns value and perhaps key, timestamp, headers; got {sorted(names)}"
         )
     table = _with_bytes(table)
-    for piece in table.combine_chunks().to_batches(max_chunksize=1 << 20):
-        yield from _encode(*_by_partition(piece, partition, choose), options)
+    for rows in table.combine_chunks().to_batches(max_chunksize=1 << 20):
+        yield from _encode(*_by_partition(rows, partition, choose_partitions), options)
 
 
 def arrow_table(table: Any) -> Any:
-    """Return what a caller gives as one Arrow table. Raises MisuseError when it cannot be read as one."""
+    """Return the caller's object as an Arrow table. Raises MisuseError if it cannot be read as one."""
     if isinstance(table, pa.RecordBatch):
         return pa.Table.from_batches([table])
     if isinstance(table, pa.Table):
@@ -76,11 +77,11 @@ def arrow_table(table: Any) -> Any:
 
 
 def _with_bytes(table: Any) -> Any:
-    """Return the table with keys and values that are bytes or text. Raises MisuseError on other columns."""
+    """Return the table with keys and values cast to bytes or text. Raises MisuseError if that fails."""
     for index, column in enumerate(table.schema):
         if column.name not in ("key", "value") or column.type in _BYTES_TYPES:
             continue
-        try:  # text and bytes of another layout, as data frames have them
+        try:  # data frames have text and bytes of other layouts
             table = table.set_column(index, column.name, table.column(index).cast(pa.binary()))
         except pa.ArrowException as error:
             raise MisuseError(
@@ -89,19 +90,22 @@ def _with_bytes(table: Any) -> Any:
     return table
 
 
-def _by_partition(piece: Any, partition: int | None, choose: Choose) -> tuple[Any, list[int], list[int]]:
-    """The rows with those of a partition together, the partitions, and after which row each of them ends."""
+def _by_partition(
+    rows: Any, partition: int | None, choose_partitions: ChoosePartitions
+) -> tuple[Any, list[int], list[int]]:
+    """Return the rows sorted by partition, the partitions, and the index after the last row of each."""
     if partition is not None:
-        return piece, [partition], [piece.num_rows]
-    keys = piece.column("key").cast(pa.binary()) if "key" in piece.schema.names else None
-    chosen = choose(keys, piece.num_rows)
-    if isinstance(chosen, int):
-        return piece, [chosen], [piece.num_rows]
-    counts = np.bincount(chosen)
-    there = np.flatnonzero(counts)
-    small = chosen.astype(np.uint16) if len(counts) <= 1 << 16 else chosen  # by radix, several times as fast
-    rows = piece.take(pa.array(np.argsort(small, kind="stable")))
-    return rows, there.tolist(), np.cumsum(counts[there]).tolist()
+        return rows, [partition], [rows.num_rows]
+    keys = rows.column("key").cast(pa.binary()) if "key" in rows.schema.names else None
+    partitions = choose_partitions(keys, rows.num_rows)
+    if isinstance(partitions, int):
+        return rows, [partitions], [rows.num_rows]
+    counts = np.bincount(partitions)
+    used = np.flatnonzero(counts)
+    # NumPy sorts 16-bit integers by radix, several times as fast.
+    sort_keys = partitions.astype(np.uint16) if len(counts) <= 1 << 16 else partitions
+    sorted_rows = rows.take(pa.array(np.argsort(sort_keys, kind="stable")))
+    return sorted_rows, used.tolist(), np.cumsum(counts[used]).tolist()
 
 
 def _encode(
@@ -120,8 +124,8 @@ def _encode(
         compression=options.compression,
         level=options.level,
     ):
-        part = times if isinstance(times, int) else memoryview(times.slice(start, count).to_numpy())
-        yield EncodedBatch(partitions[bisect_right(ends, start)], data, count, part)
+        batch_times = times if isinstance(times, int) else memoryview(times.slice(start, count).to_numpy())
+        yield EncodedBatch(partitions[bisect_right(ends, start)], data, count, batch_times)
         start += count
 
 

@@ -1,7 +1,7 @@
-"""A batch of records under way, and the outcome its records share.
+"""A batch of records on its way to the broker, and the result that its records share.
 
-A record has no object of its own while it waits: it is a row in its batch. Whoever wants to know what
-became of it keeps (outcome, index). When a batch is cut in pieces, its outcome points at theirs.
+A waiting record has no object of its own: it is a row of its batch. A caller that wants to know its result
+keeps the pair (batch result, index). If a batch is split, its result points at those of the child batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Listener = Callable[[], object]
 
 
 class OffsetRange(NamedTuple):
-    """Records of one partition that stand together; offsets None: the broker did not tell them."""
+    """Consecutive records of one partition. Offsets are None if the broker did not report them (acks=0)."""
 
     topic: str
     partition: int
@@ -35,17 +35,20 @@ class OffsetRange(NamedTuple):
     record_count: int
 
 
-class Outcome:
-    """What became of a batch's records. Written once, by the core; then `notify` tells everyone."""
+class BatchResult:
+    """The delivery result of a batch's records. The core completes it once; `notify` then calls everyone.
+
+    After a split, `children` is the index of each child's first record and the children's results.
+    """
 
     __slots__ = (
         "_listeners",
         "base_offset",
         "callbacks",
+        "children",
         "error",
         "is_done",
         "log_time_ms",
-        "pieces",
         "times",
         "tp",
     )
@@ -57,21 +60,25 @@ class Outcome:
         self.base_offset: int | None = None
         self.log_time_ms: int | None = None
         self.times: Sequence[int] | int = 0
+        """The records' timestamps (ms), or the one that all of them have."""
         self.callbacks: dict[int, Callback] = {}
-        """By the index of their records. An entry is set without a call: no signal comes behind it."""
-        self.pieces: tuple[list[int], list[Outcome]] | None = None
+        """By the record's index.
+
+        A dict, because setting an item is no call after which a signal could come.
+        """
+        self.children: tuple[list[int], list[BatchResult]] | None = None
         self._listeners: list[Listener] = []
 
-    def settle(self, base_offset: int | None, log_time_ms: int | None, error: Exception | None) -> None:
-        """Set the outcome. `log_time_ms` None: the records keep the producer's timestamps."""
+    def complete(self, base_offset: int | None, log_time_ms: int | None, error: Exception | None) -> None:
+        """Set the result. With `log_time_ms` None, the records keep the producer's timestamps."""
         self.base_offset, self.log_time_ms, self.error = base_offset, log_time_ms, error
         self.is_done = True
 
-    def listen(self, listener: Listener) -> None:
-        """Call `listener` once done, at once if it is.
+    def add_listener(self, listener: Listener) -> None:
+        """Call `listener` once the result is complete, at once if it is.
 
-        Call no listener of other threads: an interrupt of this one would lose them, and they would wait
-        without end.
+        Does not call listeners of other threads: an exception of a signal handler would lose them, and those
+        threads would wait without end. Guard: test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
         """
         self._listeners.append(listener)
         if self.is_done:
@@ -82,14 +89,14 @@ class Outcome:
             listener()
 
     def notify(self) -> Iterator[BaseException]:
-        """Run callbacks and listeners of a settled outcome; yields what they raise, and goes on.
+        """Call the callbacks and listeners of a complete result, and yield what they raise.
 
-        SystemExit and a cancellation, too, are an application's mistake that ends nothing here.
+        Nothing that they raise ends the producer, not even SystemExit or CancelledError.
         """
         callbacks, self.callbacks = self.callbacks, {}
         for index, callback in callbacks.items():
             try:
-                error = self.error if self.pieces is None else self.error_of(index)
+                error = self.error if self.children is None else self.error_of(index)
                 callback(None if error else self.metadata(index), error)
             except BaseException as raised:
                 yield raised
@@ -106,75 +113,73 @@ class Outcome:
             except BaseException as raised:
                 yield raised
 
-    def split(self, starts: list[int], outcomes: list[Outcome]) -> None:
-        """The records from `starts[i]` on (to the next start) now belong to `outcomes[i]`."""
-        self.pieces = (starts, outcomes)
-
-    def _at(self, index: int) -> tuple[Outcome, int]:
-        outcome = self
-        while outcome.pieces is not None:
-            starts, outcomes = outcome.pieces
-            piece = bisect_right(starts, index) - 1
-            outcome, index = outcomes[piece], index - starts[piece]
-        return outcome, index
+    def _leaf(self, index: int) -> tuple[BatchResult, int]:
+        """Return the result that holds a record after all splits, and the record's index in it."""
+        result = self
+        while result.children is not None:
+            starts, results = result.children
+            child = bisect_right(starts, index) - 1
+            result, index = results[child], index - starts[child]
+        return result, index
 
     def error_of(self, index: int) -> Exception | None:
-        """Why the record failed; None when it was delivered."""
-        return self._at(index)[0].error
+        """Return why a record failed; None if it was delivered."""
+        return self._leaf(index)[0].error
 
     def metadata(self, index: int) -> RecordMetadata:
-        """Where a delivered record stands."""
-        outcome = self
-        if self.pieces is not None:
-            outcome, index = self._at(index)
-        offset = None if outcome.base_offset is None else outcome.base_offset + index
-        if outcome.log_time_ms is not None:
-            timestamp_ms = outcome.log_time_ms
+        """Return partition, offset and timestamp of a delivered record."""
+        result = self
+        if self.children is not None:
+            result, index = self._leaf(index)
+        offset = None if result.base_offset is None else result.base_offset + index
+        if result.log_time_ms is not None:
+            timestamp_ms = result.log_time_ms
         else:
-            timestamp_ms = outcome.times if isinstance(outcome.times, int) else outcome.times[index]
-        topic, partition = outcome.tp
+            timestamp_ms = result.times if isinstance(result.times, int) else result.times[index]
+        topic, partition = result.tp
         return tuple.__new__(RecordMetadata, (topic, partition, offset, timestamp_ms))
 
     def ranges(self, first: int, count: int) -> Iterator[OffsetRange | tuple[int, Exception]]:
-        """The fate of records [first, first + count): stretches delivered, and (count, error) else."""
+        """Yield the results of `count` records from index `first` on.
+
+        Delivered records come as offset ranges, failed ones as (record count, error).
+        """
         while count > 0:
-            outcome, index = self._at(first)
-            part = min(count, self._piece_end(first) - first)
-            if outcome.error is not None:
-                yield part, outcome.error
+            result, index = self._leaf(first)
+            part = min(count, self._leaf_end(first) - first)
+            if result.error is not None:
+                yield part, result.error
             else:
-                base = None if outcome.base_offset is None else outcome.base_offset + index
+                base = None if result.base_offset is None else result.base_offset + index
                 last = None if base is None else base + part - 1
-                yield OffsetRange(outcome.tp.topic, outcome.tp.partition, base, last, part)
+                yield OffsetRange(result.tp.topic, result.tp.partition, base, last, part)
             first, count = first + part, count - part
 
-    def _piece_end(self, index: int) -> int:
+    def _leaf_end(self, index: int) -> int:
+        """Return the index after the last record that shares a leaf with the record at `index`."""
         end = 1 << 62
-        outcome: Outcome = self
+        result: BatchResult = self
         shift = 0
-        while outcome.pieces is not None:
-            starts, outcomes = outcome.pieces
-            piece = bisect_right(starts, index - shift) - 1
-            if piece + 1 < len(starts):
-                end = min(end, shift + starts[piece + 1])
-            shift += starts[piece]
-            outcome = outcomes[piece]
+        while result.children is not None:
+            starts, results = result.children
+            child = bisect_right(starts, index - shift) - 1
+            if child + 1 < len(starts):
+                end = min(end, shift + starts[child + 1])
+            shift += starts[child]
+            result = results[child]
         return end
 
 
 class ProducerBatch(NumberedBatch):
-    """Records of one partition, open for more until sealed; then bytes.
+    """Records of one partition: rows until the batch is encoded, then bytes.
 
-    `size_bytes` is an upper bound before compression. Times are the monotonic clock's milliseconds.
-    `attempt_count` counts how often it was sent, `last_error` is what came of the last failed attempt.
-    `charged_bytes` of buffer.memory are its own. `is_queued`: the present attempt waits for a connection, so
-    that no byte of it has left.
+    Times are milliseconds of the monotonic clock.
     """
 
     __slots__ = (
-        "attempt_count", "charged_bytes", "created_ms", "data", "encoded_identity", "is_queued", "is_settled",
-        "last_error", "outcome", "parent", "retry_at_ms", "rows", "sent_ms", "serial", "size_bytes", "tp",
-        "unsettled_pieces",
+        "attempt_count", "charged_bytes", "created_ms", "data", "encoded_identity", "incomplete_children",
+        "is_completed", "is_queued", "last_error", "parent", "result", "retry_at_ms", "rows", "sent_ms",
+        "serial", "size_bytes", "tp",
     )  # fmt: skip
 
     def __init__(self, tp: TopicPartition, created_ms: float, serial: int) -> None:
@@ -182,23 +187,30 @@ class ProducerBatch(NumberedBatch):
         self.tp = tp
         self.created_ms = created_ms
         self.serial = serial
+        """Rises with each new batch of a producer. Child batches have their parent's."""
         self.rows: list[Row] = []
         self.size_bytes = HEADER_BYTES
+        """Upper bound of the batch's size before compression."""
         self.charged_bytes = 0
-        self.outcome = Outcome(tp)
+        """Share of buffer.memory, once the batch is sealed."""
+        self.result = BatchResult(tp)
         self.attempt_count = 0
+        """Number of times that the batch was sent."""
         self.retry_at_ms = 0.0
         self.sent_ms: float | None = None
         self.last_error: OncelogError | None = None
+        """The error of the last attempt that failed."""
         self.data: WritableBuffer | None = None
         self.encoded_identity: Any = None
+        """Producer id, epoch and sequence that `data` carries."""
         self.parent: ProducerBatch | None = None
-        self.unsettled_pieces = 0
+        self.incomplete_children = 0
         self.is_queued = False
-        self.is_settled = False
+        """The current attempt waits for a connection: no byte of it has left."""
+        self.is_completed = False
 
     def seal(self) -> None:
-        """No more records: from here on their number is fixed."""
+        """Fix the number of records: none may be added from here on."""
         if self.data is None:
             self.record_count = len(self.rows)
             self.charged_bytes = self.size_bytes - HEADER_BYTES
@@ -206,10 +218,13 @@ class ProducerBatch(NumberedBatch):
     def encode(
         self, compression: Compression, level: int | None, is_transactional: bool = False
     ) -> WritableBuffer:
-        """The batch's bytes with its present numbers; made once, then only renumbered in place."""
+        """Return the batch's bytes with its current producer id, epoch and sequence.
+
+        The bytes are made once. Later calls only write new numbers into the header.
+        """
         numbers = (self.identity, self.base_sequence)
         if self.data is None:
-            self.outcome.times = [row[0] for row in self.rows]
+            self.result.times = [row[0] for row in self.rows]
             self.data = build_batch(
                 self.rows,  # type: ignore[arg-type]  # plain tuples in NewRecord's order, for speed
                 compression=compression,
@@ -226,7 +241,7 @@ class ProducerBatch(NumberedBatch):
         return self.data
 
     def decoded_rows(self) -> list[NewRecord]:
-        """The records again, from rows or bytes; for cutting the batch in pieces."""
+        """Return the records, decoded from the bytes if the batch is encoded."""
         if self.data is None:
             return [NewRecord(*row) for row in self.rows]
         return [
@@ -235,8 +250,8 @@ class ProducerBatch(NumberedBatch):
         ]
 
 
-def unknown_outcome(batch: ProducerBatch, error: OncelogError) -> OutcomeUnknown:
-    """What to tell of a batch that is given up and may be stored; `error`: the last that was heard."""
+def indeterminate_error(batch: ProducerBatch, error: OncelogError) -> OutcomeUnknown:
+    """Return the error of a batch that is given up but may be stored. `error` is the last one received."""
     unknown = OutcomeUnknown(
         f"{batch.record_count} records for {batch.tp} were given up, and may be stored: {error}", error
     )
@@ -244,23 +259,23 @@ def unknown_outcome(batch: ProducerBatch, error: OncelogError) -> OutcomeUnknown
     return unknown
 
 
-def cut(batch: ProducerBatch) -> list[ProducerBatch]:
-    """Return two pieces, of about as many bytes, that carry the records of `batch` on.
+def split(batch: ProducerBatch) -> list[ProducerBatch]:
+    """Split a batch of more than one record into two child batches with about as many bytes each.
 
-    Futures and callbacks of the records go with them. The batch must hold more than one record.
+    Futures and callbacks of the records go with them.
     """
     rows = batch.decoded_rows()
-    # Halves, until they fit: one piece per record took a round trip for each of thousands. See
+    # Halves, until they fit. A child per record took thousands of round trips. Guard:
     # test_a_batch_above_the_topics_limit_is_sent_in_few_requests.
     half = _index_of_half([row_size_bytes(row.key, row.value, row.headers) for row in rows])
-    pieces = [_piece(batch, rows[:half]), _piece(batch, rows[half:])]
-    batch.outcome.split([0, half], [piece.outcome for piece in pieces])
-    for index, callback in batch.outcome.callbacks.items():
-        piece, start = (pieces[0], 0) if index < half else (pieces[1], half)
-        piece.outcome.callbacks[index - start] = callback
-    batch.outcome.callbacks = {}
-    batch.unsettled_pieces = len(pieces)
-    return pieces
+    children = [_child_batch(batch, rows[:half]), _child_batch(batch, rows[half:])]
+    batch.result.children = [0, half], [child.result for child in children]
+    for index, callback in batch.result.callbacks.items():
+        child, start = (children[0], 0) if index < half else (children[1], half)
+        child.result.callbacks[index - start] = callback
+    batch.result.callbacks = {}
+    batch.incomplete_children = len(children)
+    return children
 
 
 def _index_of_half(sizes: list[int]) -> int:
@@ -269,13 +284,14 @@ def _index_of_half(sizes: list[int]) -> int:
     return min(max(bisect_right(sums, sums[-1] // 2), 1), len(sizes) - 1)
 
 
-def _piece(batch: ProducerBatch, rows: list[NewRecord]) -> ProducerBatch:
-    piece = ProducerBatch(batch.tp, batch.created_ms, batch.serial)
-    piece.rows = list(rows)
-    piece.size_bytes += sum(row_size_bytes(row.key, row.value, row.headers) for row in rows)
-    piece.attempt_count = batch.attempt_count - 1  # to be too large is no failure that `retries` counts
-    # They have its numbers: if the whole is stored, the broker knows no piece and refuses each: OUT_OF_ORDER.
-    piece.may_be_stored = batch.may_be_stored
-    piece.parent = batch
-    piece.seal()
-    return piece
+def _child_batch(batch: ProducerBatch, rows: list[NewRecord]) -> ProducerBatch:
+    child = ProducerBatch(batch.tp, batch.created_ms, batch.serial)
+    child.rows = list(rows)
+    child.size_bytes += sum(row_size_bytes(row.key, row.value, row.headers) for row in rows)
+    child.attempt_count = batch.attempt_count - 1  # MESSAGE_TOO_LARGE uses up none of the `retries`
+    # Children have the parent's sequences. If the parent is stored, the broker refuses each of them with
+    # OUT_OF_ORDER_SEQUENCE_NUMBER.
+    child.may_be_stored = batch.may_be_stored
+    child.parent = batch
+    child.seal()
+    return child

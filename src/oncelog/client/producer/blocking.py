@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from oncelog.client.arguments import headers_of
-from oncelog.client.producer.batch import Callback, Outcome
+from oncelog.client.producer.batch import BatchResult, Callback
 from oncelog.client.producer.core import ProducerCore
 from oncelog.client.producer.delivery import Delivery, RecordFuture
 from oncelog.client.producer.driver import CLOSED, ProducerDriver, no_room_error, parse_settings
@@ -114,15 +114,15 @@ class Producer:
             appended = self._append_to_open_batch(topic, partition, row, size_bytes, on_delivery)
         if appended is None:
             appended = self._append(topic, partition, row, size_bytes, on_delivery)
-        outcome, index = appended
-        return RecordFuture(outcome, index)
+        result, index = appended
+        return RecordFuture(result, index)
 
     def _append(
         self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
-    ) -> tuple[Outcome, int]:
+    ) -> tuple[BatchResult, int]:
         """Append a record that needs the topic's metadata, room in the buffer, or a new batch."""
         try:
-            outcome, index, needs_drain = self._with_room(
+            result, index, needs_drain = self._with_room(
                 topic,
                 size_bytes,
                 lambda core: core.append(topic, partition, row, size_bytes, self._driver.now_ms(), callback),
@@ -133,7 +133,7 @@ class Producer:
         except BaseException:
             self._wake()  # an interrupt may have come after the append; the record must not wait for a minute
             raise
-        return outcome, index
+        return result, index
 
     def _with_room(
         self, topic: str, size_bytes: int, act: Callable[[ProducerCore], T], partition: int | None = None
@@ -155,18 +155,22 @@ class Producer:
                 if not core.can_append(size_bytes):
                     continue  # another thread has taken the room
                 is_known = core.topic(topic) is not None
-                is_stale = is_known and not was_looked_up_again and core.may_know_too_few(topic, partition)
+                is_stale = (
+                    is_known and not was_looked_up_again and core.may_have_more_partitions(topic, partition)
+                )
                 if (is_known and not is_stale) or core.fatal is not None:
                     core.is_changing = True
                     try:
                         try:
                             return act(core)
                         finally:
-                            if core.is_half_done:  # a signal handler raised within `act`
-                                core.put_right()
+                            if core.is_append_unfinished:  # a signal handler raised within `act`
+                                core.repair()
                     finally:
                         core.is_changing = False
-            self._thread.run(self._driver.look_up_again(topic) if is_stale else self._driver.learn(topic))
+            self._thread.run(
+                self._driver.refresh_topic(topic) if is_stale else self._driver.look_up_topic(topic)
+            )
             was_looked_up_again |= is_stale
 
     def _check(self) -> None:
@@ -226,7 +230,7 @@ class Producer:
         key_iterator = iter(keys) if keys is not None else None
         shared = headers_of(headers)
         self._check_rows(values, keys, shared)
-        parts: dict[int, tuple[Outcome, int, int]] = {}
+        parts: dict[int, tuple[BatchResult, int, int]] = {}
         with _delivery_on_error(parts):
             for value in values:
                 key = next(key_iterator, None) if key_iterator else None
@@ -235,9 +239,9 @@ class Producer:
                 size_bytes = row_size_bytes(*row[1:])
                 with self._driver.lock:
                     appended = self._append_to_open_batch(topic, partition, row, size_bytes, None)
-                outcome, index = appended or self._append(topic, partition, row, size_bytes, None)
-                part = parts.get(id(outcome))
-                parts[id(outcome)] = (outcome, part[1], part[2] + 1) if part else (outcome, index, 1)
+                result, index = appended or self._append(topic, partition, row, size_bytes, None)
+                part = parts.get(id(result))
+                parts[id(result)] = (result, part[1], part[2] + 1) if part else (result, index, 1)
         return Delivery(list(parts.values()))
 
     def _check_rows(
@@ -271,15 +275,15 @@ class Producer:
             with self._driver.lock:
                 return queues.choose_many(keys, rows)
 
-        parts: dict[int, tuple[Outcome, int, int]] = {}
+        parts: dict[int, tuple[BatchResult, int, int]] = {}
         with _delivery_on_error(parts):
             for batch in encode_table(table, self.options, partition, choose):
-                outcome = self._append_sealed(topic, batch)
-                parts[id(outcome)] = (outcome, 0, batch.record_count)
+                result = self._append_sealed(topic, batch)
+                parts[id(result)] = (result, 0, batch.record_count)
                 self._wake()
         return Delivery(list(parts.values()))
 
-    def _append_sealed(self, topic: str, batch: EncodedBatch) -> Outcome:
+    def _append_sealed(self, topic: str, batch: EncodedBatch) -> BatchResult:
         return self._with_room(
             topic,
             len(batch.data),
@@ -454,7 +458,7 @@ class Producer:
 
 
 @contextmanager
-def _delivery_on_error(parts: Mapping[int, tuple[Outcome, int, int]]) -> Iterator[None]:
+def _delivery_on_error(parts: Mapping[int, tuple[BatchResult, int, int]]) -> Iterator[None]:
     """Attach the Delivery of the records taken so far to an error, as its attribute `delivery`."""
     try:
         yield

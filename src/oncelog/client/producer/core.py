@@ -1,12 +1,15 @@
-"""The producer without I/O: what waits, what may be sent now, and what an answer means.
+"""The producer without I/O: which records wait, which may be sent now, and what a response means for them.
 
-`append` puts a record into its partition's open batch; `drain` numbers, encodes and groups what is ready into
-requests; `on_response` and `on_failure` bring outcomes. Which batch may go and with which sequence is decided
-by `rules.idempotence.sequencer`, what an error means by `rules.idempotence.error_policy`. Times are
-milliseconds of a monotonic clock, record timestamps milliseconds since the epoch. Not thread safe: the edge
-holds a lock around it.
+`append` adds a record to its partition's open batch. `drain` gives ready batches their sequences, encodes
+them and groups them into requests. `on_response` and `on_failure` complete batches or schedule retries.
+`rules.idempotence.sequencer` decides which batch may leave and with which sequence, and
+`rules.idempotence.error_policy` what an error means.
 
-Source: rows I9-I12, I21; Kafka's RecordAccumulator, Sender and TransactionManager.
+Times are milliseconds of a monotonic clock, record timestamps milliseconds since the epoch. The core is not
+thread safe: ProducerDriver has the lock that every caller holds.
+
+Source: behaviours I9 to I12 and I21 (docs/behaviours.md); Kafka's RecordAccumulator, Sender and
+TransactionManager.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from oncelog.client.connection.metadata import ClusterMetadata
-from oncelog.client.producer.batch import Callback, Outcome, ProducerBatch, cut, unknown_outcome
+from oncelog.client.producer.batch import BatchResult, Callback, ProducerBatch, indeterminate_error, split
 from oncelog.client.producer.metrics import ProducerMetrics
 from oncelog.client.producer.options import ProducerOptions
 from oncelog.client.producer.partitioner import Partitioner
@@ -24,8 +27,8 @@ from oncelog.client.producer.produce_messages import (
     MAX_PRODUCE_VERSION,
     REQUEST_OVERHEAD_BYTES,
     ProduceCall,
-    answers_by_partition,
     produce_request,
+    responses_by_partition,
 )
 from oncelog.client.producer.queues import PartitionQueue, TopicQueues
 from oncelog.client.producer.rows import Row
@@ -50,7 +53,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.primitives import WritableBuffer
 
 MAX_KEPT_SEQUENCES = 50_000
-"""Partitions of forgotten topics whose sequences are remembered (12 MB); beyond, the epoch is raised."""
+"""Partitions of forgotten topics whose sequences are kept (12 MB). Above it the producer raises its epoch."""
 
 
 class RandomSource(Protocol):
@@ -62,11 +65,7 @@ class RandomSource(Protocol):
 
 
 class ProducerCore:
-    """One producer session. `settled` collects outcomes to `notify` once the edge has let go of its lock.
-
-    `forgotten` collects topics that nobody used for metadata.max.idle.ms. `stale`: partitions whose leader
-    must be asked for. `room_waiter_count`: senders that wait for buffer.memory, for whom nothing lingers.
-    """
+    """The state of one producer session."""
 
     def __init__(self, options: ProducerOptions, metadata: ClusterMetadata, rng: RandomSource) -> None:
         self.options = options
@@ -78,51 +77,50 @@ class ProducerCore:
         self.is_identity_needed = options.is_idempotent and self.transaction is None
         """InitProducerId must be sent. A transactional producer sends it with `init_transactions` instead."""
         self.fatal: OncelogError | None = None
-        self.settled: list[Outcome] = []
-        self.settled_count = 0
-        """How many outcomes `settled` was given since the start."""
+        """The error that every further record gets."""
+        self.completed: list[BatchResult] = []
+        """Results whose callbacks the driver calls once it has released the lock."""
+        self.completed_count = 0
+        """Number of results that were ever put into `completed`."""
         self.buffered_bytes = 0
         self.room_waiter_count = 0
+        """Senders that wait for room in buffer.memory. While there are any, no batch lingers."""
         self.is_changing = False
-        """A call that holds the lock is changing the core.
-
-        Only a signal handler within that call finds it set.
-        """
-        self.is_half_done = False
-        """An `append` is changing the queues.
-
-        If a signal handler's exception ended it, `put_right` is due.
-        """
-        self.stale: set[TopicPartition] = set()
-        self.forgotten: list[str] = []
+        """A call that holds the lock is changing the core. Only a signal handler within it finds this set."""
+        self.is_append_unfinished = False
+        """An `append` is changing the queues. Set without a call under way, it asks for `repair`."""
+        self.stale_leaders: set[TopicPartition] = set()
+        """Partitions whose leader must be looked up."""
+        self.forgotten_topics: list[str] = []
+        """Topics that were not used for metadata.max.idle.ms, for the driver to forget as well."""
         self._rng = rng
         self.topics: OrderedDict[str, TopicQueues] = OrderedDict()
-        """By the time at which a batch was begun last, checked from the front by `_forget_idle`."""
+        """In the order in which a batch was begun last, which `_forget_idle` relies on."""
         self._partitions: dict[TopicPartition, PartitionQueue] = {}
-        self._unsettled: OrderedDict[ProducerBatch, None] = OrderedDict()
-        """Batches without an outcome, oldest first. One that was split stays until its pieces have theirs."""
+        self._incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
+        """Batches that are not complete, oldest first. A batch that was split stands for its children."""
         self._schedule = SendSchedule()
         self._restarting: dict[PartitionQueue, None] = {}
-        """Partitions whose sequences cannot go on."""
+        """Partitions whose sequences cannot continue and must restart at 0."""
         self._kept_sequences: dict[TopicPartition, tuple[int, int | None]] = {}
-        """Of partitions forgotten under `_kept_identity`: what `PartitionSequences.resume` takes."""
+        """Sequences of partitions that were forgotten under `_kept_identity`, to resume from."""
         self._kept_identity: Identity | None = None
         self._metadata_version = metadata.version
         self._in_flight_requests: dict[int, int] = {}
         self._serial = 0
         self._flush_below = 0
-        self.join_bytes = min(options.batch_bytes, options.max_request_bytes)
-        """Up to this size an open batch takes more records."""
+        self.max_open_batch_bytes = min(options.batch_bytes, options.max_request_bytes)
+        """An open batch takes no record that would make it larger."""
         self.buffer_bytes = options.buffer_bytes
 
     # Topics
 
     def topic(self, name: str) -> TopicQueues | None:
-        """Return a topic's queues; None when its number of partitions must be looked up (again)."""
+        """Return a topic's queues, or None if its number of partitions must be looked up first."""
         return self.topics.get(name)
 
-    def may_know_too_few(self, name: str, partition: int | None) -> bool:
-        """Return True for a partition above those known of a known topic: it may have been added since."""
+    def may_have_more_partitions(self, name: str, partition: int | None) -> bool:
+        """Return True for a partition above those known of a topic: it may have been added since."""
         if partition is None or not hasattr(partition, "__index__"):
             return False
         return partition >= self.current_topic(name).count
@@ -155,13 +153,13 @@ class ProducerCore:
                 topic.used_ms = now_ms
                 continue
             del self.topics[topic.name]
-            self.forgotten.append(topic.name)
+            self.forgotten_topics.append(topic.name)
             for queue in topic.queues:
                 self._keep_sequences(queue)
                 del self._partitions[queue.tp]
 
     def _keep_sequences(self, queue: PartitionQueue) -> None:
-        """Should the topic be used again: a broker that remembers the last sequence refuses to begin at 0."""
+        """Keep where the sequences stand: a broker that remembers the last one would refuse to begin at 0."""
         sequences = queue.sequences
         if self._kept_identity != self.identity:
             self._kept_identity = self.identity
@@ -173,7 +171,7 @@ class ProducerCore:
 
     def append_to_open_batch(
         self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
-    ) -> tuple[Outcome, int] | None:
+    ) -> tuple[BatchResult, int] | None:
         """Append a record to a batch that is open and has room: the fast path of nearly every `send`.
 
         Return the batch's result and the record's index in it, or None if the record needs `append`. The
@@ -191,7 +189,7 @@ class ProducerCore:
                     return None
                 queue = queues.queues[partition] if 0 <= partition < queues.count else None
             elif row[1] is None:
-                queue = queues.sticky
+                queue = queues.sticky_queue
             elif row[1] and queues.hashes_keys:
                 queue = queues.queues[queues.partitioner.for_key(row[1], queues.count)]
             else:
@@ -199,16 +197,16 @@ class ProducerCore:
             if queue is None or (batch := queue.open) is None:
                 return None
             batch_bytes, buffered_bytes = batch.size_bytes + size_bytes, self.buffered_bytes + size_bytes
-            if batch_bytes > self.join_bytes or buffered_bytes > self.buffer_bytes:
+            if batch_bytes > self.max_open_batch_bytes or buffered_bytes > self.buffer_bytes:
                 return None
-            # The same steps as in `_append_row`, inline: a call more is a twentieth of what `send` costs.
-            outcome, rows = batch.outcome, batch.rows
+            # The same steps as in `_append_row`, inline: one more call is a twentieth of the cost of `send`.
+            result, rows = batch.result, batch.rows
             index = len(rows)
             batch.size_bytes, self.buffered_bytes = batch_bytes, buffered_bytes
             if callback is not None:
-                outcome.callbacks[index] = callback
+                result.callbacks[index] = callback
             rows.append(row)
-            return outcome, index
+            return result, index
         finally:
             self.is_changing = False
 
@@ -217,30 +215,32 @@ class ProducerCore:
         topic: str,
         partition: int | None,
         row: Row,
-        size: int,
+        size_bytes: int,
         now_ms: float,
         callback: Callback | None = None,
-    ) -> tuple[Outcome, int, bool]:
-        """Take a record of `row_size_bytes`; (outcome, index in it, whether a drain is worth while).
+    ) -> tuple[BatchResult, int, bool]:
+        """Append a record. Return the batch's result, the record's index in it, and True if a drain is due.
 
-        `partition` None: the partitioner chooses. `topic` must be known. Raises MessageTooLarge when the
-        record alone exceeds max.request.size, MisuseError when there is no such partition, the fatal error.
+        `size_bytes` is its `row_size_bytes`. With `partition` None the partitioner chooses. The topic must be
+        known. Raises MessageTooLarge if the record alone exceeds max.request.size, MisuseError if there is no
+        such partition, and the fatal error.
         """
-        self._check_append(size)
-        queue = self.current_topic(topic).queue(partition, row[1], size, self.options.batch_bytes)
-        self.is_half_done = True
+        self._check_append(size_bytes)
+        queue = self.current_topic(topic).queue(partition, row[1], size_bytes, self.options.batch_bytes)
+        self.is_append_unfinished = True
         batch = queue.open
-        wake = False
-        if batch is None or batch.size_bytes + size > self.options.batch_bytes:
-            is_behind = len(queue.waiting) > 1  # behind a sealed one, so that what may be sent is the same
+        needs_drain = False
+        if batch is None or batch.size_bytes + size_bytes > self.options.batch_bytes:
+            # Behind a sealed batch, a new one changes nothing in the schedule.
+            is_behind = len(queue.waiting) > 1
             batch = self._begin_batch(queue, now_ms)
             queue.open = batch
             if not is_behind:
                 self._place(queue, now_ms)
-            wake = not is_behind or self._is_urgent
-        index = self._append_row(batch, row, size, callback)
-        self.is_half_done = False
-        return batch.outcome, index, wake
+            needs_drain = not is_behind or self._is_urgent
+        index = self._append_row(batch, row, size_bytes, callback)
+        self.is_append_unfinished = False
+        return batch.result, index, needs_drain
 
     def _append_row(self, batch: ProducerBatch, row: Row, size_bytes: int, callback: Callback | None) -> int:
         # No signal handler can run between `len` and the end of `append`. If one could, a callback without
@@ -250,25 +250,28 @@ class ProducerCore:
         batch.size_bytes += size_bytes
         self.buffered_bytes += size_bytes
         if callback is not None:
-            batch.outcome.callbacks[index] = callback
+            batch.result.callbacks[index] = callback
         batch.rows.append(row)
         return index
 
     def append_sealed(
         self, topic: str, partition: int, data: WritableBuffer, count: int, times: Any, now_ms: float
-    ) -> Outcome:
-        """Take a batch encoded elsewhere (Arrow), not numbered yet. `times`: the records' timestamps."""
+    ) -> BatchResult:
+        """Append a batch that is encoded already (from Arrow) and has no sequence yet.
+
+        `times` are the records' timestamps, or the one that all have. Raises as `append` does.
+        """
         self._check_append(len(data))
         queue = self.current_topic(topic).queue(partition, None, 0, 0)
-        self.is_half_done = True
+        self.is_append_unfinished = True
         batch = self._begin_batch(queue, now_ms)
         batch.data, batch.record_count = data, count
-        batch.outcome.times = times
+        batch.result.times = times
         batch.charged_bytes = len(data)
         self.buffered_bytes += len(data)
         self._place(queue, now_ms)
-        self.is_half_done = False
-        return batch.outcome
+        self.is_append_unfinished = False
+        return batch.result
 
     def _check_append(self, size_bytes: int) -> None:
         if self.transaction is not None:
@@ -278,13 +281,13 @@ class ProducerCore:
         self.check_size(size_bytes)
 
     def check_size(self, size_bytes: int) -> None:
-        """Raise MessageTooLarge for what no request may hold."""
+        """Raise MessageTooLarge for a record that no request may carry."""
         max_bytes = self.options.max_request_bytes
         if size_bytes > max_bytes:
             raise MessageTooLarge(f"a record of {size_bytes} bytes is above max.request.size={max_bytes}")
 
     def current_topic(self, name: str) -> TopicQueues:
-        """Return a known topic's queues, for as many partitions as the newest metadata say."""
+        """Return a known topic's queues, after adding those of partitions in newer metadata."""
         topic = self.topics[name]
         count = self.metadata.partition_count(name)
         if count and count != topic.count:
@@ -295,7 +298,7 @@ class ProducerCore:
         queue.close_open()
         self._serial += 1
         batch = ProducerBatch(queue.tp, now_ms, self._serial)
-        self._unsettled[batch] = None
+        self._incomplete[batch] = None
         queue.waiting.append(batch)
         topic = self.topics[queue.tp.topic]
         topic.used_ms = now_ms
@@ -303,81 +306,84 @@ class ProducerCore:
         return batch
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether buffer.memory takes that many bytes more; one record always fits an empty buffer."""
+        """Return True if buffer.memory has room for these bytes. An empty buffer takes any record."""
         return not self.buffered_bytes or self.buffered_bytes + size_bytes <= self.buffer_bytes
 
     def can_append(self, size_bytes: int) -> bool:
-        """Whether `append` will not have to wait for room: it takes the record, or raises."""
+        """Return True if `append` takes the record or raises: there is no need to wait for room."""
         return self.fatal is not None or self.has_room(size_bytes)
 
     def refuse_appends(self, error: OncelogError) -> None:
-        """Raise `error` for every further record; those that were taken go their way."""
+        """Raise `error` for every further record. Records taken so far are still sent."""
         if self.fatal is None:
             self.fatal = error
         self.close_open_batches()
 
     def close_open_batches(self) -> None:
-        """Seal every open batch, so that the next record must come through `append`."""
-        for batch in self._unsettled:
+        """Seal every open batch, so that the next record goes through `append` and its checks."""
+        for batch in self._incomplete:
             queue = self._partitions[batch.tp]
             if queue.open is not None:
                 queue.close_open()
                 self._place(queue)
 
     def detach(self, error: OncelogError) -> None:
-        """Fail what has no outcome yet, and tell nobody: in a forked child nothing here is sent.
+        """Complete every batch with `error`, without callbacks: a forked child sends nothing.
 
-        Whoever waits there for a record taken before the fork would wait without end.
+        A caller there that waits for a record taken before the fork would otherwise wait without end.
         """
         self.fatal = error
         self.is_changing = False
         self.topics.clear()
-        for batch in self._unsettled:
-            batch.outcome.settle(None, None, error)
-        for queue in self._partitions.values():  # also the pieces of those that were split
+        for batch in self._incomplete:
+            batch.result.complete(None, None, error)
+        for queue in self._partitions.values():  # also the children of batches that were split
             for batch in queue.batches():
-                batch.outcome.settle(None, None, error)
+                batch.result.complete(None, None, error)
 
-    def die(self, error: OncelogError) -> None:
-        """The producer cannot go on: everything without an outcome fails."""
+    def fail_all(self, error: OncelogError) -> None:
+        """Fail every batch that is not complete, and refuse further records: the producer cannot continue."""
         if self.transaction is not None:
             self.transaction.session.set_fatal_error(error)
         self.fatal = error
-        self._fail_all(lambda batch: True, error)
+        self._fail_batches(lambda batch: True, error)
 
-    def _fail_all(self, is_concerned: Callable[[ProducerBatch], bool], error: OncelogError) -> None:
-        for queue in dict.fromkeys(self._partitions[batch.tp] for batch in self._unsettled):
+    def _fail_batches(self, condition: Callable[[ProducerBatch], bool], error: OncelogError) -> None:
+        for queue in dict.fromkeys(self._partitions[batch.tp] for batch in self._incomplete):
             for batch in queue.batches():
-                if is_concerned(batch):
+                if condition(batch):
                     self._fail(batch, error)
 
     def flush(self) -> int:
-        """Send what was appended so far without lingering; returns the mark for `is_settled_to`."""
+        """Let no batch begun so far linger. Return the serial to pass to `is_completed_to`."""
         self._flush_below = self._serial + 1
         for queue in self._schedule.take_lingering():
             self._place(queue)
         return self._serial
 
-    def is_settled_to(self, mark: int) -> bool:
-        """Return True once every record taken before `flush` returned that mark has its outcome."""
-        return not self._unsettled or next(iter(self._unsettled)).serial > mark
+    def is_completed_to(self, serial: int) -> bool:
+        """Return True once every record taken before `flush` returned this serial is complete."""
+        return not self._incomplete or next(iter(self._incomplete)).serial > serial
 
     @property
     def is_idle(self) -> bool:
-        """Return True once every record taken has its outcome. Callers need no lock."""
-        return not self._unsettled
+        """Return True if every record taken so far is complete. Callers need no lock."""
+        return not self._incomplete
 
     # Sending
 
-    def give_identity(self, producer_id: int, producer_epoch: int) -> None:
-        """The broker's answer to InitProducerId."""
+    def set_identity(self, producer_id: int, producer_epoch: int) -> None:
+        """Take the producer id and epoch of an InitProducerId response."""
         self.identity = Identity(producer_id, producer_epoch)
         self.is_identity_needed = False
 
     def drain(self, now_ms: float) -> list[ProduceCall]:
-        """Everything that may be sent now; each call must end in on_response, on_sent or on_failure."""
-        if self.is_half_done:
-            self.put_right()
+        """Return the requests that may be sent now.
+
+        Each call must end in `on_response`, `on_sent`, `on_refused` or `on_failure`.
+        """
+        if self.is_append_unfinished:
+            self.repair()
         self._expire(now_ms)
         self._forget_idle(now_ms)
         for queue in self._schedule.take_due(now_ms):
@@ -389,7 +395,7 @@ class ProducerCore:
             self._metadata_version = self.metadata.version
             for queue in self._schedule.take_all_ready():
                 self._place(queue, now_ms)
-        if self.options.is_idempotent and not self._renew_identities(now_ms):
+        if self.options.is_idempotent and not self._prepare_identity(now_ms):
             return []
         calls = []
         for node_id in self._schedule.ready_nodes():
@@ -397,62 +403,65 @@ class ProducerCore:
                 batches = self._pick(node_id, now_ms)
                 if not batches:
                     break
-                calls.append(self._call(node_id, batches, now_ms))
+                calls.append(self._make_call(node_id, batches, now_ms))
         return calls
 
-    def put_right(self) -> None:
-        """Make everything follow from what stands in the queues, after an `append` that ended half-way.
+    def repair(self) -> None:
+        """Rebuild all derived state from the queues, after an exception ended an `append` in the middle.
 
         Guard: test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
         """
         self._schedule = SendSchedule()
-        unsettled: dict[ProducerBatch, None] = {}
+        incomplete: dict[ProducerBatch, None] = {}
         self.buffered_bytes = 0
         for queue in self._partitions.values():
             queue.drop_empty()
             for batch in queue.batches():
-                unsettled[batch] = None
+                incomplete[batch] = None
                 self.buffered_bytes += batch.charged_bytes
             self._place(queue)
-        for batch in [*self._unsettled]:
-            if batch not in unsettled and not batch.unsettled_pieces:
-                del self._unsettled[batch]
-        for batch in unsettled:
+        for batch in [*self._incomplete]:
+            if batch not in incomplete and not batch.incomplete_children:
+                del self._incomplete[batch]
+        for batch in incomplete:
             if batch.parent is None:
-                self._unsettled.setdefault(batch)
-        self.is_half_done = False  # the last of all: should a second signal come, the next drain does it
+                self._incomplete.setdefault(batch)
+        self.is_append_unfinished = False  # last: after a second signal, the next drain repairs again
 
     def _place(self, queue: PartitionQueue, now_ms: float = 0.0) -> None:
-        """Put a queue where it belongs in the schedule, after anything about it changed."""
+        """Put a queue into the part of the schedule where it belongs now."""
         if queue.sequences.is_restart_needed:
             self._restarting[queue] = None
-        following = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)
-        if following is None:
+        candidate = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)
+        if candidate is None:
             self._schedule.remove(queue)
             return
-        batch, due_ms = following
+        batch, due_ms = candidate
         if due_ms > now_ms:
             self._schedule.put_timed(queue, due_ms, is_lingering=batch is queue.open)
             return
         node_id = self.metadata.leader_of(queue.tp)
         if node_id is None:
-            self.stale.add(queue.tp)
+            self.stale_leaders.add(queue.tp)
         self._schedule.put_ready(queue, node_id)
 
     @property
     def _is_urgent(self) -> bool:
         return self.room_waiter_count > 0 or self.buffered_bytes * 4 > self.buffer_bytes * 3
 
-    def _renew_identities(self, now_ms: float) -> bool:
-        """Restart numbering where it is due; False while a producer id must be asked for."""
+    def _prepare_identity(self, now_ms: float) -> bool:
+        """Restart the sequences that must and can restart. Return False while no batch may be sent.
+
+        That is while a producer id must be requested or, with transactions, outside of one.
+        """
         if self.transaction is not None:
             # The coordinator gives out the epochs, so sequences never restart by themselves.
             return self.identity is not None and self.transaction.is_sending
         if self.identity is None:
-            self.is_identity_needed = bool(self._unsettled)
+            self.is_identity_needed = bool(self._incomplete)
             return False
         if len(self._kept_sequences) > MAX_KEPT_SEQUENCES and not self._raise_epoch():
-            return False  # under another epoch all of them begin at 0
+            return False  # under a new epoch all of them begin at 0
         for queue in list(self._restarting):
             if not queue.sequences.is_restart_needed:
                 del self._restarting[queue]
@@ -463,7 +472,7 @@ class ProducerCore:
         return True
 
     def _raise_epoch(self) -> bool:
-        """Go on under the next epoch; False when epochs are used up and a new id is needed."""
+        """Change to the next epoch. Return False if none is left: a new producer id is needed."""
         assert self.identity is not None
         self.identity = next_epoch(self.identity)
         self._kept_sequences.clear()
@@ -480,18 +489,21 @@ class ProducerCore:
         self._place(queue, now_ms)
 
     def _pick(self, node_id: int, now_ms: float) -> list[ProducerBatch]:
-        """One batch per partition, together at most max.request.size (but at least one)."""
+        """Take the batches of one request: one per partition, together at most max.request.size.
+
+        A single batch may be larger.
+        """
         picked: list[ProducerBatch] = []
         queues: list[PartitionQueue] = []
         size = REQUEST_OVERHEAD_BYTES
         while (queue := self._schedule.take_ready(node_id)) is not None:
-            following = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)
-            if following is None or following[1] > now_ms or self.metadata.leader_of(queue.tp) != node_id:
-                self._place(queue, now_ms)  # it changed since it was placed, and goes elsewhere
+            candidate = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)
+            if candidate is None or candidate[1] > now_ms or self.metadata.leader_of(queue.tp) != node_id:
+                self._place(queue, now_ms)  # it has changed since it was placed
                 continue
             if self.transaction is not None and not self.transaction.admits(queue.tp):
                 continue  # `on_partitions_added` places it again
-            batch = following[0]
+            batch = candidate[0]
             batch_bytes = len(batch.data) if batch.data is not None else batch.size_bytes
             if picked and size + batch_bytes > self.options.max_request_bytes:
                 self._schedule.put_first(queue, node_id)
@@ -504,7 +516,7 @@ class ProducerCore:
             self._place(queue, now_ms)
         return picked
 
-    def _call(self, node_id: int, batches: list[ProducerBatch], now_ms: float) -> ProduceCall:
+    def _make_call(self, node_id: int, batches: list[ProducerBatch], now_ms: float) -> ProduceCall:
         transactional_id = self.options.transactional_id
         is_transactional = transactional_id is not None
         for batch in batches:
@@ -519,13 +531,14 @@ class ProducerCore:
         return ProduceCall(node_id, message, batches, acks != 0)
 
     def next_wakeup_ms(self) -> float | None:
-        """Return when `drain` may have something to do without an outside event; None: never.
+        """Return the time at which `drain` must run next if nothing else happens; None for never.
 
-        What is due already and still here waits for something else: a leader, a place in flight.
+        A batch that is due and could not leave adds no time: it waits for a leader or for a response.
+        Otherwise the loop would never rest. Guard: test_what_waits_for_a_leader_is_not_due_by_itself.
         """
         times = [self._schedule.next_due_ms()]
-        if self._unsettled:
-            times.append(next(iter(self._unsettled)).created_ms + self.options.delivery_timeout_ms)
+        if self._incomplete:
+            times.append(next(iter(self._incomplete)).created_ms + self.options.delivery_timeout_ms)
         return min((time for time in times if time is not None), default=None)
 
     @property
@@ -559,7 +572,7 @@ class ProducerCore:
         """Fail every record that is not on the wire: the transaction is being aborted."""
         self._transaction.pending.clear()
         error = TransactionAborted("the transaction was aborted before this record was stored")
-        self._fail_all(lambda batch: not batch.is_on_wire, error)
+        self._fail_batches(lambda batch: not batch.is_on_wire, error)
 
     def on_transaction_ended(self, identity: Identity | None) -> None:
         """Return to the state before `begin`, under `identity` (None: the present one)."""
@@ -574,38 +587,38 @@ class ProducerCore:
         for queue in list(self._restarting):  # the others begin at 0 with their first batch
             self._restart(queue)
 
-    # Outcomes
+    # Results of requests
 
     def on_queued(self, call: ProduceCall) -> None:
-        """The request waits for a connection, until `on_written` or its end."""
+        """Note that a request waits for a connection, until `on_written` or its end."""
         for batch in call.batches:
             batch.is_queued = True
 
     def on_written(self, call: ProduceCall) -> None:
-        """From now on the broker may get the request."""
+        """Note that the broker may receive the request from now on."""
         for batch in call.batches:
             batch.is_queued = False
 
     def on_sent(self, call: ProduceCall, now_ms: float) -> None:
-        """acks=0: the request is out, and that is all that will be known."""
+        """Complete the batches of a request with acks=0, which gets no response."""
         self._in_flight_requests[call.node_id] -= 1
         for batch in call.batches:
             self._deliver(batch, None, None)
-            self._answered(batch, now_ms)
+            self._place_again(batch, now_ms)
 
-    def _answered(self, batch: ProducerBatch, now_ms: float) -> None:
-        queue = self._partitions.get(batch.tp)  # None: given up long before, and its topic forgotten since
+    def _place_again(self, batch: ProducerBatch, now_ms: float) -> None:
+        queue = self._partitions.get(batch.tp)  # None if the batch expired and its topic was forgotten
         if queue is not None:
             self._place(queue, now_ms)
 
     def on_response(self, call: ProduceCall, response: Any, now_ms: float) -> None:
-        """The broker's answer, one code per batch."""
+        """Handle a Produce response, which has one error code per batch."""
         self._in_flight_requests[call.node_id] -= 1
-        answers = answers_by_partition(response)
+        responses = responses_by_partition(response)
         for batch in call.batches:
             if batch.sent_ms is not None:
                 self.metrics.latency.add(now_ms - batch.sent_ms, now_ms)
-            row = answers.get(batch.tp)
+            row = responses.get(batch.tp)
             if row is None:
                 self._no_outcome(batch, OncelogError("the answer names no such partition"), True, now_ms)
             elif row.error_code == 0:
@@ -614,51 +627,51 @@ class ProducerCore:
             else:
                 error = error_for_code(row.error_code, row.error_message or "")
                 self._on_error(batch, error, now_ms)
-            self._answered(batch, now_ms)
+            self._place_again(batch, now_ms)
 
     def on_failure(
         self, call: ProduceCall, error: OncelogError, now_ms: float, *, was_sent: bool = True
     ) -> None:
-        """No answer: the connection ended, could not be made, or the time-out passed."""
+        """Handle a request without a response: no connection, a lost one, or a time-out."""
         self._in_flight_requests[call.node_id] -= 1
         was_sent = was_sent and not isinstance(error, NotConnectedError)
         for batch in call.batches:
-            self.stale.add(batch.tp)
+            self.stale_leaders.add(batch.tp)
             self._no_outcome(batch, error, was_sent and not batch.is_queued, now_ms)
-            self._answered(batch, now_ms)
+            self._place_again(batch, now_ms)
 
     def on_refused(self, call: ProduceCall, error: OncelogError, now_ms: float) -> None:
-        """The request could not be made for this broker (version, misuse): surely not sent."""
+        """Handle a request that could not be encoded for this broker, so that it was surely not sent."""
         self._in_flight_requests[call.node_id] -= 1
         for batch in call.batches:
             batch.is_on_wire = batch.is_on_wire and not batch.is_queued
             self._fail(batch, error)
-            self._answered(batch, now_ms)
+            self._place_again(batch, now_ms)
 
     def _on_error(self, batch: ProducerBatch, error: BrokerError, now_ms: float) -> None:
         self.metrics.on_error(error)
-        if batch.is_settled:
+        if batch.is_completed:
             return
-        batch.is_on_wire = False  # answered: a refusal is no attempt that may yet be stored
+        batch.is_on_wire = False  # an attempt with a response can no longer be stored
         reaction = reaction_to(error.code, self.options.mode)
         error.reaction = reaction.mark.value
-        part = self._partitions[batch.tp]
+        queue = self._partitions[batch.tp]
         if reaction.is_metadata_stale:
             self.metadata.mark_stale([batch.tp])
-            self.stale.add(batch.tp)
+            self.stale_leaders.add(batch.tp)
         match reaction.action:
             case Action.DELIVER:
                 self._deliver(batch, None, None)
             case Action.RETRY:
                 self._no_outcome(batch, error, reaction.may_be_stored, now_ms)
             case Action.REORDER:
-                self._on_out_of_order(batch, part.sequences.on_out_of_order(batch), error, now_ms)
+                self._on_out_of_order(batch, queue.sequences.on_out_of_order(batch), error, now_ms)
             case Action.RENUMBER:
-                self._on_out_of_order(batch, part.sequences.on_unknown_producer(batch), error, now_ms)
+                self._on_out_of_order(batch, queue.sequences.on_unknown_producer(batch), error, now_ms)
             case Action.SPLIT if batch.record_count > 1:
-                self._split(part, batch)
+                self._split(queue, batch)
             case Action.DIE:
-                self.die(error)
+                self.fail_all(error)
             case _:
                 batch.may_be_stored = batch.may_be_stored or reaction.may_be_stored
                 self._fail(batch, error)
@@ -673,26 +686,26 @@ class ProducerCore:
             if verdict is OutOfOrder.GIVE_UP:
                 self.require_abort(error)
         if verdict is OutOfOrder.GIVE_UP:
-            self._settle(batch, None, None, unknown_outcome(batch, error))
+            self._complete(batch, None, None, indeterminate_error(batch, error))
             return
         self.metrics.retries += batch.record_count
         batch.retry_at_ms = now_ms
 
-    def _split(self, part: PartitionQueue, batch: ProducerBatch) -> None:
-        pieces = cut(batch)
-        for piece in pieces:
-            piece.charged_bytes = batch.charged_bytes // len(pieces)
-        self.buffered_bytes -= batch.charged_bytes - sum(piece.charged_bytes for piece in pieces)
-        batch.is_settled = True
-        part.replace(batch, pieces)
+    def _split(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        children = split(batch)
+        for child in children:
+            child.charged_bytes = batch.charged_bytes // len(children)
+        self.buffered_bytes -= batch.charged_bytes - sum(child.charged_bytes for child in children)
+        batch.is_completed = True
+        queue.replace(batch, children)
 
     def _no_outcome(
         self, batch: ProducerBatch, error: OncelogError, may_be_stored: bool, now_ms: float
     ) -> None:
-        if batch.is_settled:
+        if batch.is_completed:
             return
         batch.last_error = error
-        self._partitions[batch.tp].came_back(batch, may_be_stored)
+        self._partitions[batch.tp].on_no_outcome(batch, may_be_stored)
         if batch.attempt_count > self.options.retries:
             self._fail(batch, error)
             return
@@ -700,30 +713,32 @@ class ProducerCore:
         batch.retry_at_ms = now_ms + self._backoff_ms(batch.attempt_count)
 
     def _backoff_ms(self, attempt_count: int) -> float:
-        """retry.backoff.ms doubled per attempt up to the maximum, give or take 20 %."""
-        base, top = self.options.retry_backoff_ms, self.options.retry_backoff_max_ms
-        return min(base * 2.0 ** min(attempt_count - 1, 20), max(top, base)) * (
+        """Return retry.backoff.ms, doubled per attempt up to retry.backoff.max.ms, with a jitter of 20 %."""
+        base_ms, max_ms = self.options.retry_backoff_ms, self.options.retry_backoff_max_ms
+        return min(base_ms * 2.0 ** min(attempt_count - 1, 20), max(max_ms, base_ms)) * (
             0.8 + 0.4 * self._rng.random()
         )
 
     def _expire(self, now_ms: float) -> None:
         limit_ms = self.options.delivery_timeout_ms
-        while self._unsettled:
-            oldest = next(iter(self._unsettled))
+        while self._incomplete:
+            oldest = next(iter(self._incomplete))
             if oldest.created_ms + limit_ms > now_ms:
                 return
             queue = self._partitions[oldest.tp]
             for batch in queue.batches():
                 if batch.created_ms + limit_ms <= now_ms:
-                    if batch.is_queued:  # the edge withdraws its request before anything is written
-                        queue.came_back(batch, may_be_stored=False)
+                    if batch.is_queued:  # the driver cancels its request before anything is written
+                        queue.on_no_outcome(batch, may_be_stored=False)
                     self._fail(batch, self._timed_out(batch))
             self._place(queue, now_ms)
 
     def _timed_out(self, batch: ProducerBatch) -> OncelogError:
         limit_ms = self.options.delivery_timeout_ms
-        heard = f" (last heard: {batch.last_error})" if batch.last_error else ""
-        text = f"no acknowledgement for {batch.tp} within delivery.timeout.ms={limit_ms}{heard}"
+        last = f" (last heard: {batch.last_error})" if batch.last_error else ""
+        text = f"no acknowledgement for {batch.tp} within delivery.timeout.ms={limit_ms}{last}"
+        # "Not stored" is certain only if no attempt ever left. Guard:
+        # test_after_the_delivery_timeout_nothing_is_missing_or_doubled.
         if not batch.is_on_wire and not batch.may_be_stored:
             return TimedOut(f"{text}; the records were not stored")
         batch.may_be_stored = True
@@ -733,34 +748,34 @@ class ProducerCore:
 
     def _fail(self, batch: ProducerBatch, error: OncelogError) -> None:
         if self.transaction is not None:
-            if not batch.is_settled and not isinstance(error, TransactionAborted):
+            if not batch.is_completed and not isinstance(error, TransactionAborted):
                 self.require_abort(error)
             if batch.identity is not None:
                 self.transaction.is_epoch_spent = True
-        if batch.is_settled:
+        if batch.is_completed:
             return
         batch.seal()
         queue = self._partitions[batch.tp]
-        queue.give_up(batch)
+        queue.on_given_up(batch)
         if queue.sequences.is_restart_needed:
             self._restarting[queue] = None
         if batch.may_be_stored and not isinstance(error, OutcomeUnknown):
-            error = unknown_outcome(batch, error)
-        self._settle(batch, None, None, error)
+            error = indeterminate_error(batch, error)
+        self._complete(batch, None, None, error)
 
     def _deliver(self, batch: ProducerBatch, base_offset: int | None, log_time_ms: int | None) -> None:
-        if batch.is_settled:
+        if batch.is_completed:
             return
         queue = self._partitions[batch.tp]
-        queue.delivered(batch)
+        queue.on_delivered(batch)
         if batch.parent is not None and batch.parent.may_be_stored:
             self._note_not_stored(queue, batch.parent)
-        self._settle(batch, base_offset, log_time_ms, None)
+        self._complete(batch, base_offset, log_time_ms, None)
 
     def _note_not_stored(self, queue: PartitionQueue, parent: ProducerBatch | None) -> None:
-        """Note that what was cut in pieces is not stored, since a piece is: the broker takes either.
+        """Note that a batch that was split is not stored as a whole, because one of its children is.
 
-        Nor are its other pieces, of which none has been sent: they go one by one, in order.
+        The broker accepts only one of both. The other children were not sent yet: they leave one by one.
         """
         while parent is not None and parent.may_be_stored:
             parent.may_be_stored = False
@@ -769,28 +784,28 @@ class ProducerCore:
                     batch.may_be_stored = False
             parent = parent.parent
 
-    def _settle(
+    def _complete(
         self, batch: ProducerBatch, base_offset: int | None, log_time_ms: int | None, error: Exception | None
     ) -> None:
-        batch.is_settled = True
+        batch.is_completed = True
         self.buffered_bytes -= batch.charged_bytes
         if error is not None:
             self.metrics.errors += batch.record_count
         else:
             self.metrics.delivered += batch.record_count
-        batch.outcome.settle(base_offset, log_time_ms, error)
+        batch.result.complete(base_offset, log_time_ms, error)
         self._finish(batch)
 
     def _finish(self, batch: ProducerBatch) -> None:
-        """Note that a batch has its outcome, and so may have the one that it is a piece of."""
-        self._unsettled.pop(batch, None)  # pieces stand there as their parents
-        self.settled.append(batch.outcome)
-        self.settled_count += 1
+        """Note that a batch is complete, and its parent too if this was the last child."""
+        self._incomplete.pop(batch, None)  # a child has no entry of its own
+        self.completed.append(batch.result)
+        self.completed_count += 1
         parent = batch.parent
         if parent is not None:
-            parent.unsettled_pieces -= 1
-            if not parent.unsettled_pieces:
-                parent.outcome.is_done = True
+            parent.incomplete_children -= 1
+            if not parent.incomplete_children:
+                parent.result.is_done = True
                 self._finish(parent)
 
 

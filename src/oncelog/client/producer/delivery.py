@@ -1,4 +1,4 @@
-"""What `send` returns: small handles on the outcome that a whole batch shares."""
+"""The handles that `send` returns: small objects that point at the result of a whole batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from oncelog.client.producer.batch import OffsetRange, Outcome
+from oncelog.client.producer.batch import BatchResult, OffsetRange
 from oncelog.errors import MisuseError, TimedOut
 from oncelog.runtime.loop_thread import bounded
 from oncelog.types import RecordMetadata
@@ -19,159 +19,181 @@ from oncelog.types import RecordMetadata
 _LOG = logging.getLogger("oncelog.producer")
 
 
-def _wait(outcome: Outcome, timeout: float | None) -> None:
-    if outcome.is_done:
+def _wait(result: BatchResult, timeout: float | None) -> None:
+    if result.is_done:
         return
     if sys.is_finalizing():
         raise MisuseError("the interpreter is ending: what has no outcome by now gets none")
-    # Not an Event: an interrupt can leave its lock held, and then `set` never returns on the thread that
-    # carries the records. See test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
+    # Not an Event: an interrupt can leave its lock held, and then `set` blocks the producer's thread. Guard:
+    # test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
     done = threading.Lock()
     done.acquire()
-    outcome.listen(done.release)
+    result.add_listener(done.release)
     if not done.acquire(timeout=-1 if timeout is None else max(bounded(timeout) or 0, 0)):
         raise TimedOut(f"no outcome within {timeout:g} s; the record is still under way")
 
 
 _STATE = frozenset(vars(Future()))
-"""What concurrent.futures keeps in every future, and this one only when it is asked for."""
+"""Attributes of every concurrent.futures.Future. A RecordFuture makes them at the first access."""
 
 
-def _is_condition(part: tuple[str, Any]) -> bool:
-    return part[0] == "_condition"
+def _is_condition(item: tuple[str, Any]) -> bool:
+    return item[0] == "_condition"
 
 
 class RecordFuture(Future[RecordMetadata]):
-    """One record's outcome: a concurrent.futures.Future that cannot be cancelled and costs little.
+    """The future of one record: a concurrent.futures.Future that cannot be cancelled and costs little.
 
-    Its lock and lists are made when somebody (`wait`, `as_completed`) reaches for them.
+    It raises TimedOut if the record was surely not stored within delivery.timeout.ms, DeliveryUnknown or
+    OutcomeUnknown if it may be stored, and otherwise the broker's error. A lock and lists are made only for
+    `concurrent.futures.wait` and `as_completed`.
     """
 
-    __slots__ = ("_index", "_outcome")
+    __slots__ = ("_batch_result", "_index")
 
-    def __init__(self, outcome: Outcome, index: int) -> None:
-        self._outcome = outcome
+    def __init__(self, result: BatchResult, index: int) -> None:
+        self._batch_result = result
         self._index = index
 
     def __getattr__(self, name: str) -> Any:
         if name not in _STATE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # Before the first part is there: a thread that is interrupted here leaves no future that never ends.
-        self._outcome.listen(self._complete)
+        # First, so that a thread that is interrupted after it leaves no future that never ends.
+        self._batch_result.add_listener(self._complete)
         self._make_state()
         return self.__dict__[name]
 
     def _make_state(self) -> None:
-        """Make what concurrent.futures keeps, or what is missing of it; all threads get the same.
+        """Make the attributes of a Future, or those that are missing. All threads get the same objects.
 
-        Without a lock of its own: a fork, a signal or another thread may come at any moment.
+        This takes no lock, because a fork, a signal or another thread may come at any moment.
         """
-        mine = self.__dict__
-        made = mine.setdefault("_made", vars(Future()))
-        # The condition comes last: a thread that finds it finds the rest. Else its `wait` counts this record
-        # as pending, completes it while it reaches for `_waiters`, and is never woken. See
+        attributes = self.__dict__
+        made = attributes.setdefault("_made", vars(Future()))
+        # The condition comes last: a thread that finds it finds the rest. Otherwise its `wait` would count
+        # this record as pending, complete it by looking for `_waiters`, and never wake up. Guard:
         # test_a_future_whose_state_is_half_made_loses_no_waiter.
-        for name, part in sorted(made.items(), key=_is_condition):
-            mine.setdefault(name, part)
+        for name, value in sorted(made.items(), key=_is_condition):
+            attributes.setdefault(name, value)
 
     def _complete(self) -> None:
         self._make_state()
         if super().done():
             return
-        error = self._outcome.error_of(self._index)
+        error = self._batch_result.error_of(self._index)
         with suppress(InvalidStateError):  # two threads may come here at once
             if error is None:
-                self.set_result(self._outcome.metadata(self._index))
+                self.set_result(self._batch_result.metadata(self._index))
             else:
                 self.set_exception(error)
 
     def done(self) -> bool:
-        """Whether it was delivered or failed."""
-        return self._outcome.is_done
+        """Return True once the record was delivered or has failed."""
+        return self._batch_result.is_done
 
     def cancel(self) -> bool:
-        """Never: a record that was taken is sent."""
+        """Return False: a record that was taken is sent."""
         return False
 
     def cancelled(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def running(self) -> bool:
-        """Whether it is under way."""
-        return not self._outcome.is_done
+        """Return True until the record was delivered or has failed."""
+        return not self._batch_result.is_done
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record stands. Raises why it failed, TimedOut after `timeout` seconds without either."""
+        """Return the record's partition, offset and timestamp.
+
+        Raises the error of a failed record, and TimedOut if there is no result within `timeout` seconds.
+        """
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return self._outcome.metadata(self._index)
+        return self._batch_result.metadata(self._index)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Why it failed; None when it was delivered. Raises TimedOut."""
-        _wait(self._outcome, timeout)
-        return self._outcome.error_of(self._index)
+        """Return the error of a failed record, None for a delivered one.
+
+        Raises TimedOut if there is no result within `timeout` seconds.
+        """
+        _wait(self._batch_result, timeout)
+        return self._batch_result.error_of(self._index)
 
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
-        """Call `fn(self)` once there is an outcome, on the producer's thread or at once.
+        """Call `fn(self)` once there is a result: on the producer's thread, or here if there is one already.
 
-        What it raises is logged, as concurrent.futures does.
+        Exceptions that it raises are logged, as in concurrent.futures.
         """
 
         def call() -> None:
             try:
                 fn(self)
-            except Exception:  # `notify` logs what else is raised; at once, it is the caller's
+            except Exception:  # `notify` logs BaseExceptions; here, they belong to the caller
                 _LOG.exception("a done callback raised")
 
-        self._outcome.listen(call)
+        self._batch_result.add_listener(call)
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryResult:
-    """What became of many records: stretches that stand in the log, and how many failed with what."""
+    """The results of many records.
+
+    `delivered` has offset ranges, `failed` pairs of a record count and the error that these records share.
+    """
 
     delivered: list[OffsetRange]
     failed: list[tuple[int, Exception]]
 
     @property
     def delivered_count(self) -> int:
-        return sum(each.record_count for each in self.delivered)
+        """The number of records that were delivered."""
+        return sum(offsets.record_count for offsets in self.delivered)
 
     @property
     def failed_count(self) -> int:
+        """The number of records that failed."""
         return sum(count for count, _ in self.failed)
 
 
 class Delivery:
-    """The outcome of many records sent at once. `parts`: (outcome, first index, count)."""
+    """The future of many records that were sent by one call. `len` is their number.
 
-    def __init__(self, parts: list[tuple[Outcome, int, int]]) -> None:
+    `parts` are (batch result, index of the first record in it, record count).
+    """
+
+    def __init__(self, parts: list[tuple[BatchResult, int, int]]) -> None:
         self._parts = parts
 
     def __len__(self) -> int:
         return sum(count for _, _, count in self._parts)
 
     def done(self) -> bool:
-        """Whether every record has its outcome."""
-        return all(outcome.is_done for outcome, _, _ in self._parts)
+        """Return True once every record was delivered or has failed."""
+        return all(result.is_done for result, _, _ in self._parts)
 
     def outcome(self, timeout: float | None = None) -> DeliveryResult:
-        """All outcomes, failures included. `timeout` in seconds for each batch. Raises TimedOut."""
+        """Return all results, failures included.
+
+        Raises TimedOut if one batch takes longer than `timeout` (s).
+        """
         delivered: list[OffsetRange] = []
         failed: list[tuple[int, Exception]] = []
-        for outcome, first, count in self._parts:
-            _wait(outcome, timeout)
-            for each in outcome.ranges(first, count):
-                if isinstance(each, OffsetRange):
-                    delivered.append(each)
+        for result, first, count in self._parts:
+            _wait(result, timeout)
+            for part in result.ranges(first, count):
+                if isinstance(part, OffsetRange):
+                    delivered.append(part)
                 else:
-                    failed.append(each)
+                    failed.append(part)
         return DeliveryResult(delivered, failed)
 
     def result(self, timeout: float | None = None) -> DeliveryResult:
-        """All outcomes. Raises the first failure, TimedOut."""
+        """Return all results if every record was delivered.
+
+        Raises the first failure, and TimedOut as `outcome`.
+        """
         result = self.outcome(timeout)
         if result.failed:
             raise result.failed[0][1]

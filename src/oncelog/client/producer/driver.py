@@ -1,4 +1,16 @@
-"""The loop that carries a ProducerCore: sends what it drains, brings it answers, ids, metadata and time."""
+"""The event loop's part of a producer: it drives a ProducerCore, and shares it with application threads.
+
+It sends what the core drains, and brings it responses, producer ids, metadata and the time.
+
+Application threads append records, and the loop's thread drains and completes them. Both hold `driver.lock`.
+Python runs a signal handler on the main thread, after any call or at the start of a function, and it may
+raise there. Three rules follow:
+
+- The lock is taken by `with driver.lock` only. A method of our own, or a Condition, could be left holding it.
+- Threads wait on queues. `ProducerCore.repair` completes what an interrupted `append` left unfinished.
+- A handler that calls the producer while the interrupted call holds the lock gets MisuseError. It cannot wait
+  for that call, which continues only after the handler. The lock is reentrant so that this is detected.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +57,7 @@ CLOSED = "this producer is closed; make a new one"
 def parse_settings(
     config: Mapping[str, object] | None, keywords: Mapping[str, object]
 ) -> tuple[Settings, ProducerOptions]:
-    """Return the settings, checked against each other (behaviour I3, docs/behaviours.md). Raises ConfigError.
+    """Return the settings, checked against each other (behaviour I3). Raises ConfigError.
 
     Warns if another setting switches off idempotence that was only on by default. Call it from a constructor:
     the warning names the constructor's caller.
@@ -71,7 +83,7 @@ def _do_nothing() -> None:
 
 
 class ProducerDriver:
-    """Not thread safe except for `state`: use it on its loop."""
+    """Not thread safe, except for `core` with `lock` held: call methods on the driver's loop."""
 
     def __init__(self, settings: Settings, options: ProducerOptions) -> None:
         self.settings = settings
@@ -83,7 +95,7 @@ class ProducerDriver:
         self.lock = threading.RLock()
         """Held by every call that touches the core, on any thread. Taken by `with driver.lock` only."""
         self.notified_count = 0
-        """Batches whose callbacks have returned; see ProducerCore.settled_count."""
+        """Number of batches whose callbacks have returned; compare ProducerCore.completed_count."""
         self.room_waiters: list[queue.SimpleQueue[None]] = []
         """One queue per thread that waits for room in buffer.memory; it gets an item when a batch
         completes.
@@ -94,24 +106,24 @@ class ProducerDriver:
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._main: asyncio.Task[None] | None = None
         self._in_flight: dict[asyncio.Future[Any], ProduceCall] = {}
-        self._is_asking_id = False
+        self._is_requesting_id = False
         self._is_refreshing = False
         self._waiters: list[asyncio.Future[None]] = []
-        self._learners: Counter[str] = Counter()
-        """Calls of `learn` under way, by topic."""
+        self._lookups: Counter[str] = Counter()
+        """Number of `look_up_topic` calls under way, by topic."""
         self._is_closing = False
         self._closing: asyncio.Task[None] | None = None
         self._thread_id: int | None = None
-        self.on_turn: Callable[[], object] = _do_nothing
-        """Called after every drain: what a transaction must do before more can be sent."""
+        self.on_drained: Callable[[], object] = _do_nothing
+        """Called after each drain, to add partitions to a transaction before their records can be sent."""
         _drivers.add(self)
 
     def now_ms(self) -> float:
-        """Milliseconds of the monotonic clock."""
+        """Return milliseconds of the monotonic clock."""
         return self.runtime.monotonic_ns() / 1e6
 
     def is_own_thread(self) -> bool:
-        """Whether the caller runs on the thread that carries the records, as callbacks do."""
+        """Return True on the producer's own thread, where callbacks run."""
         return threading.get_ident() == self._thread_id
 
     def check_lock_not_held(self) -> None:
@@ -124,15 +136,18 @@ class ProducerDriver:
 
     @property
     def is_flushed(self) -> bool:
-        """Return True once every record has its outcome and its callback has returned; under the lock."""
-        return self.core.is_idle and self.notified_count >= self.core.settled_count
+        """Return True if every record is complete and its callback has returned.
+
+        The caller holds the lock.
+        """
+        return self.core.is_idle and self.notified_count >= self.core.completed_count
 
     def _wake_room_waiters(self) -> None:
         for waiter in list(self.room_waiters):
             waiter.put(None)
 
     def reset_after_fork(self) -> None:
-        """Give the child a free lock: no thread sends there, and one that is not there may have held it."""
+        """Give a forked child a free lock, since a thread of the parent may hold it, and fail all records."""
         self.lock = threading.RLock()
         self.room_waiters = []
         self.core.detach(MisuseError("this producer was made before a fork; make one in the child process"))
@@ -149,24 +164,24 @@ class ProducerDriver:
         return self.options.report(*(self.core.identity or (None, None)))
 
     def start(self) -> None:
-        """Begin; on the loop that shall run it."""
+        """Start on the running loop."""
         self.loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._main = self.loop.create_task(self._run())
 
     def wake(self) -> None:
-        """Something was appended, or time moved: drain soon. From the loop's thread."""
+        """Drain soon. Called on the loop's thread."""
         self._event.set()
 
     async def refuse_appends(self, error: OncelogError) -> None:
-        """Take no more records; those that were taken go their way."""
+        """Raise `error` for every further record. Records taken so far are still sent."""
         with self.lock:
             self.core.refuse_appends(error)
 
     async def close(self) -> None:
-        """Stop sending; what has no outcome yet fails. A cancellation ends only the wait for this.
+        """Stop sending, and fail all records that are not complete. Cancelling ends only the wait for this.
 
-        Else it would leave connections, or records without an outcome. See
+        Otherwise it would leave connections open, or records without a result. Guard:
         test_a_close_that_is_cancelled_twice_leaves_nothing_behind.
         """
         if self._closing is None:
@@ -179,98 +194,98 @@ class ProducerDriver:
         for task in [*self._tasks, *([self._main] if self._main else [])]:
             task.cancel()
         await asyncio.gather(*self._tasks, *([self._main] if self._main else []), return_exceptions=True)
-        # Both hold this object again; without them it is freed at once.
-        self._main, self.on_turn = None, _do_nothing
+        # Both refer to this object. Without them it is freed at once.
+        self._main, self.on_drained = None, _do_nothing
         await self.cluster.close()
         with self.lock:
-            self.core.die(MisuseError("the producer was closed before this record was acknowledged"))
+            self.core.fail_all(MisuseError("the producer was closed before this record was acknowledged"))
         self.notify()
 
     async def _run(self) -> None:
         while not self._is_closing:
             # A timer and not wait_for, which in Python 3.11 can swallow a cancellation.
-            timer = asyncio.get_running_loop().call_later(self._guarded_turn(), self._event.set)
+            timer = asyncio.get_running_loop().call_later(self._drain_or_fail(), self._event.set)
             try:
                 await self._event.wait()
             finally:
                 timer.cancel()
             self._event.clear()
 
-    def _guarded_turn(self) -> float:
-        """A turn; what goes wrong in it ends the producer with an error, for nobody may wait for ever."""
+    def _drain_or_fail(self) -> float:
+        """Drain. An exception fails all records, because their callers would otherwise wait without end."""
         try:
-            return self._turn()
+            return self._drain()
         except Exception as error:
             _LOG.exception("the producer cannot go on")
             with self.lock:
-                self.core.die(OncelogError(f"the producer cannot go on: {error!r}"))
+                self.core.fail_all(OncelogError(f"the producer cannot go on: {error!r}"))
             self.notify()
             return _IDLE_SECONDS
 
-    def _turn(self) -> float:
-        """One drain; seconds until the next is due."""
+    def _drain(self) -> float:
+        """Send what is ready, and return the seconds until the next drain is due."""
         now_ms = self.now_ms()
         with self.lock:
             calls = self.core.drain(now_ms)
             due_ms = self.core.next_wakeup_ms()
-            needs_id, stale = self.core.is_identity_needed, bool(self.core.stale)
-            forgotten, self.core.forgotten = self.core.forgotten, []
+            needs_id, stale = self.core.is_identity_needed, bool(self.core.stale_leaders)
+            forgotten, self.core.forgotten_topics = self.core.forgotten_topics, []
         self.cluster.forget_topics(forgotten)
-        self._withdraw_settled()
+        self._cancel_completed()
         for call in calls:
             self._send(call)
         self.notify()
-        self.on_turn()
-        if needs_id and not self._is_asking_id:
-            self._is_asking_id = True
-            self.spawn(self._ask_identity())
+        self.on_drained()
+        if needs_id and not self._is_requesting_id:
+            self._is_requesting_id = True
+            self.spawn(self._request_producer_id())
         if stale and not self._is_refreshing:
             self._is_refreshing = True
             self.spawn(self._refresh())
         return _IDLE_SECONDS if due_ms is None else max(0.0, due_ms - now_ms) / 1000
 
     def spawn(self, coroutine: Any) -> None:
-        """Run a coroutine until it ends or the producer is closed."""
+        """Run a coroutine as a task that `close` cancels."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
 
     def notify(self) -> None:
-        """Call the callbacks of what was settled, then wake those who wait; never while holding the lock."""
+        """Call the callbacks of complete batches, then wake all that wait for one. The lock is not held."""
         with self.lock:
-            outcomes, self.core.settled = self.core.settled, []
-        if not outcomes:
+            results, self.core.completed = self.core.completed, []
+        if not results:
             return
-        self._wake_room_waiters()  # they need not wait for callbacks
+        self._wake_room_waiters()  # they need not wait for the callbacks
         interrupt: BaseException | None = None
-        for outcome in outcomes:
-            for error in outcome.notify():
+        for result in results:
+            for error in result.notify():
                 _LOG.error("a delivery callback raised", exc_info=error)
                 if isinstance(error, KeyboardInterrupt):
                     interrupt = error
         with self.lock:
-            self.notified_count += len(outcomes)
+            self.notified_count += len(results)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
         if interrupt is not None and threading.current_thread() is threading.main_thread():
-            raise interrupt  # of a signal, which is meant for the program; only the main thread gets one
+            raise interrupt  # from a signal, which is meant for the program; only the main thread gets it
 
     async def flush(self) -> None:
-        """Send what was taken so far and wait until its callbacks have returned."""
+        """Send every record taken so far, and wait until their callbacks have returned."""
         with self.lock:
             mark = FlushMark(self)
         self.wake()
         while not self._is_reached(mark):
-            await self.next_settled()
+            await self.next_completion()
 
     def _is_reached(self, mark: FlushMark) -> bool:
         with self.lock:
             return mark.is_reached()
 
-    async def next_settled(self) -> None:
-        """Wait until something got its outcome."""
+    async def next_completion(self) -> None:
+        """Wait until a batch is complete and its callbacks have returned."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         await waiter
@@ -297,22 +312,23 @@ class ProducerDriver:
         with self.lock:
             self.core.on_written(call)
 
-    def _withdraw_settled(self) -> None:
-        """What was given up while it waited for a connection must not be sent once there is one.
+    def _cancel_completed(self) -> None:
+        """Cancel requests whose batches expired while they waited for a connection.
 
-        Its application may have been told that it is not stored. Others of its request are sent again.
+        The application may know already that they are not stored. Other batches of such a request are sent
+        again.
         """
         for future, call in list(self._in_flight.items()):
-            settled = [batch for batch in call.batches if batch.is_settled]
-            if len(settled) == len(call.batches) or any(batch.is_queued for batch in settled):
+            completed = [batch for batch in call.batches if batch.is_completed]
+            if len(completed) == len(call.batches) or any(batch.is_queued for batch in completed):
                 future.cancel()
 
     def _on_done(self, done: asyncio.Future[Any]) -> None:
         now_ms = self.now_ms()
         call = self._in_flight.pop(done)
-        error = self._why_cancelled(call) if done.cancelled() else done.exception()
+        error = self._cancellation_error(call) if done.cancelled() else done.exception()
         with self.lock:
-            if error is None and not call.is_answered:
+            if error is None and not call.expects_response:
                 self.core.on_sent(call, now_ms)
             elif error is None:
                 self.core.on_response(call, done.result(), now_ms)
@@ -324,73 +340,76 @@ class ProducerDriver:
         self.notify()
         self._event.set()
 
-    def _why_cancelled(self, call: ProduceCall) -> OncelogError:
+    def _cancellation_error(self, call: ProduceCall) -> OncelogError:
         if self._is_closing:
             return DisconnectedError("the producer was closed")
         return NotConnectedError(f"there was no connection to broker {call.node_id} in time")
 
-    async def _ask_identity(self) -> None:
-        """InitProducerId, again and again while the error is one that passes."""
+    async def _request_producer_id(self) -> None:
+        """Send InitProducerId until it succeeds. A BrokerError that is not retriable ends the producer."""
         attempt = 0
         try:
             while True:
                 try:
                     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1)
-                    answer = await self.cluster.request(None, request)
-                    raise_for_code(answer.error_code)
+                    response = await self.cluster.request(None, request)
+                    raise_for_code(response.error_code)
                 except (DisconnectedError, TimedOut, BrokerError) as error:
                     if isinstance(error, BrokerError) and not error.retriable:
                         with self.lock:
                             error.reaction = "fatal"
-                            self.core.die(error)
+                            self.core.fail_all(error)
                         self.notify()
                         return
                 else:
                     with self.lock:
-                        self.core.give_identity(answer.producer_id, answer.producer_epoch)
+                        self.core.set_identity(response.producer_id, response.producer_epoch)
                     return
                 await asyncio.sleep(self.cluster.retry_pause_ms(attempt) / 1000)
                 attempt += 1
         finally:
-            self._is_asking_id = False
+            self._is_requesting_id = False
             self._event.set()
 
     async def _refresh(self) -> None:
-        """Metadata of the topics whose leader is unknown or wrong, then a pause."""
+        """Refresh the metadata of topics with stale leaders, then pause for retry.backoff.ms."""
         try:
             with self.lock:
-                topics = sorted({tp.topic for tp in self.core.stale})
-                stale = set(self.core.stale)
-                self.core.stale.clear()
+                topics = sorted({tp.topic for tp in self.core.stale_leaders})
+                stale = set(self.core.stale_leaders)
+                self.core.stale_leaders.clear()
             try:
                 await self.cluster.refresh_metadata(topics)
             except OncelogError as error:
                 _LOG.debug("metadata refresh failed: %s", error)
                 with self.lock:
-                    self.core.stale |= stale
+                    self.core.stale_leaders |= stale
             await asyncio.sleep(self.settings["retry.backoff.ms"] / 1000)
         finally:
             self._is_refreshing = False
             self._event.set()
 
-    async def learn(self, topic: str) -> None:
-        """Look a topic up, created if the broker does so, for the core to know. Raises after max.block.ms."""
-        self._learners[topic] += 1
+    async def look_up_topic(self, topic: str) -> None:
+        """Find a topic's number of partitions for the core; the broker may create the topic.
+
+        Raises TimedOut or UnknownTopicOrPartition after max.block.ms.
+        """
+        self._lookups[topic] += 1
         try:
             count = await self._partition_count(topic)
             with self.lock:
                 self.core.set_partition_count(topic, count, self.now_ms())
         finally:
-            # A call that is cancelled must not take from another one what that has found:
+            # A cancelled call must not forget a topic that another call still looks up. Guard:
             # test_a_first_send_that_is_cancelled_does_not_end_another_one.
-            self._learners[topic] -= 1
-            if not self._learners[topic]:
-                del self._learners[topic]
+            self._lookups[topic] -= 1
+            if not self._lookups[topic]:
+                del self._lookups[topic]
                 if self.core.topic(topic) is None:
                     self.cluster.forget_topics([topic])
 
-    async def look_up_again(self, topic: str) -> None:
-        """Ask once how many partitions a known topic has now. Raises after max.block.ms."""
+    async def refresh_topic(self, topic: str) -> None:
+        """Refresh the number of partitions of a known topic, once. Raises TimedOut after max.block.ms."""
         try:
             async with asyncio.timeout(self.options.max_block_ms / 1000):
                 await self.cluster.refresh_metadata([topic], allow_auto_topic_creation=False)
@@ -404,7 +423,7 @@ class ProducerDriver:
                 return await self._find_topic(topic)
         except TimeoutError:
             error = self.cluster.why_no_leader(TopicPartition(topic, 0))
-            if isinstance(error, UnknownTopicOrPartition):  # says more than that the time is over
+            if isinstance(error, UnknownTopicOrPartition):  # more specific than TimedOut
                 raise error from None
             raise self._no_metadata(topic) from None
 
@@ -412,19 +431,18 @@ class ProducerDriver:
         return TimedOut(f"no metadata of topic {topic!r} within max.block.ms={self.options.max_block_ms}")
 
     async def _find_topic(self, topic: str) -> int:
-        # max.block.ms bounds this from outside: a topic made a moment ago may be unknown for as long.
+        # The caller limits this to max.block.ms: a topic that was just created may be unknown for as long.
         await self.cluster.topic(topic, unknown_topic_patience_ms=self.options.max_block_ms)
-        await self._start_cluster()  # from here on metadata is asked for again by its age
+        await self._start_cluster()  # from here on metadata is refreshed by its age
         count = self.cluster.metadata.partition_count(topic)
         if count is None:
             raise TimedOut(f"topic {topic!r} went away while it was looked up")
         return count
 
     async def _start_cluster(self) -> None:
-        """Start the cluster's connection, again and again while no broker can be reached.
+        """Start the cluster's connections. Repeat while no broker can be reached; the caller limits the time.
 
-        Only max.block.ms bounds a first send. See
-        test_a_first_send_outlives_a_broker_that_goes_away_after_it_told_of_the_topic.
+        Guard: test_a_first_send_outlives_a_broker_that_goes_away_after_it_told_of_the_topic.
         """
         attempt = 0
         while True:
@@ -439,9 +457,7 @@ class ProducerDriver:
 
 
 class FlushMark:
-    """The point that a flush waits for: all records taken before it are complete, and their callbacks
-    called.
-    """
+    """The end of a flush: all records taken before it are complete, and their callbacks have returned."""
 
     def __init__(self, driver: ProducerDriver) -> None:
         """Begin a flush. The caller holds the lock."""
@@ -452,8 +468,8 @@ class FlushMark:
     def is_reached(self) -> bool:
         """Return True once the flush is over. The caller holds the lock."""
         core = self._driver.core
-        if self._completed_count is None and core.is_settled_to(self._serial):
-            self._completed_count = core.settled_count
+        if self._completed_count is None and core.is_completed_to(self._serial):
+            self._completed_count = core.completed_count
         return self._completed_count is not None and self._driver.notified_count >= self._completed_count
 
 

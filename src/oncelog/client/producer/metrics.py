@@ -1,4 +1,4 @@
-"""A producer's numbers under the names Kafka gives them (producer-metrics)."""
+"""A producer's metrics, under Kafka's names (producer-metrics)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncelog.errors import (
 
 
 class ProducerMetrics:
-    """Counters since the start, and windows for rates."""
+    """Counters since the start, and windows of 30 s for rates."""
 
     def __init__(self) -> None:
         self.records = Window()
@@ -32,7 +32,7 @@ class ProducerMetrics:
         self.by_error: dict[type[BrokerError], int] = {}
 
     def on_sent(self, batch: ProducerBatch, size_bytes: int, now_ms: float) -> None:
-        """A batch leaves (again)."""
+        """Count a batch that is sent, also if it is sent again."""
         self.sent += batch.record_count
         self.sent_bytes += size_bytes
         self.records.add(batch.record_count, now_ms)
@@ -41,11 +41,11 @@ class ProducerMetrics:
         self.batch_records.add(batch.record_count, now_ms)
 
     def on_error(self, error: BrokerError) -> None:
-        """The broker answered with an error."""
+        """Count an error in a response."""
         self.by_error[type(error)] = self.by_error.get(type(error), 0) + 1
 
     def to_dict(self, now_ms: float, buffered_bytes: int, buffer_bytes: int) -> dict[str, float]:
-        """Everything by name; rates are per second over the last 30 s, times in milliseconds."""
+        """Return all metrics by name. Rates are per second over the last 30 s, times in milliseconds."""
         fenced = self.by_error.get(InvalidProducerEpoch, 0) + self.by_error.get(ProducerFenced, 0)
         return {
             "record-send-rate": self.records.rate(now_ms),

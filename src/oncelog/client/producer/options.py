@@ -1,11 +1,11 @@
-"""A producer's settings, checked against each other before any connection is made (row I3).
+"""A producer's settings, checked against each other before it connects (behaviour I3, docs/behaviours.md).
 
     enable.idempotence    acks, retries, in flight    result
     any, transactional    in conflict, or it is off   ConfigError naming both settings
     set to true           in conflict                 ConfigError naming both settings
-    only defaulted        in conflict                 idempotence off, with a warning
+    not set               in conflict                 idempotence off, with a warning
     false                 anything                    idempotence off
-    else                                              on
+    otherwise             no conflict                 idempotence on
 
 Source: Kafka's ProducerConfig.postProcessAndValidateIdempotenceConfigs, configureDeliveryTimeout.
 """
@@ -27,10 +27,11 @@ _UNSAFE = "oncelog.unsafe.max.in.flight"
 
 @dataclass(frozen=True, slots=True)
 class IdempotenceReport:
-    """Whether each record is stored once per session, and the settings that make it so.
+    """The state of idempotence, and the settings that decide it.
 
-    `producer_id` and `producer_epoch` are None while idempotence is off or no id was given yet.
-    `max_in_flight` counts requests per connection. `reason` says in words why it is on or off.
+    With `enabled`, each record is stored once for as long as the producer lives. `producer_id` and
+    `producer_epoch` are None if idempotence is off, and until the broker has assigned an id. `max_in_flight`
+    counts requests per connection. `reason` is text: why idempotence is on or off.
     """
 
     enabled: bool
@@ -44,7 +45,7 @@ class IdempotenceReport:
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """What the core needs of the settings. Times in milliseconds; `level` None: the codec's default."""
+    """The settings in the form that the core uses. `level` is None for the default of the codec."""
 
     mode: Mode
     reason: str
@@ -70,10 +71,11 @@ class ProducerOptions:
 
     @property
     def is_idempotent(self) -> bool:
+        """True if batches carry a producer id and sequences."""
         return self.mode is not Mode.PLAIN
 
     def report(self, producer_id: int | None, producer_epoch: int | None) -> IdempotenceReport:
-        """What to tell the user."""
+        """Return the report for the user."""
         acks = "all" if self.acks == -1 else str(self.acks)
         return IdempotenceReport(
             self.is_idempotent,
@@ -87,26 +89,26 @@ class ProducerOptions:
 
 
 def conflicts_with_idempotence(settings: Settings) -> list[str]:
-    """The settings that idempotence cannot live with, each as `key=value (needs ...)`."""
-    found = []
+    """Return the settings that contradict idempotence, each as `key=value (needs ...)`."""
+    conflicts = []
     if settings["acks"] not in ("all", "-1"):
-        found.append(f"acks={settings['acks']} (needs acks=all)")
+        conflicts.append(f"acks={settings['acks']} (needs acks=all)")
     if settings["retries"] == 0:
-        found.append("retries=0 (needs retries of 1 or more)")
+        conflicts.append("retries=0 (needs retries of 1 or more)")
     if settings[_IN_FLIGHT] > MAX_UNACKNOWLEDGED and settings[_UNSAFE] is None:
-        found.append(f"{_IN_FLIGHT}={settings[_IN_FLIGHT]} (needs {MAX_UNACKNOWLEDGED} or less)")
-    return found
+        conflicts.append(f"{_IN_FLIGHT}={settings[_IN_FLIGHT]} (needs {MAX_UNACKNOWLEDGED} or less)")
+    return conflicts
 
 
 def decide_idempotence(settings: Settings) -> tuple[bool, str]:
-    """Whether idempotence is on, and why. Raises ConfigError when it was asked for and cannot be."""
-    asked_for = settings.is_user_set("enable.idempotence")
+    """Return whether idempotence is on, and why. Raises ConfigError if it was requested and cannot be on."""
+    is_requested = settings.is_user_set("enable.idempotence")
     conflicts = conflicts_with_idempotence(settings)
     if settings["transactional.id"] is not None:
         return True, _check_transactional(settings, conflicts)
     if not settings["enable.idempotence"]:
         return False, "switched off by enable.idempotence=false"
-    if conflicts and asked_for:
+    if conflicts and is_requested:
         raise ConfigError(
             f"enable.idempotence=true contradicts {' and '.join(conflicts)}; "
             "change that, or set enable.idempotence=false and accept lost or doubled records"
@@ -118,7 +120,7 @@ def decide_idempotence(settings: Settings) -> tuple[bool, str]:
         )
     if settings[_UNSAFE] is not None:
         return True, f"on, but unguarded: {_UNSAFE}={settings[_UNSAFE]} lets records be doubled"
-    return True, "set by enable.idempotence=true" if asked_for else "on by default"
+    return True, "set by enable.idempotence=true" if is_requested else "on by default"
 
 
 def _check_transactional(settings: Settings, conflicts: list[str]) -> str:
@@ -135,12 +137,12 @@ def _check_transactional(settings: Settings, conflicts: list[str]) -> str:
 
 
 def resolve(settings: Settings) -> ProducerOptions:
-    """Check the settings together. Raises ConfigError; makes no connection."""
+    """Return the options after checking the settings against each other. Raises ConfigError."""
     is_transactional = settings["transactional.id"] is not None
     is_idempotent, reason = decide_idempotence(settings)
     compression = Compression[settings["compression.type"].upper()]
     level = _level(settings, compression)
-    compress(compression, b"", level)  # a missing codec library is a ConfigError now, not at the first batch
+    compress(compression, b"", level)  # raises ConfigError now for a missing codec, not at the first batch
     acks = settings["acks"]
     unsafe = settings[_UNSAFE] if is_idempotent else None
     return ProducerOptions(
@@ -174,12 +176,13 @@ def _level(settings: Settings, compression: Compression) -> int | None:
 
 
 def _delivery_timeout_ms(settings: Settings) -> int:
-    given, least = settings["delivery.timeout.ms"], settings["linger.ms"] + settings["request.timeout.ms"]
-    if given >= least:
-        return int(given)
+    timeout_ms = settings["delivery.timeout.ms"]
+    min_timeout_ms = settings["linger.ms"] + settings["request.timeout.ms"]
+    if timeout_ms >= min_timeout_ms:
+        return int(timeout_ms)
     if settings.is_user_set("delivery.timeout.ms"):
         raise ConfigError(
-            f"delivery.timeout.ms={given} is less than linger.ms + request.timeout.ms = "
+            f"delivery.timeout.ms={timeout_ms} is less than linger.ms + request.timeout.ms = "
             f"{settings['linger.ms']} + {settings['request.timeout.ms']}; raise it or lower those"
         )
-    return int(least)
+    return int(min_timeout_ms)

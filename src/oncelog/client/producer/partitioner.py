@@ -1,8 +1,8 @@
-"""Which partition a record goes to.
+"""The choice of a partition for a record.
 
-default            key: murmur2 as Java's producer has it; no key: one partition at a time (sticky)
-round_robin        the next one, whatever the key
-consistent_random  key: CRC-32, as librdkafka's default has it; no or empty key: any
+    default            key: murmur2, as in Java's producer; no key: one partition at a time (sticky)
+    round_robin        the next partition, with or without a key
+    consistent_random  key: CRC-32, as in librdkafka's default; no key or an empty one: a random partition
 
 Source: Kafka's BuiltInPartitioner and Utils.murmur2; librdkafka's rd_kafka_msg_partitioner_consistent_random.
 """
@@ -26,7 +26,7 @@ Partitions = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's murmur2 as an unsigned 32-bit number."""
+    """Return Kafka's murmur2 hash as an unsigned 32-bit number."""
     size = len(data)
     h = _SEED ^ size
     whole = size & ~3
@@ -42,20 +42,20 @@ def murmur2(data: bytes) -> int:
 
 
 def positive_murmur2(key: bytes) -> int:
-    """What Java takes modulo the number of partitions."""
+    """Return the hash that Java's producer takes modulo the number of partitions."""
     return murmur2(key) & 0x7FFFFFFF
 
 
 def positive_murmur2_of(keys: RowBytes) -> Words:
-    """`positive_murmur2` of all rows at once, in the order of `keys.rows`."""
+    """Return `positive_murmur2` of all rows, in the order of `keys.rows`."""
     m = np.uint32(_M)
     h = keys.sizes.astype(np.uint32) ^ np.uint32(_SEED)
     for word in keys.words():
         k = word * m
         k ^= k >> np.uint32(24)
         h[: len(k)] = h[: len(k)] * m ^ k * m
-    for place, (at, byte) in enumerate(keys.tails()):
-        h[at] ^= byte << np.uint32(8 * place)
+    for place, (rows, byte) in enumerate(keys.tails()):
+        h[rows] ^= byte << np.uint32(8 * place)
     h[keys.sizes & 3 > 0] *= m
     h ^= h >> np.uint32(13)
     h *= m
@@ -63,14 +63,12 @@ def positive_murmur2_of(keys: RowBytes) -> Words:
 
 
 class Partitioner:
-    """Chooses for one topic. `choose(n)` gives a random number below n.
+    """The partitioner of one topic. `random_below(n)` returns a random number from 0 to n - 1."""
 
-    `keyed` is None when keys do not matter. `is_sticky`: records without a key stay together.
-    """
-
-    def __init__(self, name: str, choose: Callable[[int], int]) -> None:
-        self._choose = choose
+    def __init__(self, name: str, random_below: Callable[[int], int]) -> None:
+        self._random_below = random_below
         self.is_sticky = name == "default"
+        """Records without a key stay together until their batch is full."""
         self.is_round_robin = name == "round_robin"
         self._hash: KeyHash = positive_murmur2 if name == "default" else zlib.crc32
         self.hashes_empty_keys = name == "default"
@@ -78,34 +76,37 @@ class Partitioner:
         self._next = 0
 
     def for_key(self, key: bytes, count: int) -> int:
-        """The partition of a key that is hashed; the hash of frequent keys is remembered."""
-        known = self._cache.get(key)
-        if known is None:
+        """Return the partition of a key. Hashes of up to 65,536 keys are cached."""
+        key_hash = self._cache.get(key)
+        if key_hash is None:
             if len(self._cache) >= _CACHED_KEYS:
                 self._cache.clear()
-            known = self._cache[key] = self._hash(key)
-        return known % count
+            key_hash = self._cache[key] = self._hash(key)
+        return key_hash % count
 
     def for_column(self, keys: Any, count: int, otherwise: Partitions | int) -> Partitions:
-        """`for_key` of a binary Arrow column; rows whose key is not hashed go `otherwise`."""
-        chosen: Partitions = np.full(len(keys), otherwise, np.int32)
+        """Return the partition of each row of a binary Arrow column of keys.
+
+        Rows whose key is not hashed go to `otherwise`.
+        """
+        partitions: Partitions = np.full(len(keys), otherwise, np.int32)
         if self._hash is positive_murmur2:
             hashed = RowBytes(keys)
-            chosen[hashed.rows] = positive_murmur2_of(hashed) % np.uint32(count)
+            partitions[hashed.rows] = positive_murmur2_of(hashed) % np.uint32(count)
         else:
-            for at, key in enumerate(keys.to_pylist()):
+            for row, key in enumerate(keys.to_pylist()):
                 if key:
-                    chosen[at] = self.for_key(key, count)
-        return chosen
+                    partitions[row] = self.for_key(key, count)
+        return partitions
 
     def next_round_robin(self, count: int) -> int:
-        """One after the other."""
+        """Return the partition after the last one."""
         self._next = (self._next + 1) % count
         return self._next
 
-    def any_other(self, count: int, than: int | None) -> int:
-        """A random partition, another one than the last if there is one."""
-        if than is None or count == 1 or than >= count:
-            return self._choose(count)
-        chosen = self._choose(count - 1)
-        return chosen + (chosen >= than)
+    def any_other(self, count: int, last: int | None) -> int:
+        """Return a random partition; not the last one if there are others."""
+        if last is None or count == 1 or last >= count:
+            return self._random_below(count)
+        partition = self._random_below(count - 1)
+        return partition + (partition >= last)

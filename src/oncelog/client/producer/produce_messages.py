@@ -1,4 +1,4 @@
-"""Batches to a Produce request, and its answer by partition."""
+"""Produce requests from batches, and their responses by partition."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import ProduceRequest
 
 MAX_PRODUCE_VERSION = 12
-"""Later versions name topics by id."""
+"""Later versions name topics by their id."""
 REQUEST_OVERHEAD_BYTES = 512
 """Room kept for a request's own fields below max.request.size."""
 
 
 class ProduceCall(NamedTuple):
-    """One request to send to one broker now. Without `is_answered` (acks=0) success is having sent it."""
+    """A request to send to one broker now. With acks=0 it gets no response, and is complete once written."""
 
     node_id: int
     message: ProduceRequest
     batches: list[ProducerBatch]
-    is_answered: bool
+    expects_response: bool
 
 
 def produce_request(
     batches: Iterable[ProducerBatch], acks: int, timeout_ms: int, transactional_id: str | None = None
 ) -> ProduceRequest:
-    """One request for encoded batches, at most one per partition. Raises MisuseError."""
+    """Return a request for encoded batches, at most one per partition.
+
+    Raises MisuseError for a batch that is not encoded.
+    """
     topics: dict[str, list[ProduceRequest.PartitionProduceData]] = {}
     for batch in batches:
         if batch.data is None:
@@ -46,8 +49,8 @@ def produce_request(
     )
 
 
-def answers_by_partition(response: Any) -> dict[TopicPartition, Any]:
-    """A Produce answer's rows by topic and partition."""
+def responses_by_partition(response: Any) -> dict[TopicPartition, Any]:
+    """Return the parts of a Produce response by partition."""
     return {
         TopicPartition(topic.name, row.index): row
         for topic in response.responses

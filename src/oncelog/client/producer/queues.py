@@ -16,8 +16,11 @@ from oncelog.types import TopicPartition
 
 
 class PartitionQueue:
-    """`waiting`: never sent, the last of them may be `open`. Sent ones stand in `sequences`, or without
-    idempotence in `sent`, by serial number."""
+    """The batches of one partition that are not complete.
+
+    `waiting` holds those that were never sent; the last of them may be `open` for more records. Sent batches
+    are in `sequences` or, without idempotence, in `sent`, in order of their serial numbers.
+    """
 
     def __init__(self, tp: TopicPartition, options: ProducerOptions) -> None:
         self.tp = tp
@@ -30,16 +33,17 @@ class PartitionQueue:
 
     @property
     def is_idle(self) -> bool:
+        """Return True if the partition has no batches."""
         return not (self.waiting or self.sent or self.sequences.in_flight)
 
     def close_open(self) -> None:
-        """No more records for the open batch."""
+        """Seal the open batch."""
         if self.open is not None:
             self.open.seal()
             self.open = None
 
     def drop_empty(self) -> None:
-        """Close the open batch, and drop what was begun for a record that never came."""
+        """Seal all batches, and drop those that a record was to begin but never reached."""
         if self.open is not None:
             self.close_open()
         self.waiting = deque(batch for batch in self.waiting if batch.data is not None or batch.rows)
@@ -49,10 +53,10 @@ class PartitionQueue:
     def next_to_send(
         self, identity: Identity | None, flush_below: int, is_urgent: bool
     ) -> tuple[ProducerBatch, float] | None:
-        """Return the batch to send next and the time (ms) from which it may go; None: an answer is awaited.
+        """Return the batch to send next, with the time (ms) from which it may leave, 0 for now.
 
-        The time of what may go at once is 0. `flush_below`: batches with a smaller serial do not linger, nor
-        does any when `is_urgent`.
+        Return None if there is none, or if a response must come first. Batches with a serial below
+        `flush_below` do not linger; with `is_urgent` none does.
         """
         if self._options.is_idempotent:
             retry = self.sequences.next_retry()
@@ -72,7 +76,7 @@ class PartitionQueue:
         return batch, batch.created_ms + self._options.linger_ms
 
     def take(self, batch: ProducerBatch, identity: Identity | None) -> None:
-        """Put the candidate on the wire."""
+        """Put the batch that `next_to_send` returned on the wire."""
         is_new = bool(self.waiting) and self.waiting[0] is batch
         if is_new:
             self.waiting.popleft()
@@ -87,23 +91,23 @@ class PartitionQueue:
         else:
             self.sequences.send(batch)
 
-    def came_back(self, batch: ProducerBatch, may_be_stored: bool) -> None:
-        """An attempt ended without an outcome."""
+    def on_no_outcome(self, batch: ProducerBatch, may_be_stored: bool) -> None:
+        """Keep a batch for another attempt: the last one ended without a result."""
         if self._options.is_idempotent:
             self.sequences.on_no_outcome(batch, may_be_stored=may_be_stored)
         else:
             batch.is_on_wire = False
             batch.may_be_stored = batch.may_be_stored or may_be_stored
 
-    def delivered(self, batch: ProducerBatch) -> None:
-        """It has its place in the log."""
+    def on_delivered(self, batch: ProducerBatch) -> None:
+        """Remove a batch that was stored."""
         if self._options.is_idempotent:
             self.sequences.on_stored(batch)
         else:
             self.sent.remove(batch)
 
-    def give_up(self, batch: ProducerBatch) -> None:
-        """It will not be sent (again)."""
+    def on_given_up(self, batch: ProducerBatch) -> None:
+        """Remove a batch that will not be sent again."""
         if batch in self.waiting:
             self.waiting.remove(batch)
             if batch is self.open:
@@ -113,29 +117,29 @@ class PartitionQueue:
         else:
             self.sent.remove(batch)
 
-    def replace(self, batch: ProducerBatch, pieces: list[ProducerBatch]) -> None:
-        """A batch that was too large goes on as its pieces."""
+    def replace(self, batch: ProducerBatch, children: list[ProducerBatch]) -> None:
+        """Replace a batch that was too large by its children."""
         if self._options.is_idempotent:
-            self.sequences.split(batch, pieces)
+            self.sequences.split(batch, children)
         else:
             index = self.sent.index(batch)
-            self.sent[index : index + 1] = pieces
+            self.sent[index : index + 1] = children
 
     def batches(self) -> list[ProducerBatch]:
-        """Return the batches without an outcome, sent or not."""
+        """Return all batches, those that were sent first."""
         sent = self.sequences.in_flight if self._options.is_idempotent else self.sent
         return [*sent, *self.waiting]
 
 
 class TopicQueues:
-    """The queues of a topic's partitions by number; only the first `count` exist on the cluster.
+    """The queues of a topic's partitions, and the rule that chooses between them.
 
-    A topic that was created again with fewer partitions leaves queues behind `count`: their batches end by
-    delivery.timeout.ms. `sticky` is where records without a key go until its batch is full (KIP-480).
-    `used_ms` is when a batch was begun last.
+    Only the first `count` of `queues` exist on the cluster. A topic that was created again with fewer
+    partitions leaves more, whose batches end by delivery.timeout.ms. Records without a key go to
+    `sticky_queue` until its batch is full (KIP-480). `used_ms` is when a batch was begun last.
     """
 
-    __slots__ = ("count", "hashes_keys", "name", "partitioner", "queues", "sticky", "used_ms")
+    __slots__ = ("count", "hashes_keys", "name", "partitioner", "queues", "sticky_queue", "used_ms")
 
     def __init__(self, name: str, partitioner: Partitioner, used_ms: float) -> None:
         self.name = name
@@ -143,24 +147,24 @@ class TopicQueues:
         self.hashes_keys = not partitioner.is_round_robin
         self.queues: list[PartitionQueue] = []
         self.count = 0
-        self.sticky: PartitionQueue | None = None
+        self.sticky_queue: PartitionQueue | None = None
         self.used_ms = used_ms
 
     def set_count(self, count: int) -> None:
-        """Note how many partitions there are; `queues` must hold as many."""
+        """Note the topic's number of partitions. `queues` must have as many."""
         self.count = count
-        if self.sticky is not None and self.sticky.tp.partition >= count:
-            self.sticky = None
+        if self.sticky_queue is not None and self.sticky_queue.tp.partition >= count:
+            self.sticky_queue = None
 
     def queue(
         self, partition: int | None, key: bytes | None, size_bytes: int, batch_bytes: int
     ) -> PartitionQueue:
-        """Return the queue for a record. Raises MisuseError when the topic has no such partition."""
+        """Return the queue for a record. Raises MisuseError if the topic has no such partition."""
         if partition is None:
             return self._choose(key, size_bytes, batch_bytes)
         if not hasattr(partition, "__index__") or not 0 <= partition < self.count:
-            known = f"partitions 0 to {self.count - 1}"
-            raise MisuseError(f"topic {self.name!r} has {known}, so there is no partition {partition!r}")
+            existing = f"partitions 0 to {self.count - 1}"
+            raise MisuseError(f"topic {self.name!r} has {existing}, so there is no partition {partition!r}")
         return self.queues[partition]
 
     def _choose(self, key: bytes | None, size_bytes: int, batch_bytes: int) -> PartitionQueue:
@@ -171,22 +175,22 @@ class TopicQueues:
             return self.queues[partitioner.for_key(key, count)]
         if not partitioner.is_sticky:
             return self.queues[partitioner.any_other(count, None)]
-        sticky = self.sticky
+        sticky = self.sticky_queue
         if sticky is None or sticky.open is None or sticky.open.size_bytes + size_bytes > batch_bytes:
-            sticky = self._stick_to_another()
+            sticky = self._switch_sticky_queue()
         return sticky
 
-    def _stick_to_another(self) -> PartitionQueue:
-        last = None if self.sticky is None else self.sticky.tp.partition
-        self.sticky = self.queues[self.partitioner.any_other(self.count, last)]
-        return self.sticky
+    def _switch_sticky_queue(self) -> PartitionQueue:
+        last = None if self.sticky_queue is None else self.sticky_queue.tp.partition
+        self.sticky_queue = self.queues[self.partitioner.any_other(self.count, last)]
+        return self.sticky_queue
 
     def choose_many(self, keys: Any, rows: int) -> Partitions | int:
-        """Return the partitions for the rows of a table, or the one where all of them go.
+        """Return the partition of each row of a table, or the one that all rows go to.
 
-        `keys` is a binary Arrow column or None. Rows without a key stay together.
+        `keys` is a binary Arrow column or None. Rows without a key go to one partition.
         """
         if self.partitioner.is_round_robin:
             return np.array([self.partitioner.next_round_robin(self.count) for _ in range(rows)], np.int32)
-        alone = self._stick_to_another().tp.partition
-        return alone if keys is None else self.partitioner.for_column(keys, self.count, alone)
+        sticky = self._switch_sticky_queue().tp.partition
+        return sticky if keys is None else self.partitioner.for_column(keys, self.count, sticky)

@@ -1,11 +1,10 @@
-"""Which partitions of a producer have something to send, by what they wait for.
+"""The schedule of a producer: partitions with something to send, by what they wait for.
 
     ready            for a place among the requests in flight to their leader
-    without leader   for metadata that names one
-    timed            for a time: the end of linger.ms or of a retry's pause
-
-A partition is in one of them, or in none: it has nothing to send, or waits for an answer. So the work of a
-turn depends on the partitions that can be sent, never on all that were ever used.
+    without leader   for metadata that names a leader
+    timed            for a time: the end of linger.ms or of a retry's backoff
+ A partition is in one of them, or in none if it has nothing to send or waits for a response. So a drain costs
+as much as there are partitions to send, not as many as were ever used. Source: Kafka's RecordAccumulator.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from collections.abc import Iterator
 from oncelog.client.producer.queues import PartitionQueue
 
 _COMPACT_FROM = 64
-"""A heap that small is not worth rebuilding."""
+"""A smaller heap is not worth rebuilding."""
 
 Timer = tuple[float, int, PartitionQueue]
 
 
 class SendSchedule:
-    """Queues by what they wait for; every operation costs at most the logarithm of the timed ones."""
+    """Partition queues by what they wait for. An operation costs at most the logarithm of the timed ones."""
 
     def __init__(self) -> None:
         self._ready: dict[int, OrderedDict[PartitionQueue, None]] = {}
@@ -32,11 +31,11 @@ class SendSchedule:
         self._timers: dict[PartitionQueue, Timer] = {}
         self._lingering: dict[PartitionQueue, None] = {}
         self._heap: list[Timer] = []
-        """By time. Entries that are not in `_timers` any more are void."""
+        """By time. Entries that `_timers` no longer has are void."""
         self._timer_count = 0
 
     def remove(self, queue: PartitionQueue) -> None:
-        """Take a queue out of wherever it is."""
+        """Remove a queue from the schedule, if it is there."""
         node_id = self._node_of.pop(queue, None)
         if node_id is not None:
             del self._ready[node_id][queue]
@@ -46,7 +45,7 @@ class SendSchedule:
             self._without_leader.pop(queue, None)
 
     def put_ready(self, queue: PartitionQueue, node_id: int | None) -> None:
-        """It may be sent to `node_id` behind those that are ready already; None: its leader is not known."""
+        """Put a queue behind those that are ready for its leader. `node_id` is None for an unknown leader."""
         if node_id is not None and self._node_of.get(queue) == node_id:
             return
         self.remove(queue)
@@ -57,7 +56,10 @@ class SendSchedule:
         self._ready.setdefault(node_id, OrderedDict())[queue] = None
 
     def put_timed(self, queue: PartitionQueue, due_ms: float, *, is_lingering: bool) -> None:
-        """It may be sent from `due_ms` on. `is_lingering`: sooner when there is a hurry."""
+        """Put a queue that may be sent from `due_ms` on.
+
+        One that `is_lingering` may be sent earlier if urgent.
+        """
         self.remove(queue)
         self._timer_count += 1
         timer = (due_ms, self._timer_count, queue)
@@ -70,7 +72,7 @@ class SendSchedule:
             heapq.heapify(self._heap)
 
     def take_due(self, now_ms: float) -> list[PartitionQueue]:
-        """Take out the queues whose time has come."""
+        """Remove and return the queues whose time has come."""
         due = []
         while (first_ms := self.next_due_ms()) is not None and first_ms <= now_ms:
             queue = heapq.heappop(self._heap)[2]
@@ -79,21 +81,21 @@ class SendSchedule:
         return due
 
     def take_lingering(self) -> list[PartitionQueue]:
-        """Take out all queues that wait only for the end of linger.ms."""
+        """Remove and return the queues that wait only for the end of linger.ms."""
         lingering = list(self._lingering)
         for queue in lingering:
             self.remove(queue)
         return lingering
 
     def take_all_ready(self) -> list[PartitionQueue]:
-        """Take out all ready queues, with and without a leader: the metadata changed."""
+        """Remove and return all queues that wait for a place or a leader, because the metadata changed."""
         queues = [*self._node_of, *self._without_leader]
         for queue in queues:
             self.remove(queue)
         return queues
 
     def take_ready(self, node_id: int) -> PartitionQueue | None:
-        """Take out the queue that has been ready for this node longest; None when there is none."""
+        """Remove and return the queue that has been ready for this node longest; None if there is none."""
         ready = self._ready.get(node_id)
         if not ready:
             return None
@@ -102,20 +104,20 @@ class SendSchedule:
         return queue
 
     def put_first(self, queue: PartitionQueue, node_id: int) -> None:
-        """Give back what `take_ready` gave, before all others."""
+        """Put back a queue that `take_ready` returned, before all others."""
         self.put_ready(queue, node_id)
         self._ready[node_id].move_to_end(queue, last=False)
 
     def ready_nodes(self) -> list[int]:
-        """Nodes that some queue is ready for."""
+        """Return the nodes that some queue is ready for."""
         return [node_id for node_id, ready in self._ready.items() if ready]
 
     def without_leader(self) -> Iterator[PartitionQueue]:
-        """Queues that could be sent if their leader were known."""
+        """Return the queues that wait for a known leader."""
         return iter(self._without_leader)
 
     def next_due_ms(self) -> float | None:
-        """Return the earliest time of a timed queue; None without any."""
+        """Return the earliest time (ms) of a timed queue; None if there is none."""
         while self._heap and self._timers.get(self._heap[0][2]) is not self._heap[0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

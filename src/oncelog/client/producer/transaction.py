@@ -1,8 +1,10 @@
-"""The current transaction of a producer: its partitions, its epoch, and what may be sent.  A batch leaves
-only once its partition is part of the transaction. That is after AddPartitionsToTxn, or at once if the broker
-raises the epoch with each transaction (`transaction.version` 2) and adds partitions itself. The state machine
-of the calls is `rules.transactions.client_session`.  Source: behaviours T4 and T5 (docs/behaviours.md);
-KIP-98, KIP-360, KIP-890; Kafka's TransactionManager.
+"""The current transaction of a producer: its partitions, its epoch, and what may be sent.
+
+A batch leaves only once its partition is part of the transaction. That is after AddPartitionsToTxn, or at
+once if the broker raises the epoch with each transaction (`transaction.version` 2) and adds partitions
+itself. The state machine of the calls is `rules.transactions.client_session`.
+
+Source: behaviours T4 and T5 (docs/behaviours.md); KIP-98, KIP-360, KIP-890; Kafka's TransactionManager.
 """
 
 from __future__ import annotations

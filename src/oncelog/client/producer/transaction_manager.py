@@ -1,8 +1,9 @@
-"""Transactions over asyncio: asks the coordinators what the session needs, again until it is answered.
+"""The transactions of a producer over asyncio: requests to coordinators, repeated until they are answered.
 
-A request without an answer is sent again as it was. A commit whose answer was lost is never followed by an
-abort: the outcome may be decided, and an abort could end the transaction after it (row T13).
-Source: rows T3-T5; Kafka's TransactionManager.
+A request without a response is sent again unchanged. An abort never follows a commit whose response was lost:
+the commit may have happened, and the abort would end the transaction after it (KAFKA-17754).
+
+Source: behaviours T3 to T5 and T13 (docs/behaviours.md); Kafka's TransactionManager.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 _LOG = logging.getLogger("oncelog.producer")
 _FEATURE, _EPOCH_PER_TRANSACTION = "transaction.version", 2
 _LAST_ADD_VERSION = 3
-"""Later versions are for brokers."""
+"""Later versions of AddPartitionsToTxn are for brokers."""
 _FIRST_EPOCH_VERSION = {COMMIT_OFFSETS.name: 5, END.name: 5}
-"""Where the epoch is raised by every end."""
-_LOOK_AGAIN_S = 0.1
-"""What is settled is told; what comes back without an outcome is not, and an abort drops it."""
+"""From these versions on, each end of a transaction raises the epoch (KIP-890)."""
+_IDLE_CHECK_S = 0.1
+"""Completions wake the wait for idleness. Batches that wait for a retry do not; an abort must drop them."""
 _CONCURRENT_PAUSE_S = 0.02
-"""The transaction before is completed in moments, mostly."""
+"""Pause after CONCURRENT_TRANSACTIONS: the previous transaction usually completes within milliseconds."""
 
 
 def transaction_manager_of(driver: ProducerDriver) -> TransactionManager | None:
@@ -93,7 +94,10 @@ def require_manager(manager: TransactionManager | None) -> TransactionManager:
 
 
 class TransactionManager:
-    """The session of one transactional producer, on its driver's loop."""
+    """The transactions of one producer, on its driver's loop.
+
+    A time-out is in seconds, None for max.block.ms.
+    """
 
     def __init__(self, driver: ProducerDriver) -> None:
         transaction, transactional_id = driver.core.transaction, driver.options.transactional_id
@@ -106,9 +110,15 @@ class TransactionManager:
         self._transactional_id: str = transactional_id
         self._coordinators: dict[tuple[int, str], int] = {}
         self._is_adding = False
+        """AddPartitionsToTxn is under way."""
         self._may_be_committed = False
+        """A commit was requested whose response is missing: only another commit may follow.
+
+        Guard: test_a_commit_that_is_never_answered_can_be_called_again.
+        """
         self._is_joined = False
-        driver.on_turn = self._on_turn
+        """Another producer began the transaction and will end it."""
+        driver.on_drained = self._on_drained
 
     @property
     def is_open(self) -> bool:
@@ -119,48 +129,48 @@ class TransactionManager:
         """Raise MisuseError in a signal handler that interrupted a call of the same producer."""
         self._driver.check_lock_not_held()
 
-    # The calls
+    # Operations of the application
 
     async def init(self, timeout_s: float | None = None) -> None:
-        """Get the producer id and an epoch that fences every other instance of the transactional id."""
+        """Get a producer id and an epoch that fences every other instance of the transactional id."""
         self.session.check(Operation.INIT)
         await self._cluster.start()
-        self._core.give_identity(*await self._new_epoch(None, self._deadline_ms(timeout_s)))
+        self._core.set_identity(*await self._new_epoch(None, self._deadline_ms(timeout_s)))
         self.session.enter(State.READY)
 
     def begin(self) -> None:
-        """A transaction begins; nothing is sent."""
+        """Begin a transaction locally."""
         with self._driver.lock:
             self._transaction.begin(raises_epoch=self._raises_epoch())
 
     def share(self) -> TransactionShare:
-        """What other producers need to write into this transaction."""
+        """Return what other producers need to write into this transaction."""
         self.session.check(Operation.SEND)
         identity = self._core.identity
         assert identity is not None
         return TransactionShare(self._transactional_id, *identity, self._transaction.raises_epoch)
 
     async def join(self, share: TransactionShare) -> None:
-        """Write into a transaction that another producer has begun and will end."""
+        """Join a transaction that another producer has begun and will end."""
         self.session.check(Operation.INIT)
         await self._cluster.start()
         with self._driver.lock:
-            self._core.give_identity(share.producer_id, share.producer_epoch)
+            self._core.set_identity(share.producer_id, share.producer_epoch)
             self._is_joined = True
             self.session.enter(State.READY)
             self._transaction.begin(raises_epoch=share.raises_epoch)
 
     async def hand_over(self, timeout_s: float | None = None) -> TransactionShare:
-        """Send the rest, and leave the open transaction to another producer, which ends it.
+        """Send the remaining records, and leave the open transaction to another producer, which ends it.
 
-        The session stays IN_TRANSACTION until then: should this fail, close() aborts. In COMMITTING, which a
-        commit enters, close() would commit what the other producer has not decided.
+        The session stays IN_TRANSACTION until then, so that close() aborts if this fails. In COMMITTING,
+        close() would commit what the other producer has not decided.
         """
         self.session.check(Operation.SEND)
         self.session.check(Operation.COMMIT)
         with self._driver.lock:
             self._core.flush()
-        await self._settled(self._deadline_ms(timeout_s))
+        await self._wait_until_idle(self._deadline_ms(timeout_s))
         self.session.check(Operation.COMMIT)
         identity = self._core.identity
         assert identity is not None
@@ -170,9 +180,9 @@ class TransactionManager:
         return share
 
     async def take_over(self, share: TransactionShare) -> None:
-        """Take a transaction that was handed over, in order to end it."""
+        """Take a transaction that was handed over, to end it."""
         await self.join(share)
-        self._is_joined = False  # it has no other owner any more
+        self._is_joined = False  # this producer owns it now
         self._transaction.has_offsets = True  # so that `commit` and `abort` send EndTxn
 
     async def send_offsets(
@@ -183,60 +193,64 @@ class TransactionManager:
     ) -> None:
         """Commit the group's positions with the transaction.
 
-        Raises what makes it to be aborted. After TimedOut, or a cancellation, repeat the same call or abort.
+        Raises the error after which the transaction must be aborted. After TimedOut or a cancellation, repeat
+        the same call or abort.
         """
         self.session.check(Operation.SEND_OFFSETS)
-        given = offsets_of(offsets)
-        if not given:
+        positions = offsets_of(offsets)
+        if not positions:
             return
-        who = ConsumerGroupMetadata(group) if isinstance(group, str) else group
+        member = ConsumerGroupMetadata(group) if isinstance(group, str) else group
         deadline_ms = self._deadline_ms(timeout_s)
-        call = OffsetsCall.of(who, given)
+        call = OffsetsCall.of(member, positions)
         self.session.begin_offsets(call)
         number = self.session.number
         if not self._transaction.raises_epoch:
-            adding = self._add_offsets_request(who.group_id)
+            adding = self._add_offsets_request(member.group_id)
             self._transaction.may_have_begun = True
-            await self._ask(ADD_OFFSETS, adding, None, deadline_ms, number)
-            self._check_going_on(number)
+            await self._send_until_done(ADD_OFFSETS, adding, None, deadline_ms, number)
+            self._check_still_open(number)
         self._transaction.has_offsets = True
-        request = self._offsets_request(given, who)
-        await self._ask(COMMIT_OFFSETS, request, who.group_id, deadline_ms, number)
-        self._check_going_on(number)
+        request = self._offsets_request(positions, member)
+        await self._send_until_done(COMMIT_OFFSETS, request, member.group_id, deadline_ms, number)
+        self._check_still_open(number)
         self.session.confirm_offsets(call)
 
     async def commit(self, timeout_s: float | None = None) -> None:
-        """Everything sent becomes visible at once. Raises its first failure; TimedOut: call it again."""
+        """Make everything that was sent visible at once.
+
+        Raises the first failure, and TimedOut: call it again.
+        """
         deadline_ms = self._deadline_ms(timeout_s)
-        await self._flushed(deadline_ms)
+        await self._flush_records(deadline_ms)
         identity = await self._end(True, deadline_ms) if self._transaction.has_begun else None
         self._may_be_committed = False
         with self._driver.lock:
             self._core.on_transaction_ended(identity)
 
-    async def _flushed(self, deadline_ms: float) -> None:
-        """Send everything. Raises the first failure of a record."""
+    async def _flush_records(self, deadline_ms: float) -> None:
+        """Send all records, and wait for them. Raises the first failure of a record."""
         self.session.check(Operation.COMMIT)
         with self._driver.lock:
             self.session.enter(State.COMMITTING)
             self._core.flush()
-        await self._settled(deadline_ms)
+        await self._wait_until_idle(deadline_ms)
         self.session.check(Operation.COMMIT)
 
     async def abort(self, timeout_s: float | None = None) -> None:
-        """Nothing of the transaction will be seen. Raises TimedOut: call it again."""
+        """Discard the transaction. Raises TimedOut: call it again."""
         self.session.check(Operation.ABORT)
         deadline_ms = self._deadline_ms(timeout_s)
         with self._driver.lock:
             self.session.enter(State.ABORTING)
             self._core.drop_unsent()
         self._driver.notify()
-        await self._settled(deadline_ms)
+        await self._wait_until_idle(deadline_ms)
         self.session.check(Operation.ABORT)
         if self.session.unconfirmed and not self._transaction.raises_epoch:
             # Another epoch keeps offsets that arrive late out of the next transaction.
             self._transaction.is_epoch_spent = True
-        identity = await self._aborted(deadline_ms)
+        identity = await self._end_aborted(deadline_ms)
         # If the next request times out, a repeated abort must not end the transaction twice.
         self._transaction.forget_parts()
         if identity is None and self._transaction.is_epoch_spent:
@@ -245,10 +259,10 @@ class TransactionManager:
             self._core.on_transaction_ended(identity)
 
     async def end_open(self, timeout_s: float | None = None) -> None:
-        """End what is open before the producer closes; without it readers wait for transaction.timeout.ms.
+        """End the open transaction before the producer closes; readers would wait for transaction.timeout.ms.
 
-        Aborts, or repeats a commit that was asked for. A transaction that was joined is left to its owner.
-        What cannot be ended in time is logged, not raised: the coordinator aborts it.
+        Aborts it, or repeats a commit that was called. Leaves a transaction that was joined to its owner.
+        Logs an end that fails or takes too long, and does not raise: the coordinator aborts the transaction.
         """
         deadline_ms = self._deadline_ms(timeout_s)
         try:
@@ -268,35 +282,35 @@ class TransactionManager:
                 error,
             )
 
-    async def _aborted(self, deadline_ms: float) -> Identity | None:
-        """End the transaction where the coordinator may know of it; another epoch alone would not.
+    async def _end_aborted(self, deadline_ms: float) -> Identity | None:
+        """End the transaction if the coordinator may know of it. Return the next identity, None for the same.
 
-        InitProducerId fences a producer whose own transaction is open.
+        A new epoch alone would not end it: InitProducerId fences a producer whose own transaction is open.
         """
         if not self._transaction.has_begun and not self._transaction.may_have_begun:
             return None
         if self._transaction.raises_epoch:
-            asked, end = ABORT_OWN_EPOCH, self._abort_own_epoch(deadline_ms)
+            kind, end = ABORT_OWN_EPOCH, self._abort_own_epoch(deadline_ms)
         else:
-            asked = END if self._transaction.has_begun else END_IF_BEGUN
-            end = self._end(False, deadline_ms, asked)
+            kind = END if self._transaction.has_begun else END_IF_BEGUN
+            end = self._end(False, deadline_ms, kind)
         try:
             return await end
         except BrokerError as error:
-            if error_action(asked, error) is not ErrorAction.ABORT:
+            if error_action(kind, error) is not ErrorAction.ABORT:
                 raise
-            # The coordinator does not know us any more, or never heard of it: begin anew.
+            # The coordinator no longer knows this producer or transaction: the next one needs a new epoch.
             self._transaction.is_epoch_spent = True
             return None
 
     async def _abort_own_epoch(self, deadline_ms: float) -> Identity | None:
-        """Abort a transaction with an epoch of its own, once the one before it is complete."""
+        """Abort a transaction that has an epoch of its own, once the previous transaction is complete."""
         entry = None
         for attempt in itertools.count():
             try:
                 return await self._end(False, deadline_ms, ABORT_OWN_EPOCH)
             except ProducerFenced as error:
-                previous, entry = entry, await self._entry_at_coordinator(deadline_ms)
+                previous, entry = entry, await self._describe_own_entry(deadline_ms)
                 identity = self._core.identity
                 assert identity is not None
                 if fenced_abort_action(entry, identity, previous) is ErrorAction.FAIL_PRODUCER:
@@ -307,28 +321,29 @@ class TransactionManager:
                 )
         raise AssertionError("unreachable")
 
-    async def _entry_at_coordinator(self, deadline_ms: float) -> CoordinatorEntry | None:
-        """What the coordinator knows of the transactional id; None where it does not say."""
+    async def _describe_own_entry(self, deadline_ms: float) -> CoordinatorEntry | None:
+        """Return the coordinator's entry of the transactional id; None if it cannot be described."""
         request = DescribeTransactionsRequest(transactional_ids=[self._transactional_id])
         try:
-            answer = await self._ask(DESCRIBE, request, None, deadline_ms)
+            response = await self._send_until_done(DESCRIBE, request, None, deadline_ms)
         except BrokerError as error:
             if error_action(DESCRIBE, error) is not ErrorAction.RAISE:
                 raise
             return None
-        (row,) = answer.transaction_states
+        (row,) = response.transaction_states
         return CoordinatorEntry(Identity(row.producer_id, row.producer_epoch), row.transaction_state)
 
-    async def _settled(self, deadline_ms: float) -> None:
-        """Until every record has its outcome; an abort drops those that come back without one.
+    async def _wait_until_idle(self, deadline_ms: float) -> None:
+        """Wait until every record is complete. An abort drops those that would need a retry.
 
-        And until no partition is being added: added after its end, it would open another transaction.
+        Also waits until no partition is being added: one that is added after the end would open a
+        transaction.
         """
         while not self._core.is_idle or self._is_adding:
             self._driver.wake()
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_AGAIN_S):
-                    await self._driver.next_settled()
+                async with asyncio.timeout(_IDLE_CHECK_S):
+                    await self._driver.next_completion()
             if self.session.state is State.ABORTING:
                 with self._driver.lock:
                     self._core.drop_unsent()
@@ -340,18 +355,18 @@ class TransactionManager:
 
     # Requests
 
-    async def _new_epoch(self, given: Identity | None, deadline_ms: float) -> Identity:
+    async def _new_epoch(self, current: Identity | None, deadline_ms: float) -> Identity:
         request = InitProducerIdRequest(
             transactional_id=self._transactional_id,
             transaction_timeout_ms=self._driver.options.transaction_timeout_ms,
-            producer_id=given.producer_id if given else -1,
-            producer_epoch=given.producer_epoch if given else -1,
+            producer_id=current.producer_id if current else -1,
+            producer_epoch=current.producer_epoch if current else -1,
         )
-        answer = await self._ask(INIT, request, None, deadline_ms)
-        return Identity(answer.producer_id, answer.producer_epoch)
+        response = await self._send_until_done(INIT, request, None, deadline_ms)
+        return Identity(response.producer_id, response.producer_epoch)
 
-    async def _end(self, is_commit: bool, deadline_ms: float, asked: RequestKind = END) -> Identity | None:
-        """The identity that the next transaction goes on with; None: the same."""
+    async def _end(self, is_commit: bool, deadline_ms: float, kind: RequestKind = END) -> Identity | None:
+        """Send EndTxn. Return the identity for the next transaction, None for the same one."""
         identity = self._core.identity
         assert identity is not None
         request = EndTxnRequest(
@@ -360,10 +375,10 @@ class TransactionManager:
             producer_epoch=identity.producer_epoch,
             committed=is_commit,
         )
-        answer = await self._ask(asked, request, None, deadline_ms)
+        response = await self._send_until_done(kind, request, None, deadline_ms)
         if not self._transaction.raises_epoch:
             return None
-        return Identity(answer.producer_id, answer.producer_epoch)
+        return Identity(response.producer_id, response.producer_epoch)
 
     def _add_offsets_request(self, group_id: str) -> AddOffsetsToTxnRequest:
         identity = self._core.identity
@@ -376,46 +391,46 @@ class TransactionManager:
         )
 
     def _offsets_request(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], who: ConsumerGroupMetadata
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], member: ConsumerGroupMetadata
     ) -> TxnOffsetCommitRequest:
         identity = self._core.identity
         assert identity is not None
         topics: dict[str, list[TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition]] = {}
-        for tp, each in offsets.items():
+        for tp, position in offsets.items():
             topics.setdefault(tp.topic, []).append(
                 TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition(
                     partition_index=tp.partition,
-                    committed_offset=each.offset,
-                    committed_leader_epoch=-1 if each.leader_epoch is None else each.leader_epoch,
-                    committed_metadata=each.metadata,
+                    committed_offset=position.offset,
+                    committed_leader_epoch=-1 if position.leader_epoch is None else position.leader_epoch,
+                    committed_metadata=position.metadata,
                 )
             )
         return TxnOffsetCommitRequest(
             transactional_id=self._transactional_id,
-            group_id=who.group_id,
+            group_id=member.group_id,
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
-            generation_id=who.generation_id,
-            member_id=who.member_id,
-            group_instance_id=who.group_instance_id,
+            generation_id=member.generation_id,
+            member_id=member.member_id,
+            group_instance_id=member.group_instance_id,
             topics=[
                 TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic(name=topic, partitions=partitions)
                 for topic, partitions in topics.items()
             ],
         )
 
-    def _on_turn(self) -> None:
+    def _on_drained(self) -> None:
         if self._transaction.pending and not self._is_adding:
             self._is_adding = True
-            self._driver.spawn(self._add_wanted())
+            self._driver.spawn(self._add_pending())
 
-    async def _add_wanted(self) -> None:
-        """AddPartitionsToTxn for what waits to be sent; what comes meanwhile goes with the next."""
-        identity, wanted = self._core.identity, set(self._transaction.pending)
+    async def _add_pending(self) -> None:
+        """Add the partitions whose records wait. Those that come meanwhile are added by the next request."""
+        identity, pending = self._core.identity, set(self._transaction.pending)
         assert identity is not None
         topics: dict[str, list[int]] = {}
-        for at in sorted(wanted):
-            topics.setdefault(at.topic, []).append(at.partition)
+        for tp in sorted(pending):
+            topics.setdefault(tp.topic, []).append(tp.partition)
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self._transactional_id,
             v3_and_below_producer_id=identity.producer_id,
@@ -428,92 +443,91 @@ class TransactionManager:
         self._transaction.may_have_begun = True
         try:
             number = self.session.number
-            await self._ask(ADD_PARTITIONS, request, None, self._deadline_ms(None), number)
+            await self._send_until_done(ADD_PARTITIONS, request, None, self._deadline_ms(None), number)
             with self._driver.lock:
-                self._core.on_partitions_added(wanted)
+                self._core.on_partitions_added(pending)
         except OncelogError as error:
             with self._driver.lock:
-                self._transaction.pending -= wanted
+                self._transaction.pending -= pending
                 self._core.require_abort(error)
             self._driver.notify()
         finally:
             self._is_adding = False
             self._driver.wake()
 
-    async def _ask(
+    async def _send_until_done(
         self,
-        asked: RequestKind,
+        kind: RequestKind,
         request: Any,
         group_id: str | None,
         deadline_ms: float,
         number: int | None = None,
     ) -> Any:
-        """The answer, once it is without error. `group_id` None: the transaction's coordinator is asked.
+        """Send a request until its response has no error, and return the response.
 
-        `number`: of the transaction that it is a part of. Once that has ended, an error means nothing for the
-        next one: TransactionAborted.
+        It goes to the group's coordinator or, without a `group_id`, to the transaction's. `number` is that of
+        the transaction that the request belongs to. Once that has ended, an error raises TransactionAborted,
+        because it says nothing about the next transaction.
         """
         key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
-        attempt, is_commit = 0, asked is END and request.committed
+        attempt, is_commit = 0, kind is END and request.committed
         started_ms = self._driver.now_ms()
         while True:
             may_be_committed = self._may_be_committed
             try:
                 node_id = await self._coordinator(key, deadline_ms)
-                # This call may be cancelled while the request is under way; the next one must know.
+                # Noted first, since this call may be cancelled while the request is under way.
                 self._may_be_committed = may_be_committed or is_commit
-                answer = await self._request(asked, node_id, request, deadline_ms)
-                refusal = first_error(answer)
-                if refusal is None:
-                    return answer
-                error: OncelogError = refusal
+                response = await self._request(kind, node_id, request, deadline_ms)
+                response_error = first_error(response)
+                if response_error is None:
+                    return response
+                error: OncelogError = response_error
             except OncelogError as raised:
                 error = raised
             self._may_be_committed = may_be_committed or (is_commit and may_have_succeeded(error))
-            self._check_going_on(number, error)
-            reaction = error_action(asked, error, self._driver.now_ms() - started_ms)
-            if reaction is ErrorAction.ABORT and is_commit and may_be_committed:
-                reaction = ErrorAction.FAIL_PRODUCER
-            if reaction in (ErrorAction.ABORT, ErrorAction.FAIL_PRODUCER):
-                self._give_up(error, reaction)
-            if reaction in (ErrorAction.ABORT, ErrorAction.FAIL_PRODUCER, ErrorAction.RAISE):
+            self._check_still_open(number, error)
+            action = error_action(kind, error, self._driver.now_ms() - started_ms)
+            if action is ErrorAction.ABORT and is_commit and may_be_committed:
+                action = ErrorAction.FAIL_PRODUCER
+            if action in (ErrorAction.ABORT, ErrorAction.FAIL_PRODUCER):
+                self._give_up(error, action)
+            if action in (ErrorAction.ABORT, ErrorAction.FAIL_PRODUCER, ErrorAction.RAISE):
                 raise error
-            if reaction is ErrorAction.FIND_COORDINATOR:
+            if action is ErrorAction.FIND_COORDINATOR:
                 self._coordinators.pop(key, None)
-            await self._pause(asked, self._pause_s(error, attempt), deadline_ms, error)
-            self._check_going_on(number, error)
+            await self._pause(kind, self._pause_s(error, attempt), deadline_ms, error)
+            self._check_still_open(number, error)
             attempt += 1
 
-    def _check_going_on(self, number: int | None, error: OncelogError | None = None) -> None:
+    def _check_still_open(self, number: int | None, error: OncelogError | None = None) -> None:
         if number is not None and not self.session.is_open(number):
             raise TransactionAborted("the transaction ended while parts of it were sent") from error
 
-    async def _request(self, asked: RequestKind, node_id: int, request: Any, deadline_ms: float) -> Any:
-        min_version, max_version = self._versions(asked)
+    async def _request(self, kind: RequestKind, node_id: int, request: Any, deadline_ms: float) -> Any:
+        min_version, max_version = self._versions(kind)
         return await self._cluster.request(
             node_id,
             request,
-            timeout_ms=self._patience_ms(deadline_ms),
+            timeout_ms=self._request_timeout_ms(deadline_ms),
             min_version=min_version,
             max_version=max_version,
         )
 
-    def _give_up(self, error: OncelogError, reaction: ErrorAction) -> None:
-        is_fatal = reaction is ErrorAction.FAIL_PRODUCER
+    def _give_up(self, error: OncelogError, action: ErrorAction) -> None:
+        is_fatal = action is ErrorAction.FAIL_PRODUCER
         if isinstance(error, BrokerError):
             error.reaction = (Mark.FATAL if is_fatal else Mark.ABORTABLE).value
         with self._driver.lock:
-            (self._core.die if is_fatal else self._core.require_abort)(error)
+            (self._core.fail_all if is_fatal else self._core.require_abort)(error)
         self._driver.notify()
 
     async def _pause(
-        self, asked: RequestKind, pause_s: float, deadline_ms: float, error: OncelogError
+        self, kind: RequestKind, pause_s: float, deadline_ms: float, error: OncelogError
     ) -> None:
-        """Wait before a request is sent again. Raises TimedOut where that would be too late."""
+        """Wait before a request is sent again. Raises TimedOut if that would be after the deadline."""
         if self._driver.now_ms() + pause_s * 1000 > deadline_ms:
-            raise TimedOut(
-                f"{asked.name} was not answered in time; the last that was heard: {error}"
-            ) from error
+            raise TimedOut(f"{kind.name} was not answered in time; the last error: {error}") from error
         await asyncio.sleep(pause_s)
 
     def _pause_s(self, error: OncelogError, attempt: int) -> float:
@@ -521,11 +535,11 @@ class TransactionManager:
             return _CONCURRENT_PAUSE_S
         return self._cluster.retry_pause_ms(attempt) / 1000
 
-    def _versions(self, asked: RequestKind) -> tuple[int | None, int | None]:
-        """The lowest and the highest version that do what this transaction needs; None: any."""
-        if asked is ADD_PARTITIONS:
+    def _versions(self, kind: RequestKind) -> tuple[int | None, int | None]:
+        """Return the lowest and highest version that suit this transaction; None for any."""
+        if kind is ADD_PARTITIONS:
             return None, _LAST_ADD_VERSION
-        first_epoch_version = _FIRST_EPOCH_VERSION.get(asked.name)
+        first_epoch_version = _FIRST_EPOCH_VERSION.get(kind.name)
         if first_epoch_version is None:
             return None, None
         if self._transaction.raises_epoch:
@@ -534,8 +548,8 @@ class TransactionManager:
 
     async def _coordinator(self, key: tuple[int, str], deadline_ms: float) -> int:
         if key not in self._coordinators:
-            patience_ms = self._patience_ms(deadline_ms)
-            self._coordinators[key] = await find_coordinator(self._cluster, *key, timeout_ms=patience_ms)
+            timeout_ms = self._request_timeout_ms(deadline_ms)
+            self._coordinators[key] = await find_coordinator(self._cluster, *key, timeout_ms=timeout_ms)
         return self._coordinators[key]
 
     def _raises_epoch(self) -> bool:
@@ -545,29 +559,31 @@ class TransactionManager:
         level = self._cluster.feature(node_id, _FEATURE)
         return level >= _EPOCH_PER_TRANSACTION if level else self._transaction.raises_epoch
 
-    def _patience_ms(self, deadline_ms: float) -> float:
-        """How long one request may go unanswered: the call ends in its time on a silent broker as well."""
-        left_ms = max(deadline_ms - self._driver.now_ms(), 1)
-        return min(left_ms, self._driver.options.request_timeout_ms)
+    def _request_timeout_ms(self, deadline_ms: float) -> float:
+        """Return how long to wait for one response, so that a silent broker does not delay a call past its
+        time.
+        """
+        remaining_ms = max(deadline_ms - self._driver.now_ms(), 1)
+        return min(remaining_ms, self._driver.options.request_timeout_ms)
 
     def _deadline_ms(self, timeout_s: float | None) -> float:
         block_ms = self._driver.options.max_block_ms
         return self._driver.now_ms() + (block_ms if timeout_s is None else timeout_s * 1000)
 
 
-def first_error(answer: Any) -> BrokerError | None:
-    """The error of an answer, or of the first partition that was refused for a reason of its own."""
-    errors = [error_for_code(code, what) for code, what in _codes(answer) if code]
-    telling = [error for error in errors if not isinstance(error, OperationNotAttempted)]
-    return next(iter(telling or errors), None)
+def first_error(response: Any) -> BrokerError | None:
+    """Return the first error of a response; OPERATION_NOT_ATTEMPTED only if there is no other."""
+    errors = [error_for_code(code, detail) for code, detail in _error_codes(response) if code]
+    causes = [error for error in errors if not isinstance(error, OperationNotAttempted)]
+    return next(iter(causes or errors), None)
 
 
-def _codes(answer: Any) -> Iterator[tuple[int, str]]:
-    if hasattr(answer, "error_code"):
-        yield answer.error_code, ""
-    for row in getattr(answer, "transaction_states", ()):
+def _error_codes(response: Any) -> Iterator[tuple[int, str]]:
+    if hasattr(response, "error_code"):
+        yield response.error_code, ""
+    for row in getattr(response, "transaction_states", ()):
         yield row.error_code, ""
-    for topic in _topics(answer):
+    for topic in _topics(response):
         partitions: Iterable[Any] = getattr(topic, "partitions", ()) or getattr(
             topic, "results_by_partition", ()
         )
@@ -576,8 +592,8 @@ def _codes(answer: Any) -> Iterator[tuple[int, str]]:
             yield code, refused_partition(code, TopicPartition(topic.name, partition.partition_index))
 
 
-def _topics(answer: Any) -> Iterable[Any]:
-    topics: Iterable[Any] = getattr(answer, "topics", ()) or getattr(
-        answer, "results_by_topic_v3_and_below", ()
+def _topics(response: Any) -> Iterable[Any]:
+    topics: Iterable[Any] = getattr(response, "topics", ()) or getattr(
+        response, "results_by_topic_v3_and_below", ()
     )
     return topics

@@ -55,7 +55,7 @@ def _quoted_by_parity(column: Any, quotes: Any, delimiter: int) -> tuple[Any, An
 async def _hand_over_committing(self: Any, timeout_s: float | None = None) -> Any:
     """Hand over as a commit begins, which close() then repeats."""
     share = self.share()
-    await self._flushed(self._deadline_ms(timeout_s))
+    await self._flush_records(self._deadline_ms(timeout_s))
     with self._driver.lock:
         self._core.on_transaction_ended(None)
     return share

@@ -41,7 +41,7 @@ class _NoLock:
         """As `release`."""
 
 
-_ORIGINAL_ASK = transaction_manager.TransactionManager._ask
+_ORIGINAL_ASK = transaction_manager.TransactionManager._send_until_done
 _ORIGINAL_ADVANCE = edge_group.GroupSession.advance
 _ORIGINAL_DRIVER = driver.ProducerDriver.__init__
 _ORIGINAL_STEP = consumer_aio.AsyncConsumer.poll_step
@@ -90,12 +90,12 @@ async def _tell_once(self: Any, deadline_ms: float, prepare: Any) -> Any:
     return step
 
 
-def _settled_before_callbacks(self: Any) -> Any:
-    return self._state.peek.is_settled_to(self._serial)
+def _completed_before_callbacks(self: Any) -> Any:
+    return self._driver.core.is_completed_to(self._serial)
 
 
-def _settled_to_the_last(self: Any, mark: int) -> bool:
-    return not self._unsettled
+def _completed_to_the_last(self: Any, mark: int) -> bool:
+    return not self._incomplete
 
 
 async def _leave_open(self: Any, timeout_s: float | None = None) -> None:
@@ -106,7 +106,7 @@ def _make_twice(self: Any, name: str) -> Any:
     if name not in delivery._STATE:
         raise AttributeError(name)
     Future.__init__(self)
-    self._outcome.listen(self._complete)
+    self._batch_result.add_listener(self._complete)
     return self.__dict__[name]
 
 
@@ -133,14 +133,14 @@ def _notify_of_exceptions(self: Any) -> Any:
     callbacks, self.callbacks = self.callbacks, {}
     for index, callback in callbacks.items():
         try:
-            error = self.error if self.pieces is None else self.error_of(index)
+            error = self.error if self.children is None else self.error_of(index)
             callback(None if error else self.metadata(index), error)
         except Exception as raised:
             yield raised
     yield from self._call_listeners()
 
 
-async def _learn_alone(self: Any, topic: str) -> None:
+async def _look_up_alone(self: Any, topic: str) -> None:
     """Look a topic up, and forget it when that fails, though others look it up as well."""
     try:
         count = await self._partition_count(topic)
@@ -233,7 +233,7 @@ CLIENT_MUTANTS = [
         "flush returns before the callbacks",
         "blocking",
         ("producer",),
-        ((driver.FlushMark, "is_reached", _settled_before_callbacks),),
+        ((driver.FlushMark, "is_reached", _completed_before_callbacks),),
         findings=("L6",),
     ),
     ClientMutant(
@@ -247,7 +247,7 @@ CLIENT_MUTANTS = [
         "flush waits for what is sent after it",
         "blocking",
         ("producer",),
-        ((client_producer.ProducerCore, "is_settled_to", _settled_to_the_last),),
+        ((client_producer.ProducerCore, "is_completed_to", _completed_to_the_last),),
         findings=("L11",),
     ),
     ClientMutant(
@@ -306,7 +306,7 @@ CLIENT_MUTANTS = [
         "a callback that raises SystemExit ends the producer",
         "blocking",
         ("producer",),
-        ((producer_batch.Outcome, "notify", _notify_of_exceptions),),
+        ((producer_batch.BatchResult, "notify", _notify_of_exceptions),),
         findings=("R46",),
     ),
     ClientMutant(
@@ -323,7 +323,7 @@ CLIENT_MUTANTS = [
         "a cancelled look-up of a topic takes it from others",
         "asyncio",
         ("producer",),
-        ((driver.ProducerDriver, "learn", _learn_alone),),
+        ((driver.ProducerDriver, "look_up_topic", _look_up_alone),),
         findings=("R265",),
     ),
     ClientMutant(
@@ -362,7 +362,7 @@ CLIENT_MUTANTS = [
         "a commit that was cancelled was not sent",
         "asyncio",
         ("copier",),
-        ((transaction_manager.TransactionManager, "_ask", _forget_on_cancellation),),
+        ((transaction_manager.TransactionManager, "_send_until_done", _forget_on_cancellation),),
         findings=("L25a",),
         guards=(
             "client/test_client_transactions_close.py::"

@@ -21,7 +21,7 @@ from oncelog.client.connection.security import tls_failed
 from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.group.consumer_member import ConsumerMember
 from oncelog.client.producer import aio as producer_aio
-from oncelog.client.producer.batch import Outcome
+from oncelog.client.producer.batch import BatchResult
 from oncelog.client.producer.driver import no_room_error
 from oncelog.errors import (
     GroupIdNotFound,
@@ -110,7 +110,7 @@ async def _wait_for_room(self: Any, driver: Any, size_bytes: int) -> None:
             driver.wake()
             left_s = (deadline - driver.now_ms()) / 1000
             try:
-                await _wait_for(driver.next_settled(), max(left_s, 0))
+                await _wait_for(driver.next_completion(), max(left_s, 0))
             except TimeoutError:
                 raise no_room_error(self.options) from None
     finally:
@@ -268,7 +268,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         "a late listener calls those of other threads",
         "blocking",
         ("producer",),
-        ((Outcome, "listen", _call_all),),
+        ((BatchResult, "add_listener", _call_all),),
         findings=("R271",),
         guards=(
             "client/test_client_callbacks_end.py::"
