@@ -1,4 +1,4 @@
-"""Chromium, driven by Playwright."""
+"""Chromium, controlled by Playwright."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser without a window. Skips the test where it is not installed.
+    """Provide a headless browser, or skip the test if none is installed.
 
     While it is open, this thread has a running asyncio loop, so asyncio.run needs another thread.
     """
@@ -20,7 +20,7 @@ def chromium() -> Iterator[Browser]:
     if path is None:
         pytest.skip("this is tried in Chromium, which is not installed")
     with sync_playwright() as playwright:
-        # Root has no sandbox to give; nothing but our own pages is opened.
+        # There is no sandbox for root; nothing but our own pages is opened.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()

@@ -1,4 +1,4 @@
-"""A consumer's core and the answers that it is given, without I/O."""
+"""A consumer's core, and responses for it, without I/O."""
 
 from __future__ import annotations
 

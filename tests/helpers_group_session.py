@@ -1,4 +1,4 @@
-"""A member's session with a coordinator that is played here: no sockets, answers when the test says so."""
+"""A member's session with a simulated coordinator: no sockets, and responses when the test wants them."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class _Metadata:
 
 
 class Coordinator:
-    """What a session needs of a cluster, and a coordinator that wants the member to own `share`.
+    """A cluster for a session, and a coordinator that assigns `share` to the member.
 
-    Each commit awaits `commit_answer`, whose result is the error code. `heartbeat_code` is that of
+    Each commit awaits `commit_answer`, whose result is the error code. `heartbeat_code` is the error code of
     heartbeats.
     """
 
@@ -151,7 +151,10 @@ class Coordinator:
 
 
 class Member:
-    """A session as its consumer drives it; `told` is what the application learned, and commits by then."""
+    """A session, driven as its consumer does.
+
+    `told` has the notifications, with the number of commits by then.
+    """
 
     def __init__(self, coordinator: Coordinator, protocol: str, **settings: Any) -> None:
         config: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:9", "group.id": "g", **settings}
@@ -168,7 +171,7 @@ class Member:
         self.told: list[tuple[Change, list[int], int]] = []
 
     async def step(self, seconds: float = 0.0) -> bool:
-        """One `advance`, and the telling; true when partitions may be read."""
+        """Run one `advance`, and record a notification; return True if partitions may be read."""
         self.activity.enter()
         try:
             result = await self.session.advance(self.coordinator.now_ms() + seconds * 1000)
@@ -181,7 +184,7 @@ class Member:
         return result
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Steps until something is so, however many it takes within a minute."""
+        """Run steps until a condition holds, for at most a minute."""
         for _ in attempts(lambda: self.told):
             if is_so():
                 return
@@ -189,6 +192,6 @@ class Member:
             await asyncio.sleep(0)
 
     def hand_out(self, position: int) -> None:
-        """Have every owned partition's records read up to a position."""
+        """Set the positions of all owned partitions, as if their records had been delivered."""
         for tp in self.core.assignment():
             self.core.seek(tp, position)

@@ -1,8 +1,8 @@
-"""Topics that group coordinators know.
+"""A wait until group coordinators know new topics.
 
-Apache Kafka tells its group coordinators of a new topic after the partitions have begun to serve
-fetches. Each partition of `__consumer_offsets` has a coordinator, which learns it by itself. A test that
-asks a group for partitions at once therefore waits here first.
+Apache Kafka informs its group coordinators of a new topic after the partitions have started to serve fetches.
+Each partition of `__consumer_offsets` has a coordinator, which learns it separately. A test that needs
+partitions from a group at once waits here first.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ NOT_READY = {error.code for error in (CoordinatorLoadInProgress, CoordinatorNotA
 def wait_until_groups_know(
     heartbeat: Callable[..., Any], group_id: str, partition_counts: Mapping[str, int]
 ) -> None:
-    """Return when a member of the consumer protocol gets all partitions of these topics, name -> how many.
+    """Return when a member of the consumer protocol gets all partitions of these topics (name -> count).
 
-    `heartbeat` sends ConsumerGroupHeartbeat with these fields and returns the response. `group_id` names a
-    group of nobody else, on the coordinator in question. The member leaves it at the end.
+    `heartbeat` sends a ConsumerGroupHeartbeat with these fields and returns the response. `group_id` is a
+    group that nobody else uses, on the coordinator to test. The member leaves it at the end.
     """
     member = {"group_id": group_id, "member_id": "probe"}
     joining = {

@@ -1,4 +1,4 @@
-"""Members of groups for tests: our consumer with short pauses, alone or in a thread of its own."""
+"""Group members for tests: our consumer with short pauses, alone or in a thread of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fill(servers: str, topic: str, first: int, count: int, partitions: int) -> N
 
 
 def take(consumer: Consumer, count: int) -> list[int]:
-    """So many records' values."""
+    """Return the values of the next `count` records."""
     got: list[int] = []
     for _ in attempts():
         if len(got) >= count:
@@ -42,7 +42,7 @@ def take(consumer: Consumer, count: int) -> list[int]:
 
 
 class Reader:
-    """A member in a thread of its own; `values` grows, `assigned` is its share."""
+    """A member in a thread of its own. `values` grows; `assigned` has its partitions."""
 
     def __init__(self, consumer: Consumer, topic: str) -> None:
         self.consumer, self.values, self.events = consumer, list[int](), list[tuple[str, int]]()
@@ -60,7 +60,7 @@ class Reader:
         try:
             self.consumer.commit()
         except (IllegalGeneration, RebalanceInProgress, UnknownMemberId):
-            if not self._stop.is_set():  # it may close amid a rebalance: then its partitions are lost
+            if not self._stop.is_set():  # it may close during a rebalance, and then its partitions are lost
                 raise
 
     def _run(self) -> None:
@@ -76,7 +76,9 @@ class Reader:
 
 
 def transform_thirty(servers: str, consumer: Consumer) -> None:
-    """Read, write and commit in transactions, some aborted: every record is transformed once."""
+    """Read, write and commit in transactions, some aborted, and check that every record is
+    transformed once.
+    """
     source, target = new_topic(servers, 2), new_topic(servers)
     fill(servers, source, 0, 30, 2)
     with producer_of(servers, transactional_id=f"copy-{source}") as producer:
@@ -105,7 +107,7 @@ def transform_thirty(servers: str, consumer: Consumer) -> None:
 
 
 def idle_member_is_left_behind(servers: str, member_with: Callable[..., Consumer]) -> None:
-    """It does not poll: as who it was it commits nothing, not in a transaction either, and begins anew."""
+    """Check that a member that does not poll is removed, and that its old identity cannot commit."""
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 4, 2)
     lost: list[int] = []
@@ -136,7 +138,10 @@ def idle_member_is_left_behind(servers: str, member_with: Callable[..., Consumer
 
 
 def static_member_comes_back(servers: str, member_named: Callable[[str], Consumer]) -> None:
-    """To what it had, and the others are not told of a rebalance. `member_named`: by group.instance.id."""
+    """Check that a static member gets its partitions back, and that the others get no notification.
+
+    `member_named` makes a member by its group.instance.id.
+    """
     topic = new_topic(servers, 2)
     other = Reader(member_named("other"), topic)
     wait_for(lambda: other.events == [("assigned", 2)])

@@ -1,4 +1,4 @@
-"""What the loader's tests share: files of rows, what their topic must hold, a loader that can be killed."""
+"""Helpers of the loader's tests: files of rows, the expected topic, and a loader that can be killed."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ run_load(load, config, lambda report: print(report.records, flush=True))
 """
 
 Content = dict[int, list[tuple[bytes | None, bytes | None]]]
-"""Partition -> key and value of its records, in order."""
+"""Key and value of each partition's records, in order."""
 
 
 def write_csv(path: Path, first: int, count: int) -> Path:
-    """Rows k,n: a key that comes again and again, and a number that comes once."""
+    """Write rows k,n: a key that repeats, and a number that does not."""
     path.write_text("k,n\n" + "".join(f"key-{n % 17},{n}\n" for n in range(first, first + count)))
     return path
 
 
 def expected(count: int) -> Content:
-    """What a topic of PARTITIONS partitions holds of rows 0 to `count`."""
+    """Return the content of a topic of PARTITIONS partitions after rows 0 to `count` were loaded."""
     content: Content = {}
     for n in range(count):
         key = f"key-{n % 17}".encode()
@@ -48,7 +48,7 @@ def expected(count: int) -> Content:
 
 
 def content(servers: str, topic: str) -> Content:
-    """What a read_committed reader sees."""
+    """Return the records that a read_committed consumer sees."""
     found: Content = {}
     for record in read(servers, topic):
         found.setdefault(record.partition, []).append((record.key, record.value))
@@ -56,7 +56,7 @@ def content(servers: str, topic: str) -> Content:
 
 
 class Loader:
-    """A loader as a process of its own."""
+    """A loader in a process of its own."""
 
     def __init__(self, servers: str, topic: str, load_id: str, files: Sequence[Path]) -> None:
         arguments = [servers, topic, load_id, str(BATCH_RECORDS), *map(str, files)]
@@ -68,16 +68,16 @@ class Loader:
         )
 
     def wait_for_transaction(self) -> None:
-        """Until one more is committed."""
+        """Wait until one more transaction is committed."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline(), self.end()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process with SIGKILL."""
         self.process.kill()
         self.end()
 
     def end(self) -> tuple[int, str]:
-        """Exit code and standard error."""
+        """Wait for the end; return exit code and standard error."""
         _, errors = self.process.communicate(timeout=200)
         return self.process.returncode, errors

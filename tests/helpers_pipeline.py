@@ -1,4 +1,4 @@
-"""The pipelines of examples/ under `oncelog pipeline run`, with what they read and what must come out."""
+"""The pipelines of examples/ under `oncelog pipeline run`, with their input and expected output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MINUTE_S = 60
 
 @dataclass(frozen=True)
 class Case:
-    """A pipeline: settings beside the common ones, its records (key, value), and what must come of them."""
+    """A pipeline with its own settings, its input records (key, value), and their expected results."""
 
     name: str
     partitions: int
@@ -119,8 +119,10 @@ CASES = {
 
 
 class Supervised:
-    """`oncelog pipeline run`, as a process of its own; a context manager. `start` again goes on with the same
-    checkpoint."""
+    """A process that runs `oncelog pipeline run`; a context manager.
+
+    A second `start` continues from the same checkpoint.
+    """
 
     process: subprocess.Popen[bytes] | None = None
 
@@ -148,7 +150,7 @@ class Supervised:
 
     def __exit__(self, *_: object) -> None:
         if self.process is not None:
-            self.process.kill()  # and what it supervises ends by itself
+            self.process.kill()  # the supervised process ends by itself
             self.process.wait()
 
     def start(self) -> None:
@@ -182,22 +184,22 @@ class Supervised:
         wait_until(holds, PATIENCE_S)
 
     def wait_for_batch(self, batch_id: int, *, run: int = 1) -> None:
-        """Until this run, or a later one, has ended this batch or a later one."""
+        """Wait until this run, or a later one, has finished this batch or a later one."""
         self.wait_for(lambda now: now.get("runs", 0) >= run and batch_of(now) >= batch_id)
 
     def wait_for_rest(self) -> None:
-        """Until everything is read, and no batch is under way any more."""
+        """Wait until everything is read, and no batch is running."""
         self.wait_for(lambda now: now.get("batch", {}).get("lag") == 0)
 
     def kill(self, *, is_jvm: bool) -> None:
-        """SIGKILL to the process of the query, or to its JVM."""
+        """Send SIGKILL to the process of the query, or to its JVM."""
         assert self.process is not None
         (query,) = psutil.Process(self.process.pid).children()
         (jvm,) = [each for each in query.children() if "java" in each.name()]
         (jvm if is_jvm else query).kill()
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; return the exit code."""
         assert self.process is not None
         self.process.terminate()
         return self.process.wait(PATIENCE_S)
@@ -206,7 +208,7 @@ class Supervised:
         return self.case.result(self.servers, self.target, self.directory)
 
     def entries(self, log: str) -> list[int]:
-        """The batch ids in a log of the checkpoint."""
+        """Return the batch ids in a log of the checkpoint."""
         names = (each.name for each in (self.directory / "checkpoint" / log).iterdir())
         return sorted(int(name) for name in names if name.isdigit())
 

@@ -1,8 +1,14 @@
-"""What the supervisor starts in its tests, in the place of Spark: `python helpers_pipeline_child.py PLAN`.
+"""The supervisor's child in tests, instead of Spark: `python helpers_pipeline_child.py PLAN`.
 
-PLAN: JSON, a list of events per run; the number of the run comes from a file. A string in the list is
-done: die (SIGKILL), exit, stay (until told to stop), deaf (stay, whatever is told), orphan (leave a process),
-hold (the supervisor stands still), release (it goes on, and finds a SIGTERM).
+PLAN is JSON: a list of events for each run. A file counts the runs. A string in the list is an action:
+
+    die       SIGKILL itself
+    exit      exit with an error
+    stay      run until asked to stop
+    deaf      run even if asked to stop
+    orphan    leave a process behind
+    hold      suspend the supervisor
+    release   resume the supervisor, with a SIGTERM pending
 """
 
 from __future__ import annotations

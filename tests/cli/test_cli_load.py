@@ -69,7 +69,7 @@ def test_a_record_that_is_too_large_is_named(broker: Broker, topic: str, tmp_pat
     assert values(broker.bootstrap_servers, topic) == [b"a", b"b"]
     larger = "-X", "max.request.size=3000000"
     outcome = load(broker, topic, topic, path, "--batch-records", "2", *larger)
-    assert "MESSAGE_TOO_LARGE" in outcome.err  # of the broker, whose topic takes a megabyte
+    assert "MESSAGE_TOO_LARGE" in outcome.err  # from the broker, whose topic accepts a megabyte
 
 
 @pytest.mark.behaviour("P4")
@@ -104,7 +104,7 @@ def test_what_changed_is_refused(broker: Broker, topic: str, tmp_path: Path) -> 
     os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
     other = load(broker, topic, "changed", file, "--key", "k")
     assert (other.code, "is not the same any more" in other.err) == (1, True)
-    file.write_text(text)  # the old content, touched
+    file.write_text(text)  # the old content, with a new time of change
     assert "is complete" in load(broker, topic, "changed", file, "--key", "k").err
     keyless = load(broker, topic, "changed", file)
     assert (keyless.code, "begun as csv with key k; now it is csv" in keyless.err) == (1, True)
@@ -113,7 +113,7 @@ def test_what_changed_is_refused(broker: Broker, topic: str, tmp_path: Path) -> 
 
 @pytest.mark.behaviour("P4")
 def test_one_file_by_two_paths_is_refused(broker: Broker, topic: str, tmp_path: Path) -> None:
-    """A directory of logs with a link to the newest one stored all its records twice."""
+    """Regression: a directory of logs with a link to the newest one was stored twice."""
     first, second = tmp_path / "2026-01-01.log", tmp_path / "2026-01-02.log"
     first.write_bytes(b"a\n")
     second.write_bytes(b"b\n")
@@ -133,7 +133,7 @@ def test_one_file_by_two_paths_is_refused(broker: Broker, topic: str, tmp_path: 
 
 
 def write_at(path: Path, text: str | bytes) -> Path:
-    """A file whose time of change is that of all others."""
+    """Write a file with the same time of change as all others."""
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     os.utime(path, ns=(10**18, 10**18))
     return path
@@ -143,7 +143,7 @@ def write_at(path: Path, text: str | bytes) -> Path:
 def test_a_file_that_comes_late_and_sorts_first_is_not_taken_for_the_one_that_was_read(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """Sizes and times of change are equal, as those of archives and of exports of fixed width."""
+    """Sizes and times of change are equal, as in archives and fixed-width exports."""
     february = write_at(tmp_path / "2026-02.txt", "feb-1\nfeb-2\n")
     assert row(load(broker, topic, "late", february, "-o", "json"))["records"] == 2
     january = write_at(tmp_path / "2026-01.txt", "jan-1\njan-2\n")
@@ -194,12 +194,12 @@ def test_a_compressed_file_of_the_same_size_that_goes_on_is_another_one(
 
 @pytest.mark.behaviour("P4")
 def test_marks_of_earlier_versions_are_understood(broker: Broker, topic: str, tmp_path: Path) -> None:
-    """They hold the path as it was given: for a relative one, the content is compared."""
+    """They have the path as it was given: for a relative one, the content is compared."""
     files = [write_at(tmp_path / f"{n}.txt", f"a{n}\nb{n}\n") for n in range(2)]
     servers, at = broker.bootstrap_servers, checkpoint_partition("old")
     digest = hashlib.sha256(b"a0\nb0\n").hexdigest()
     mark = FileCheckpoint(topic, None, "lines", "0.txt", 6, 10**18, 6, 2, digest, True)
-    assert load(broker, topic, "another", files[0]).code == 0  # makes the topic of marks
+    assert load(broker, topic, "another", files[0]).code == 0  # creates the checkpoint topic
     with Producer({"bootstrap.servers": servers}) as producer:
         key, value = encode_checkpoint("old", 0, mark)
         producer.send(at.topic, value, key, partition=at.partition).result(60)
@@ -217,7 +217,7 @@ def test_the_part_that_was_read_is_checked(broker: Broker, topic: str, tmp_path:
     bad = load(broker, topic, "part", file, *options)
     assert (bad.code, "rows.jsonl, in the records from byte 890 on: " in bad.err) == (1, True)
     assert len(values(broker.bootstrap_servers, topic)) == 100
-    file.write_text(good.replace("55", "56") + '{"n":0}\n')  # mended, but more than that
+    file.write_text(good.replace("55", "56") + '{"n":0}\n')  # repaired, but with another change too
     refused = load(broker, topic, "part", file, *options)
     assert refused.code == 1
     assert "rows.jsonl changed since it was read" in refused.err
@@ -267,7 +267,7 @@ def test_a_bad_id_and_no_such_topic(broker: Broker, topic: str, tmp_path: Path) 
 def test_a_file_that_was_read_in_part_is_not_read_on_with_another_delimiter(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """A quoted line end stands within a record with the one, and ends one with the other."""
+    """A quoted line end is inside a record with one delimiter, and ends a record with the other."""
     file = tmp_path / "a.csv"
     file.write_text("a;b,c\n" + "".join(f'{n};x,"y\nz";{n}\n' for n in range(30)))
     config = {"bootstrap.servers": broker.bootstrap_servers}
@@ -297,7 +297,7 @@ def test_a_topic_made_anew(broker: Broker, tmp_path: Path) -> None:
 
 
 def test_a_topic_made_again_during_the_load(broker: Broker, tmp_path: Path) -> None:
-    """The load ends, and nothing of it is in the new topic, which another load may fill."""
+    """The load ends, and none of its records is in the new topic, which another load may fill."""
     config = {"bootstrap.servers": broker.bootstrap_servers}
     loaded = Load([write_csv(tmp_path / "a.csv", 0, ROWS)], "again", "again", max_records=100)
     with Admin(config) as admin:
@@ -326,7 +326,7 @@ def test_a_commit_that_apache_kafka_takes_for_a_repeated_abort_tells_of_the_othe
 
 @pytest.mark.behaviour("P4")
 def test_another_open_transaction_hides_no_mark(broker: Broker, topic: str, tmp_path: Path) -> None:
-    """A load's marks behind the open transaction of another one are waited for."""
+    """A load's checkpoints behind the open transaction of another one are waited for."""
     servers = broker.bootstrap_servers
     file = write_csv(tmp_path / "a.csv", 0, ROWS)
     loaded = Load([file], topic, "hidden", Options(key="k"), max_records=100)

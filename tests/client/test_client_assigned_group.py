@@ -1,6 +1,7 @@
-"""Partitions assigned by hand with a group.id, on our broker and on Apache Kafka.
+"""Manually assigned partitions with a group.id, on our broker and on Apache Kafka.
 
-What Java's consumer does was measured with Kafka 4.3: begin at the committed offset, commit automatically.
+The expected behaviour was measured with Java's consumer of Kafka 4.3: it starts at the committed offset and
+commits automatically.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def commit(servers: str, group: str, tp: TopicPartition, offset: int) -> None:
 
 @pytest.fixture
 def topic(servers: str) -> str:
-    """Two partitions of ten records; record i is in partition i % 2."""
+    """Return a topic with two partitions and ten records; record i is in partition i % 2."""
     name = new_topic(servers, 2)
     fill(servers, name, 0, 20, 2)
     return name
@@ -181,7 +182,9 @@ def test_commits_beside_members_are_refused_and_logged(
 
 
 def test_a_subscription_to_no_topic_is_refused(ours: str, group: str) -> None:
-    """It would stay in the group without taking part in it, and read partitions that others got."""
+    """Otherwise the consumer stays in the group without taking part in rebalances, and reads others'
+    partitions.
+    """
     topic = new_topic(ours)
     with member(ours, group) as consumer:
         consumer.subscribe(topic)
@@ -228,7 +231,7 @@ def test_the_asyncio_consumer_does_the_same(servers: str, group: str, topic: str
 def test_partitions_that_are_assigned_no_more_are_committed_before_a_close(
     ours: str, group: str, then: str
 ) -> None:
-    """The next call cancelled the commit before it was sent, so the records were read twice."""
+    """Regression: the next call cancelled the commit before it was sent, so the records were read twice."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 20, 2)
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -257,7 +260,9 @@ def test_partitions_that_are_assigned_no_more_are_committed_before_a_close(
 def test_partitions_that_are_assigned_no_more_are_committed_before_a_subscription(
     servers: str, group: str, topic: str, protocol: str
 ) -> None:
-    """The commit was refused as one of somebody who is no member, and the records were read twice."""
+    """Regression: the commit was refused as that of a consumer that is no member, and records were read
+    twice.
+    """
     zero, other = TopicPartition(topic, 0), new_topic(servers)
 
     async def run() -> None:
@@ -281,7 +286,7 @@ def test_partitions_that_are_assigned_no_more_are_committed_before_a_subscriptio
 def test_a_successor_waits_for_offsets_of_an_open_transaction_whatever_it_reads(
     servers: str, group: str, topic: str, isolation: str, is_subscribed: bool
 ) -> None:
-    """Else it processes again what the transaction then commits: each record twice in the output."""
+    """Otherwise it processes again what the transaction then commits: each record is in the output twice."""
     tp = TopicPartition(topic, 0)
     with Producer({"bootstrap.servers": servers, "transactional.id": group}) as producer:
         producer.init_transactions()

@@ -1,4 +1,4 @@
-"""A cancellation in the turn of the loop in which what is waited for comes: it is never lost."""
+"""A cancellation in the same turn of the event loop as the awaited result. It must not be lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_send_that_is_cancelled_as_room_comes_takes_no_record() -> None:
 
 
 def test_a_member_that_leaves_as_it_hurries_sends_no_further_heartbeat() -> None:
-    """Else one that unsubscribes joins its group again, and keeps partitions that nobody reads."""
+    """Otherwise a member that unsubscribes joins its group again, and keeps partitions that nobody reads."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -86,7 +86,9 @@ def test_a_poll_that_is_cancelled_as_news_comes_ends() -> None:
 
 
 def test_a_close_that_is_cancelled_twice_leaves_nothing_behind() -> None:
-    """The second one ended what followed the first: connections, and a record without an outcome."""
+    """Regression: the second one cancelled the rest of the close, with connections and a record
+    still open.
+    """
 
     async def work() -> None:
         async with scripted_broker() as broker:
@@ -113,7 +115,9 @@ def test_a_close_that_is_cancelled_twice_leaves_nothing_behind() -> None:
 
 
 def test_a_commit_that_is_cancelled_leaves_no_task() -> None:
-    """Its wait for records stayed, to be told of by asyncio as `Task was destroyed but it is pending!`."""
+    """Regression: its wait for records remained, and asyncio reported `Task was destroyed but it is
+    pending!`.
+    """
 
     async def work(servers: str) -> None:
         settings = {"bootstrap.servers": servers, "transactional.id": "left", "linger.ms": 60_000}

@@ -1,4 +1,4 @@
-"""A consumer's commits at their places: one after the other, whatever else happens during one."""
+"""The order of a consumer's commits: one after the other, whatever else happens meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def at(*offsets: int) -> dict[TopicPartition, OffsetAndMetadata]:
 
 
 class Commits(Coordinator):
-    """Answers commits with the codes of `codes`, then with 0; waits for `may_answer` before each."""
+    """A coordinator that answers commits with `codes`, then with 0. It waits for `may_answer` before each."""
 
     def __init__(self, *codes: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ async def joined(coordinator: Coordinator, protocol: str, **settings: Any) -> Me
 async def commit_to_be_repeated(
     protocol: str, offsets: dict[TopicPartition, OffsetAndMetadata]
 ) -> tuple[Commits, Member, asyncio.Task[None]]:
-    """A member whose commit was answered COORDINATOR_LOAD_IN_PROGRESS, and is repeated after 300 ms."""
+    """Return a member whose commit got COORDINATOR_LOAD_IN_PROGRESS, and is repeated after 300 ms."""
     coordinator = Commits(CoordinatorLoadInProgress.code)
     member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
     coordinator.retry_pause_ms = lambda _: 300.0  # type: ignore[method-assign]
@@ -60,7 +60,9 @@ async def commit_to_be_repeated(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_commit_before_a_revocation_is_not_repeated_behind_one_of_the_application(protocol: str) -> None:
-    """The application went back between two polls, and committed that; the next owner skipped records."""
+    """Regression: the application sought back between two polls and committed; the next owner skipped
+    records.
+    """
 
     async def work() -> None:
         coordinator = Commits(CoordinatorLoadInProgress.code)
@@ -79,7 +81,7 @@ def test_the_commit_before_a_revocation_is_not_repeated_behind_one_of_the_applic
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_commits_of_several_tasks_are_stored_in_the_order_of_the_calls(protocol: str) -> None:
-    """The first was repeated behind the second, and the group's position went back."""
+    """Regression: the first was repeated behind the second, and the group's position went back."""
 
     async def work() -> None:
         coordinator = Commits(CoordinatorLoadInProgress.code)
@@ -96,7 +98,7 @@ def test_commits_of_several_tasks_are_stored_in_the_order_of_the_calls(protocol:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_given_back(protocol: str) -> None:
-    """It was sent in the next generation, over the next owner's."""
+    """Regression: it was sent in the next generation, and overwrote the commit of the next owner."""
 
     async def work() -> None:
         coordinator, member, commit = await commit_to_be_repeated(protocol, at(5, 5, 5, 5))
@@ -112,7 +114,7 @@ def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_given_ba
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_lost(protocol: str) -> None:
-    """As above; the member joined again meanwhile."""
+    """The same, after the member has joined again."""
 
     async def work() -> None:
         coordinator, member, commit = await commit_to_be_repeated(protocol, at(5))
@@ -131,7 +133,7 @@ def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_lost(pro
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("call", ["commit", "rebalance", "close", "unsubscribe in another task"])
 def test_what_is_waited_for_does_not_wait_behind_an_automatic_commit(protocol: str, call: str) -> None:
-    """The acknowledgement of a commit by time is lost: its time-out is 30 s, and a close has 5 s."""
+    """The response to a commit by time is lost. Its time-out is 30 s, and a close has 5 s."""
 
     async def work() -> None:
         coordinator = Commits()
@@ -160,7 +162,7 @@ def test_what_is_waited_for_does_not_wait_behind_an_automatic_commit(protocol: s
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("code", [0, CoordinatorLoadInProgress.code])
 def test_a_commit_that_is_cancelled_at_any_await_holds_no_other_up(protocol: str, code: int) -> None:
-    """Nor is it sent again behind a later one."""
+    """It is not sent again behind a later one either."""
 
     async def work() -> None:
         before = asyncio.all_tasks()

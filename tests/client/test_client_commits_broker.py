@@ -1,4 +1,4 @@
-"""Commits whose acknowledgements are lost, on our broker: in steady reading, a rebalance, a close."""
+"""Commits whose responses are lost, on our broker: while reading, in a rebalance, and at a close."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOSSES = [
     "response OffsetCommit cut nth=1",
     "request OffsetCommit cut nth=1",
 ]
-"""The answer alone, and all behind it; the answer with the connection; the request with the connection."""
+"""The losses at the proxy: the response alone, the response and all that follows, or the request."""
 
 pytestmark = [
     pytest.mark.parametrize("protocol", ["classic", "consumer"]),
@@ -35,7 +35,7 @@ def committed(servers: str, group: str, topic: str) -> list[int]:
 
 
 def one_that_reads(proxy: Proxy, group: str, topic: str, protocol: str, **settings: Any) -> Consumer:
-    """A member through the proxy that has read ten records, and whose first commit by time was sent."""
+    """Provide a member behind the proxy that has read ten records and sent its first commit by time."""
     quick = {"auto_commit_interval_ms": 20, "request_timeout_ms": 1_000, "group_protocol": protocol}
     consumer = member(proxy.bootstrap_servers, group, **{**quick, **settings})
     consumer.subscribe(topic)
@@ -58,7 +58,7 @@ def test_a_commit_of_the_application_outlives_it(
         Proxy(ours, rules=[parse_rule(loss)]) as proxy,
         one_that_reads(proxy, group, topic, protocol) as consumer,
     ):
-        with suppress(TimedOut):  # all of request.timeout.ms may pass behind the answer that is lost
+        with suppress(TimedOut):  # request.timeout.ms may pass after the lost response
             consumer.commit({TopicPartition(topic, number): 3 for number in range(2)})
         consumer.commit({TopicPartition(topic, number): 4 for number in range(2)})
         assert committed(ours, group, topic) == [4, 4]

@@ -1,4 +1,4 @@
-"""Consumer, blocking and asyncio, against our broker over a real socket."""
+"""Consumers, blocking and asyncio, against our broker over real sockets."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_records_come_back_whole(broker: Broker) -> None:
 
 
 def test_a_header_name_that_is_not_utf8_is_read_with_replacement_characters(broker: Broker) -> None:
-    """One such record stopped its readers for good."""
+    """Regression: one such record stopped its readers for good."""
     batches = batch_of(b"before"), batch_with_header_name(b"caf\xe9", b"bad"), batch_of(b"after")
     append(broker.bootstrap_servers, T0, *batches)
     with consumer_of(broker) as consumer:
@@ -345,7 +345,7 @@ def test_a_range_beyond_the_end_ends_with_a_timeout(broker: Broker) -> None:
 
 
 def test_a_damaged_partition_is_asked_once(tmp_path: Path) -> None:
-    """Each reader of a range, and so each task of an audit, waited there for request.timeout.ms."""
+    """Regression: each reader of a range, and so each task of an audit, waited for request.timeout.ms."""
     with Broker(tmp_path) as broker:
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             admin.create_topics([NewTopic("t", 1)])
@@ -369,7 +369,9 @@ SWAPPED, FAR = "the last two batches in wrong order", "the last batch with far o
 
 
 def change_first_segment(directory: Path, how: str) -> None:
-    """Change the end of the first of two segments of batches of 10 records, as no checksum sees."""
+    """Change the end of the first of two segments, with batches of 10 records, so that no
+    checksum shows it.
+    """
     segment = min(directory.glob("*.log"))
     data = segment.read_bytes()
     *sound, last = [data[at : at + header.size_bytes] for at, header in iter_batches(data)]
@@ -382,7 +384,7 @@ def change_first_segment(directory: Path, how: str) -> None:
 
 @pytest.fixture(params=[SWAPPED, FAR])
 def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Broker]]:
-    """How the log of a broker was changed while it was down, and the broker."""
+    """Provide the kind of change to the log, made while the broker was down, and the broker."""
     with Broker(tmp_path) as broker:
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             admin.create_topics([NewTopic("t", 1, configs={"segment.bytes": 1 << 20})])
@@ -394,7 +396,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
 
 
 def test_a_segment_that_ends_with_changed_offsets(changed: tuple[str, Broker]) -> None:
-    """A range was read without end, or ended there without a word."""
+    """Regression: a range was read without end, or ended there without an error."""
     how, broker = changed
     with consumer_of(broker) as consumer:
         pieces = islice(consumer.fetch_range(T0, 0, 200), 20)

@@ -1,4 +1,4 @@
-"""The consumer without I/O: answers in, records and positions out."""
+"""The consumer without I/O: responses in, records and positions out."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_out_of_range_without_a_policy_is_an_error_that_names_the_place() -> Non
 
 @pytest.mark.parametrize("how", ["seek", "seek to the beginning", "give up"])
 def test_an_error_of_a_position_that_was_left_is_forgotten(how: str) -> None:
-    """Both partitions are out of range, and the application goes on elsewhere when it meets the first."""
+    """Both partitions are out of range. The application seeks when it gets the first error."""
     consumer = core(**{"auto.offset.reset": "none"})
     consumer.assign([T0, T1])
     consumer.seek(T0, 5)
@@ -229,7 +229,7 @@ def test_a_damaged_batch_is_an_error_and_is_fetched_again() -> None:
 
 
 def test_batches_in_wrong_order_are_fetched_once() -> None:
-    """Behind the last one of them a fetch would bring both again, without end."""
+    """A fetch behind the last one of them would bring both again, without end."""
     consumer, call = started()
     both = batch(2, b"c", b"d") + batch(0, b"a", b"b")
     consumer.on_response(call, answer((T0, both)), 1.0, 0)
@@ -239,7 +239,9 @@ def test_batches_in_wrong_order_are_fetched_once() -> None:
 
 @pytest.mark.parametrize("ends_at", [1, 2, 3, 4])
 def test_a_piece_beyond_its_high_watermark_is_given_once(ends_at: int) -> None:
-    """R810: Apache Kafka notes the high watermark before it reads. What came meanwhile was given twice."""
+    """Finding R810: Apache Kafka reads the high watermark before the data. Later records were delivered
+    twice.
+    """
     consumer, call = started()
     log = [batch(offset, b"%d" % offset) for offset in range(4)]
     consumer.on_response(call, answer((T0, b"".join(log)), high_watermark=ends_at), 1.0, 0)
@@ -274,7 +276,7 @@ def test_a_damaged_marker_is_an_error() -> None:
 
 @pytest.mark.behaviour("T10")
 def test_a_damaged_aborted_batch_is_an_error() -> None:
-    """Passed over unchecked, it moved the position by 4096 over records that were never read."""
+    """Regression: skipped unchecked, it moved the position over 4,096 records that were never read."""
     consumer, call = started(**{"isolation.level": "read_committed"})
     producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "is_transactional": True}
     aborted = bytearray(batch(0, b"x", **producer))

@@ -1,4 +1,4 @@
-"""AsyncConsumer against a scripted broker: transactions, cut answers, moving leaders, tampering."""
+"""AsyncConsumer against a scripted broker: transactions, truncated responses, moving leaders, tampering."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
 
 
 class ScriptedLog:
-    """Partition t-0 as whole batches; serves them from the one that holds the offset."""
+    """Partition t-0 as whole batches. A fetch gets them from the batch that contains its offset."""
 
     def __init__(self, *batches: bytes, aborted: list[tuple[int, int, int]] | None = None) -> None:
         self.batches = list(batches)
@@ -183,7 +183,7 @@ def test_a_range_fetches_one_piece_ahead_and_no_more() -> None:
 
 def test_a_cut_tail_is_read_with_the_next_fetch() -> None:
     log = ScriptedLog(*plain(20))
-    log.max_bytes = 150  # two batches and a piece
+    log.max_bytes = 150  # two batches and a part of the third
 
     async def story(broker: ScriptedBroker, consumer: Consumer) -> None:
         assert await values_of(consumer, 20) == [b"%d" % number for number in range(20)]
@@ -320,7 +320,7 @@ def test_a_missing_topic_keeps_no_other_leader_from_being_found() -> None:
             return metadata(broker.port, {"t": 1} if "t" in asked else None, errors=errors)
 
         broker.handlers["Metadata"] = only_asked
-        consumer.pause(T0)  # so that nothing else looks for its leader
+        consumer.pause(T0)  # so that no fetch looks up its leader
         cluster = await consumer._connected()
         await cluster.fetch_metadata(["missing"])
         fetcher = consumer._fetcher

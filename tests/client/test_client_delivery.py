@@ -1,4 +1,4 @@
-"""Records are handed out one by one: positions and commits follow, whatever breaks off, without I/O."""
+"""Delivery without I/O: positions and commits follow each record, whatever interrupts a loop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def next_values(consumer: ConsumerCore, count: int) -> list[bytes | None]:
 
 
 def filled(**options: Any) -> ConsumerCore:
-    """T0 with records at 0 to 4, T1 at 0 and 1, all fetched."""
+    """Return a core with all records fetched: T0 with offsets 0 to 4, T1 with 0 and 1."""
     consumer = core(**options)
     consumer.assign([T0, T1])
     consumer.seek(T0, 0)
@@ -124,7 +124,7 @@ def test_columns_give_what_rows_left_and_conversely() -> None:
 
 
 def test_out_of_range_is_not_asked_again_while_records_wait() -> None:
-    """The broker was asked thousands of times a second until the application polled."""
+    """Regression: the broker was asked thousands of times a second until the application polled."""
     consumer, call = started(**{"max.poll.records": 1})
     consumer.on_response(call, answer((T0, batch(0, b"a", b"b"))), 1.0, 0)
     consumer.on_response(only_call(consumer), answer((T0, b""), error=OffsetOutOfRange.code), 1.0, 0)
@@ -173,15 +173,15 @@ LOG = {
     T1: [offset for offset in range(60) if offset % 7],
     T2: [3, 4, 11, 30, 31, 32, 33, 50],
 }
-"""The offsets that hold a record; a batch has one record."""
+"""The offsets that have a record; each batch has one record."""
 ENDS = {T0: 40, T1: 60, T2: 51}
 PARTITIONS = st.sampled_from(sorted(LOG))
 
 
 class ReadingMachine(RuleBasedStateMachine):
-    """An application that polls, iterates, breaks off, is interrupted, pauses, seeks, and loses partitions.
+    """An application that polls, iterates, leaves loops, is interrupted, pauses, seeks and loses partitions.
 
-    The model is one number a partition: where the application is.
+    The model is one number per partition: the application's position.
     """
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @rule(partitions=st.lists(PARTITIONS, unique=True))
     def assign(self, partitions: list[TopicPartition]) -> None:
-        """A rebalance: what goes is committed, what comes begins where it was committed."""
+        """Rebalance: revoked partitions are committed, and added ones start at their committed offsets."""
         for tp in self.at:
             position = self.core.position(tp)
             assert position is not None
@@ -278,7 +278,7 @@ class ReadingMachine(RuleBasedStateMachine):
             assert not any(offset in between for offset in LOG[tp]), (tp, mine, position)
 
     def teardown(self) -> None:
-        """In the end every record behind the positions has come."""
+        """Check that in the end every record after the positions was delivered."""
         for tp in self.at:
             self.pause(tp, False)
         for _ in range(80):

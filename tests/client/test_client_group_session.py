@@ -1,4 +1,6 @@
-"""A member's state machine, with a played coordinator: what is told once, committed first, or ends it."""
+"""A member's session against a simulated coordinator: notifications, commits before them, and
+fatal errors.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def commits(coordinator: Coordinator) -> list[OffsetCommitRequest]:
 def test_polls_cancelled_at_any_moment_tell_each_change_once(
     protocol: str, patience: list[int], slowness: int
 ) -> None:
-    """What is revoked was committed before, and is told exactly once, however polls are cut short."""
+    """Revoked partitions are committed before the one notification, whenever polls are cancelled."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -88,7 +90,10 @@ def test_polls_cancelled_at_any_moment_tell_each_change_once(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_silent_coordinator_holds_polls_no_longer_than_their_deadline(protocol: str) -> None:
-    """An automatic commit by time is not waited for; one before partitions are given back, in parts."""
+    """Polls do not wait for a commit by time.
+
+    They wait in parts for the one before partitions are given back.
+    """
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -141,7 +146,9 @@ def test_what_a_commit_before_a_revocation_finds_lost_is_told_as_lost(protocol: 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_commit_that_is_late_does_not_go_over_the_next_owner(protocol: str) -> None:
-    """Its coordinator was silent over a rebalance: it is given up, not sent in the next generation."""
+    """The coordinator was silent during a rebalance: the commit is dropped, not sent in the next
+    generation.
+    """
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -173,7 +180,7 @@ def test_a_commit_that_is_late_does_not_go_over_the_next_owner(protocol: str) ->
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_fenced_instance_id_ends_the_member(protocol: str) -> None:
-    """The loss is told once, then every poll and commit raises, and the coordinator hears nothing more."""
+    """The loss is notified once. Then every poll and commit raises, and nothing more is sent."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -286,7 +293,7 @@ def test_what_a_commit_of_an_earlier_generation_is_answered_costs_no_membership(
 
 @pytest.mark.parametrize("how", ["commit", "close"])
 def test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows(how: str) -> None:
-    """The group was at its next generation, and the member, which reads on, had not heard of it."""
+    """The group was already in its next generation, which the member, still reading, did not know yet."""
 
     async def work() -> None:
         coordinator, is_heard = Coordinator(), asyncio.Event()
@@ -320,7 +327,7 @@ def test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows(how: st
 
 
 def test_a_share_of_a_generation_that_is_over_is_not_taken() -> None:
-    """It is lost between the telling of what must go and the taking of the rest."""
+    """It is lost after the notification of the revoked partitions, before the rest is taken."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -329,7 +336,7 @@ def test_a_share_of_a_generation_that_is_over_is_not_taken() -> None:
         coordinator.rebalance(ALL[:2])
         await member.until(lambda: any(change is R for change, *_ in member.told))
         coordinator.heartbeat_code = 25
-        await until(lambda: member.session.member.generation_id < 0)  # the heartbeat brings the loss
+        await until(lambda: member.session.member.generation_id < 0)  # a heartbeat reports the loss
         await member.until(lambda: len(member.told) >= 4)
         assert [each[:2] for each in member.told] == [
             (A, [0, 1, 2, 3]),
@@ -344,7 +351,7 @@ def test_a_share_of_a_generation_that_is_over_is_not_taken() -> None:
 
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_nothing_is_taken_that_a_heartbeat_under_way_leaves_out(is_changed: bool) -> None:
-    """The coordinator gives to others what a member leaves out, so the member waits for the answer."""
+    """The coordinator assigns unreported partitions to others, so the member waits for the response."""
 
     async def work() -> None:
         coordinator, answers = Coordinator(), asyncio.Event()
@@ -434,7 +441,7 @@ def test_a_member_whose_poll_waits_is_not_idle_and_one_between_polls_is(protocol
         await member.until(lambda: beats(coordinator) > first + 10)
         assert len(member.told) == 1
         member.activity.leave(coordinator.now_ms() - 5)
-        await until(lambda: member.session.member.generation_id < 0)  # it leaves
+        await until(lambda: member.session.member.generation_id < 0)  # it has left
         await member.until(lambda: len(member.told) > 1)
         assert member.told[1] == (L, [0, 1, 2, 3], 0)
         await member.session.close()
@@ -456,7 +463,7 @@ def test_idle_time_counts_from_the_end_of_the_last_wait() -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_rebalance_compares_few_of_many_partitions(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each compared with each took 3.5 seconds a step with 10,000 partitions, on the application's loop."""
+    """Regression: comparing all pairs took 3.5 s a step with 10,000 partitions, on the application's loop."""
     comparisons = 0
 
     class Counting(TopicPartition):
@@ -485,7 +492,7 @@ def test_a_rebalance_compares_few_of_many_partitions(protocol: str, monkeypatch:
 
 
 def test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_so() -> None:
-    """The poll that waited raised AttributeError."""
+    """Regression: the waiting poll raised AttributeError."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -505,7 +512,7 @@ def test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_s
 
 @pytest.mark.parametrize("then", ["close", "interval", "subscribe"])
 def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(then: str) -> None:
-    """It was, behind a newer one: what had been read in between was read again by the next consumer."""
+    """Regression: it was sent after a newer one, and the next consumer read records again."""
 
     async def work() -> None:
         coordinator, is_refused = Coordinator(), asyncio.Event()
@@ -547,7 +554,7 @@ def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(t
 
 
 def test_a_heartbeat_that_is_answered_after_its_membership_is_no_news_of_the_next() -> None:
-    """The member took its epoch over, was told no share again, and waited for one without end."""
+    """Regression: the member adopted its epoch, got no assignment again, and waited for one without end."""
 
     async def work() -> None:
         coordinator, may_answer = Coordinator(), asyncio.Event()
@@ -582,7 +589,9 @@ def test_a_heartbeat_that_is_answered_after_its_membership_is_no_news_of_the_nex
 
 
 def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> None:
-    """Its heartbeats joined again after a commit had brought the loss, and the group took the next commit."""
+    """Regression: heartbeats joined again after a commit had ended the membership, and the next commit was
+    accepted.
+    """
 
     async def work() -> None:
         coordinator, other = Coordinator(), Member(Coordinator(), "consumer")
@@ -599,7 +608,9 @@ def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> N
             await member.session.commit()
         coordinator.commit_answer = stored
         beaten = beats(other.coordinator)
-        await other.until(lambda: beats(other.coordinator) > beaten + 5)  # each beats every millisecond
+        await other.until(
+            lambda: beats(other.coordinator) > beaten + 5
+        )  # each sends a heartbeat every millisecond
         with pytest.raises(UnknownMemberId):
             await member.session.commit()
         assert coordinator.committed == []
@@ -616,7 +627,7 @@ def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> N
 
 @pytest.mark.parametrize("protocol", ["range", "consumer"])
 def test_what_an_older_pattern_matched_does_not_replace_a_subscription(protocol: str) -> None:
-    """The names that were subscribed to while it was looked for were forgotten."""
+    """Regression: topics that were subscribed to during the look-up were forgotten."""
 
     async def work() -> None:
         coordinator, is_asked, may_answer = Coordinator(), asyncio.Event(), asyncio.Event()
@@ -644,7 +655,7 @@ def test_what_an_older_pattern_matched_does_not_replace_a_subscription(protocol:
 def test_an_automatic_commit_that_a_member_gives_up_is_logged(
     protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing else tells of it, however long none is stored. What the group tells a member is not logged."""
+    """No other event shows that nothing is stored. Errors that end the membership are not logged."""
 
     async def work() -> None:
         coordinator, codes = Coordinator(), [UnknownServerError.code, RebalanceInProgress.code, 0]

@@ -1,4 +1,6 @@
-"""Our consumer in groups, on our broker and on Apache Kafka: sharing, rebalances, commits, transactions."""
+"""Our consumer in groups, on our broker and on Apache Kafka: assignment, rebalances, commits,
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def test_one_member_reads_all_and_goes_on_from_its_commit(servers: str, group: s
 
 
 def test_positions_are_committed_by_themselves(servers: str, group: str) -> None:
-    """Only what poll has returned."""
+    """Only records that poll has returned are committed."""
     topic = new_topic(servers)
     fill(servers, topic, 0, 10, 1)
     at = TopicPartition(topic, 0)

@@ -44,7 +44,7 @@ def test_consume_transform_produce(servers: str, group: str) -> None:
 
 
 def test_members_share_and_take_over(servers: str, group: str) -> None:
-    """What stays is read on, what moves is given back first: nothing is lost or, with commits, read twice."""
+    """Partitions that stay are read on, and others are given back first: nothing is lost or read twice."""
     topic = new_topic(servers, 4)
     first = Reader(member(servers, group, enable_auto_commit=False), topic)
     wait_for(lambda: first.events == [("assigned", 4)])

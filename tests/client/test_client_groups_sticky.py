@@ -1,4 +1,4 @@
-"""Partitions that stay: sticky and cooperative-sticky groups of ours and of others, and topics by pattern."""
+"""Sticky and cooperative-sticky groups, ours and with librdkafka, and subscriptions by pattern."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def assigned(reader: Reader) -> set[int]:
 
 
 def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
-    """A second and a third member join and go; nothing is lost, nothing read twice."""
+    """A second and a third member join and leave; nothing is lost or read twice."""
     topic = new_topic(servers, 6)
     first = Reader(member(servers, group, **COOPERATIVE), topic)
     wait_for(lambda: first.events == [("assigned", 6)])
@@ -57,7 +57,7 @@ def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
 
 
 def test_what_stays_is_read_while_the_group_rebalances(servers: str, group: str) -> None:
-    """A member that does not come to the rebalance holds it up; the other one reads on."""
+    """A member that does not join holds the rebalance up; the other one reads on."""
     topic = new_topic(servers, 2)
     slow = member(servers, group, max_poll_interval_ms=600_000, **COOPERATIVE)
     with slow:
@@ -92,7 +92,7 @@ def test_sticky_members_get_back_what_they_had(servers: str, group: str) -> None
 
 
 class Foreign:
-    """librdkafka's cooperative member in a thread of its own."""
+    """A cooperative member of librdkafka, in a thread of its own."""
 
     def __init__(self, servers: str, group: str, topic: str) -> None:
         self.consumer = confluent_kafka.Consumer(
@@ -131,7 +131,7 @@ class Foreign:
 
 @pytest.mark.parametrize("leader", ["ours", "librdkafka"])
 def test_a_cooperative_group_with_librdkafka(servers: str, group: str, leader: str) -> None:
-    """Either leads; each gives back only what moves."""
+    """Either one leads, and each gives back only what moves."""
     topic = new_topic(servers, 6)
     if leader == "ours":
         ours = Reader(member(servers, group, **COOPERATIVE), topic)
@@ -195,7 +195,7 @@ def test_a_sticky_group_with_aiokafka(servers: str, group: str, leader: str) -> 
 
 
 def test_a_cooperative_static_member_comes_back(servers: str, group: str) -> None:
-    """Neither member's partitions move, and nobody is told of a rebalance."""
+    """No member's partitions move, and no listener is notified."""
     topic = new_topic(servers, 4)
     other = Reader(member(servers, group, group_instance_id="other", **COOPERATIVE), topic)
     wait_for(lambda: len(assigned(other)) == 4)
@@ -229,7 +229,7 @@ def test_another_subscription_gives_back_the_topics_it_leaves(servers: str, grou
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_topics_by_pattern(servers: str, group: str, strategy: str) -> None:
-    """New topics that match are found by themselves; the name must match as a whole."""
+    """New matching topics are found automatically. The pattern must match the whole name."""
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.create_topics([NewTopic(f"{group}-a", 1), NewTopic(f"{group}-b-not", 1)])
         settings = {"metadata_max_age_ms": 200, "partition_assignment_strategy": strategy}
@@ -273,7 +273,9 @@ def test_what_a_pattern_must_be(ours: str, group: str) -> None:
 def test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches(
     servers: str, group: str, protocol: str, between: str
 ) -> None:
-    """The consumer protocol looked at it after metadata.max.age.ms only, and read nothing until then."""
+    """Regression: the consumer protocol looked it up only after metadata.max.age.ms, and read nothing until
+    then.
+    """
     first, second = new_topic(servers), new_topic(servers)
     with member(servers, group, group_protocol=protocol) as consumer:
 
@@ -296,7 +298,9 @@ def test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches(
 
 
 def test_a_member_that_closes_while_others_do_not_join_commits_what_it_read(servers: str, group: str) -> None:
-    """Its commit waited behind its own JoinGroup, whose answer waited for a member that did not poll."""
+    """Regression: its commit waited behind its own JoinGroup, whose response waited for a member that did not
+    poll.
+    """
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 10, 2)
 
@@ -308,7 +312,7 @@ def test_a_member_that_closes_while_others_do_not_join_commits_what_it_read(serv
     with one() as busy, one() as leaver, one() as third:
         wait_for(lambda: not busy.poll(0.1) and not leaver.poll(0.1) and len(leaver.assignment()) == 1)
         [tp] = leaver.assignment()
-        # The third one asks for a rebalance, in which the busy one takes no part.
+        # The third member causes a rebalance, in which the busy one takes no part.
         session = leaver._async._group
         assert session is not None
         wait_for(lambda: not third.poll(0.1) and not leaver.poll(0.1) and session.protocol.is_rebalancing)

@@ -1,4 +1,4 @@
-"""Topics that nobody uses any more: no client brings them back, and none keeps asking for them."""
+"""Topics that are no longer used: no client creates them again or keeps asking for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def new_name() -> str:
 
 
 def refresh(cluster: ClusterConnection, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Wait until metadata were refreshed by age a few times."""
+    """Wait until metadata were refreshed by age several times."""
     version = cluster.metadata.version
 
     def is_refreshed() -> bool:

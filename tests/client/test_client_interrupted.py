@@ -1,4 +1,4 @@
-"""A poll that is interrupted, cancelled or broken off loses no record, and leaves nothing behind."""
+"""Polls that are interrupted, cancelled or left lose no record, and leave no task behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).parent.parent / "helpers_interrupted.py"
 
 
 class Alarm(Exception):
-    """What a handler of signals raises."""
+    """The error that a signal handler raises."""
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def test_a_signal_at_any_moment_loses_no_record(ours: str, group: str, how: str,
     assert said["given"] == {"0": [*range(count // 2)], "1": [*range(count // 2)]}
     assert said["interrupts"] > 0, "the test is about these; how many there are depends on the machine"
     if protocol != "assign":
-        # The last interrupt may have come before the loop asked for what follows the last record.
+        # The last interrupt may have come before the loop asked for more than the last record.
         least = count - 1 if how == "iterate" else count
         assert sum(said["committed"]) in (least, count)
 
@@ -308,7 +308,7 @@ def test_positions_are_looked_up_while_paused(servers: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_poll_returns_in_time_while_the_coordinator_does_not_answer(protocol: str) -> None:
-    """Its requests take ten minutes; this test has five."""
+    """The coordinator's requests take ten minutes; this test has five."""
 
     async def run() -> None:
         async with scripted_broker() as broker:

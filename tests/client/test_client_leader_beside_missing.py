@@ -1,4 +1,4 @@
-"""Leaders of healthy topics are found while another topic of the same client is missing for long."""
+"""Leaders of healthy topics are found while another topic of the same client is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_first_send_does_not_wait_for_a_send_to_a_missing_topic() -> None:
                 missing = asyncio.create_task(producer.send("missing", b"x"))
                 for topic in topics:
                     count = len(requests(proxy, "Metadata"))
-                    # Each begins while one is under way.
+                    # Each starts while another one is running.
                     await until(lambda count=count: len(requests(proxy, "Metadata")) > count)
                     await asyncio.wait_for(producer.send(topic, b"x"), 60)
                 assert not missing.done()
@@ -76,7 +76,7 @@ def test_a_first_send_that_is_cancelled_does_not_end_another_one() -> None:
             start, begun, may_go = driver.cluster.start, asyncio.Semaphore(0), asyncio.Event()
 
             async def slow_start() -> None:
-                """Both have found the topic when they come here."""
+                """Both have found the topic by now."""
                 begun.release()
                 await may_go.wait()
                 await start()
@@ -96,7 +96,9 @@ def test_a_first_send_that_is_cancelled_does_not_end_another_one() -> None:
 
 
 def test_a_missing_topic_keeps_no_other_from_being_read() -> None:
-    """Positions were looked up together, after each partition of the missing topic had been waited for."""
+    """Regression: positions were looked up together, after the wait for each partition of the
+    missing topic.
+    """
     with Broker(config={"auto.create.topics.enable": False}) as broker:
         good = TopicPartition(new_topic(broker.bootstrap_servers), 0)
         with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:

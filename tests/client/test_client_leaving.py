@@ -1,4 +1,6 @@
-"""What a consumer commits and tells when it leaves its group: by close, unsubscribe or an exception."""
+"""The commits and notifications of a consumer that leaves its group: by close, unsubscribe or an
+exception.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, OffsetCommitReq
 
 
 class Broken(Exception):
-    """The application's own."""
+    """An error of the application."""
 
 
 def stored(consumer: Consumer, tp: TopicPartition) -> int | None:
@@ -32,7 +34,7 @@ def stored(consumer: Consumer, tp: TopicPartition) -> int | None:
 
 
 def test_a_record_at_which_a_loop_ended_is_not_committed_by_close(servers: str, group: str) -> None:
-    """Its processing may have failed; a successor gets it again. An explicit commit includes it."""
+    """Its processing may have failed, so a successor gets it again. An explicit commit includes it."""
     topic = new_topic(servers)
     tp = TopicPartition(topic, 0)
     fill(servers, topic, 0, 10, 1)
@@ -167,7 +169,7 @@ def test_an_asyncio_consumer_tells_when_it_leaves(servers: str, group: str) -> N
 def test_a_cancelled_close_keeps_no_member_in_the_group(
     servers: str, group: str, protocol: str, how: str
 ) -> None:
-    """With heartbeats the member would keep its partitions, and without, the group would wait for it."""
+    """With heartbeats the member would keep its partitions; without them the group would wait for it."""
     topic = new_topic(servers)
     fill(servers, topic, 0, 1, 1)
 
@@ -187,7 +189,7 @@ def test_a_cancelled_close_keeps_no_member_in_the_group(
         assert leaving.cancelled()
         assert session.protocol._heartbeats is None
         assert how == "close" or consumer.assignment() == []
-        await session.committed([TopicPartition(topic, 0)])  # on the connection on which it leaves
+        await session.committed([TopicPartition(topic, 0)])  # on the connection that LeaveGroup uses
         async with AsyncAdmin({"bootstrap.servers": servers}) as admin:
             assert (await admin.describe_groups(group))[group].members == ()
         await consumer.close()
@@ -226,7 +228,9 @@ def test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocat
 
 
 def test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves() -> None:
-    """The group had it for a member by then, and kept partitions for it until its session ran out."""
+    """Regression: the group already knew it as a member, and reserved partitions until its
+    session timed out.
+    """
 
     async def work() -> None:
         coordinator, silent = Coordinator(), asyncio.Event()
@@ -255,7 +259,7 @@ def test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves() ->
 
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 def test_a_member_that_closes_while_it_joins_leaves_at_once(servers: str, group: str, assignor: str) -> None:
-    """Its LeaveGroup waited behind its own JoinGroup, which others hold up, and was given up."""
+    """Regression: its LeaveGroup waited behind its own JoinGroup, which others held up, and was dropped."""
     topic = new_topic(servers, 2)
 
     def one() -> Consumer:
@@ -271,7 +275,7 @@ def test_a_member_that_closes_while_it_joins_leaves_at_once(servers: str, group:
         with one() as busy:
             wait_for(lambda: not busy.poll(0.1) and len(busy.assignment()) == 2)
             leaver = one()
-            # The other one takes no part in the rebalance.
+            # The other member takes no part in the rebalance.
             wait_for(lambda: not leaver.poll(0.1) and member_count() == 2)
             leaver.close()
             assert member_count() == 1
@@ -279,7 +283,7 @@ def test_a_member_that_closes_while_it_joins_leaves_at_once(servers: str, group:
 
 @pytest.fixture
 def heeds_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGINT: what a shell runs in the background ignores it."""
+    """Raise KeyboardInterrupt at SIGINT, which processes in a shell's background ignore."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, handler)
@@ -291,9 +295,10 @@ def heeds_interrupt() -> Iterator[None]:
 def test_an_interrupt_of_a_close_keeps_no_member_in_the_group(
     servers: str, group: str, protocol: str, how: str
 ) -> None:
-    """A second Ctrl-C came before LeaveGroup was sent, and the group waited for the end of the session.
+    """Regression: a second Ctrl-C came before LeaveGroup was sent, and the group waited for the session
+    timeout.
 
-    Connections that are left open show as a ResourceWarning, an error here: the loop then never closed.
+    Open connections cause a ResourceWarning, which is an error here: then the loop never closed.
     """
     topic = new_topic(servers)
     fill(servers, topic, 0, 1, 1)
@@ -314,7 +319,7 @@ def test_an_interrupt_of_a_close_keeps_no_member_in_the_group(
     with pytest.raises(KeyboardInterrupt):
         getattr(consumer, how)()
     if how == "unsubscribe":
-        consumer.committed(TopicPartition(topic, 0))  # on the connection on which it leaves
+        consumer.committed(TopicPartition(topic, 0))  # on the connection that LeaveGroup uses
     with Admin({"bootstrap.servers": servers}) as admin:
         assert admin.describe_groups(group)[group].members == ()
     consumer.close()

@@ -1,4 +1,4 @@
-"""Looking up offsets while partitions move, without a broker."""
+"""Offset look-ups while partitions move, without a broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ TP = TopicPartition("t", 0)
 
 
 class MovingCluster:
-    """Node 1 has given the partition to node 2, unless the topic is gone. Its metadata is out of date."""
+    """A cluster whose node 1 has given the partition to node 2, unless the topic is gone.
+
+    Its metadata are old.
+    """
 
     def __init__(self, *, is_deleted: bool) -> None:
         self.settings = {"request.timeout.ms": 30_000}
@@ -59,7 +62,7 @@ def look_up(cluster: MovingCluster) -> object:
 
 @pytest.mark.behaviour("T10")
 def test_a_partition_that_was_moved_away_is_asked_for_again() -> None:
-    """UNKNOWN_TOPIC_OR_PARTITION of the old leader ended a poll with an error."""
+    """Regression: UNKNOWN_TOPIC_OR_PARTITION from the old leader ended a poll with an error."""
     cluster = MovingCluster(is_deleted=False)
     found = look_up(cluster)
     assert isinstance(found, OffsetAt) and found.offset == 7

@@ -1,4 +1,4 @@
-"""Who stays in a group, who leaves it and who is out for good, over sockets, with both group protocols."""
+"""Memberships that last, end or are fenced, over sockets, with both group protocols."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def member(servers: str, group: str, protocol: str = "classic", **settings: Any)
 def test_the_second_of_two_with_one_name_stays_and_the_first_is_told(
     servers: str, group: str, strategy: str
 ) -> None:
-    """Not a rebalance without end: the fenced one loses its partitions once, and raises at every poll."""
+    """There is no endless rebalance: the fenced one loses its partitions once, and raises at every poll."""
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 4, 2)
     events: list[str] = []
@@ -88,12 +88,14 @@ def test_the_second_of_two_with_one_name_stays_and_the_first_is_told(
         assert second.events == [("assigned", 2)], "the fenced one did not come back"
         second.stop()
         first.unsubscribe()
-        first.subscribe(topic)  # a decision of the application: the name is free
+        first.subscribe(topic)  # the application decides to subscribe again: the id is free
         wait_for(lambda: first.poll(0.1) == [] and len(first.assignment()) == 2)
 
 
 def test_a_name_in_use_is_raised_until_it_is_free(ours: str, group: str) -> None:
-    """group.protocol=consumer: the coordinator keeps the name for whoever has it."""
+    """With group.protocol=consumer, the coordinator refuses a second member with the same
+    group.instance.id.
+    """
     topic = new_topic(ours, 2)
     first = Reader(member(ours, group, "consumer", **ONE), topic)
     wait_for(lambda: first.events == [("assigned", 2)])
@@ -119,7 +121,7 @@ def test_a_name_in_use_is_raised_until_it_is_free(ours: str, group: str) -> None
 def test_a_poll_longer_than_max_poll_interval_keeps_its_partitions(
     broker: Broker, ours: str, group: str, protocol: str
 ) -> None:
-    """All are paused, so that nothing is fetched: the poll only waits."""
+    """All partitions are paused, so nothing is fetched: the poll only waits."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 2, 2)
     events: list[str] = []
@@ -161,7 +163,7 @@ def test_a_spare_member_in_one_long_poll_rebalances_nobody(
         waiting = thread.submit(spare.poll, 3_600)
         wait_for(lambda: one.poll(0.05) == [] and spare._async._group.member.generation_id >= 0)
         count = heartbeats(broker)
-        wait_for(lambda: one.poll(0.05) == [] and heartbeats(broker) > count + 12)  # of two members
+        wait_for(lambda: one.poll(0.05) == [] and heartbeats(broker) > count + 12)  # from two members
         assert sum(counts) <= 2, "one rebalance when the spare one joins, and no further"
         assert spare.assignment() == [] and not waiting.done()
         spare.close()
@@ -194,7 +196,7 @@ def test_a_callback_that_hangs_is_not_a_poll_that_waits(ours: str, group: str, p
 def test_an_asyncio_member_is_alive_while_its_poll_waits_and_no_longer(
     broker: Broker, ours: str, group: str, protocol: str
 ) -> None:
-    """A poll that was cancelled keeps nobody in the group."""
+    """A poll that was cancelled does not keep the member alive."""
     topic = new_topic(ours, 2)
     config = {
         "bootstrap.servers": ours,
@@ -228,8 +230,8 @@ def test_an_asyncio_member_is_alive_while_its_poll_waits_and_no_longer(
 def test_polls_return_and_hand_out_while_the_coordinator_hangs(
     tmp_path: Path, group: str, protocol: str, clock: JumpingClock
 ) -> None:
-    """An automatic commit that nobody answers is not waited for, by poll() or without bound by close()."""
-    # A session outlives the stop: a broker that goes on may look at its clock before its sockets.
+    """A commit without response delays no poll(), and close() only for a limited time."""
+    # The session outlives the pause: a broker that continues may look at its clock before its sockets.
     settings = QUICK | {"group.consumer.session.timeout.ms": LONG_SESSION_MS}
     session = {"session_timeout_ms": LONG_SESSION_MS} if protocol == "classic" else {}
     with BrokerProcess(tmp_path / "data", settings=settings) as broker:
@@ -256,20 +258,20 @@ def test_polls_return_and_hand_out_while_the_coordinator_hangs(
 
             polling = threading.Thread(target=poll_and_close, daemon=True)
             polling.start()
-            clock.jump_until(lambda: not polling.is_alive(), 0.2)  # less than request.timeout.ms in all
+            clock.jump_until(lambda: not polling.is_alive(), 0.2)  # less than request.timeout.ms in total
             assert got == list(range(6)), "what was fetched is handed out"
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         with member(broker.bootstrap_servers, group, protocol) as successor:
             tp = TopicPartition(topic, 0)
-            wait_for(lambda: successor.committed([tp])[tp] is not None)  # what was sent is stored, late
+            wait_for(lambda: successor.committed([tp])[tp] is not None)  # the commit is stored late
 
 
 @pytest.mark.parametrize("protocol", ["range", "cooperative-sticky", "consumer"])
 def test_the_next_owner_begins_behind_what_was_handed_out_one_by_one(
     servers: str, group: str, protocol: str
 ) -> None:
-    """A loop is left amid a batch: the commit before the revocation is of what the loop was given."""
+    """A loop is left within a batch: the commit before the revocation covers only delivered records."""
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 40, 2)
     settings: dict[str, Any] = {"auto_commit_interval_ms": 3_600_000}

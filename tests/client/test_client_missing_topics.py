@@ -1,4 +1,4 @@
-"""Members that subscribe to topics that do not exist yet, may not be read, or have no possible name."""
+"""Members that subscribe to topics that do not exist yet, may not be read, or have an invalid name."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(scope="module")
 def careful() -> Iterator[str]:
-    """A broker that creates no topic by itself."""
+    """Provide a broker that does not create topics automatically."""
     quick = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
     with Broker(config={"auto.create.topics.enable": False, **quick}) as broker:
         yield broker.bootstrap_servers
 
 
 def poll_until_error(consumer: Consumer) -> tuple[OncelogError, list[int]]:
-    """Return the first error of a poll, and what polls returned before."""
+    """Return the first error of a poll, and the records that polls returned before."""
     values: list[int] = []
     while True:
         try:
@@ -47,7 +47,7 @@ def create(servers: str, topic: str) -> None:
 def test_a_topic_that_is_created_after_subscribing_is_read_soon(
     careful: str, group: str, protocol: str, beside: bool
 ) -> None:
-    """Not when metadata are old: that would be an hour here, and is five minutes by default."""
+    """It does not take until a refresh by age: after an hour here, after five minutes by default."""
     late = f"late-{group}"
     topics = [late, new_topic(careful)] if beside else [late]
     with member(careful, group, group_protocol=protocol, metadata_max_age_ms=HOUR_MS) as consumer:
@@ -63,7 +63,7 @@ def test_a_topic_that_is_created_after_subscribing_is_read_soon(
 def test_a_topic_that_apache_kafka_creates_for_a_member_is_read_soon(
     apache_kafka: ApacheKafka, group: str
 ) -> None:
-    """Its first answer about such a topic is that it does not exist."""
+    """Apache Kafka's first response about such a topic is that it does not exist."""
     servers = apache_kafka.bootstrap_servers
     late = f"late-{group}"
     with member(servers, group, metadata_max_age_ms=HOUR_MS) as consumer:
@@ -91,7 +91,7 @@ def test_a_member_is_told_of_a_name_that_no_topic_can_have(careful: str, group: 
 def test_a_member_is_told_again_of_a_name_that_no_topic_can_have(
     careful: str, group: str, protocol: str
 ) -> None:
-    """An application that passed over the error once hears of it each metadata.max.age.ms."""
+    """An application that ignored the error gets it again each metadata.max.age.ms."""
     with member(careful, group, group_protocol=protocol, metadata_max_age_ms=50) as consumer:
         consumer.subscribe(["bad name", new_topic(careful)])
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Brokers that come back at another address, under no possible name, or while others have no leader."""
+"""Brokers that come back at another address or with an invalid name, or while others have no leader."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def test_a_coordinator_that_came_back_elsewhere_is_asked_there() -> None:
-    """FindCoordinator named its new address, and requests went to the one in the metadata."""
+    """Regression: FindCoordinator returned its new address, but requests went to the one in the metadata."""
 
     async def run() -> None:
         async with scripted_broker() as first, scripted_broker() as before, scripted_broker() as after:
@@ -71,7 +71,9 @@ def api_count(broker: ScriptedBroker, api: str) -> int:
 
 
 def test_a_host_name_that_cannot_be_one_is_refused_at_once() -> None:
-    """The attempt ended with UnicodeError, and no other was made: requests waited for their time-out."""
+    """Regression: the attempt ended with UnicodeError, and was the last: requests waited for
+    their time-out.
+    """
     settings = {"request.timeout.ms": 600_000, "oncelog.bootstrap.timeout.ms": 0}
     with (
         Admin({"bootstrap.servers": "kafka..example:9092", **settings}) as admin,
@@ -90,7 +92,9 @@ def test_a_host_name_that_cannot_be_one_keeps_no_other_server_from_being_asked()
 
 @pytest.mark.parametrize("how", ["drops packets", "is silent", "ends connections"])
 def test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried(how: str) -> None:
-    """As where a name stands for several machines, and the first one is cut off, hangs, or has no broker."""
+    """This happens if a name stands for several machines, and the first is cut off, hangs, or has
+    no broker.
+    """
 
     async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if how == "is silent":
@@ -126,7 +130,7 @@ def test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_t
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """A loop whose time is that of the timer it waits for."""
+    """An event loop whose clock jumps to the next timer."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -147,7 +151,7 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 @pytest.mark.parametrize("count", [1, 2, 10])
 def test_addresses_that_drop_packets_share_the_time_of_one_attempt(count: int) -> None:
-    """Each had it begin again: ten took 1.9 times what the error says."""
+    """Regression: each address restarted the time-out; ten took 1.9 times what the error says."""
     loop = JumpingLoop()
 
     async def addresses(*_: Any, **__: Any) -> list[Any]:
@@ -169,14 +173,14 @@ def test_addresses_that_drop_packets_share_the_time_of_one_attempt(count: int) -
 
 
 def test_an_address_of_a_link_keeps_its_interface() -> None:
-    """Without its scope id an address such as fe80::1 cannot be connected to."""
+    """Without its scope id, an address such as fe80::1 cannot be connected to."""
     assert address_text(("fe80::1", 9092, 0, 2)) == "fe80::1%2"
     assert address_text(("::1", 9092, 0, 0)) == "::1"
     assert address_text(("127.0.0.1", 9092)) == "127.0.0.1"
 
 
 def test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time() -> None:
-    """Each fetch of another partition began one more search, thousands of them at last."""
+    """Regression: each fetch of another partition started one more search, thousands in the end."""
     unknown = TopicPartition("u", 0)
 
     async def run() -> None:
@@ -228,7 +232,9 @@ def test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time() -> No
 
 
 def test_a_partition_without_a_leader_keeps_no_other_from_being_followed() -> None:
-    """All were waited for, up to request.timeout.ms, before one that was found was fetched."""
+    """Regression: a found partition was fetched only after the wait for all others, up to
+    request.timeout.ms.
+    """
 
     async def run() -> None:
         async with scripted_broker() as broker:

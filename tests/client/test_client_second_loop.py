@@ -1,4 +1,4 @@
-"""asyncio clients belong to the loop that used them first; in another they refuse instead of waiting."""
+"""asyncio clients belong to the event loop that used them first; in another one they raise at once."""
 
 from __future__ import annotations
 

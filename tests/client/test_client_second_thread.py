@@ -1,4 +1,4 @@
-"""A call while another thread or task is in the consumer: both learn what happened, by MisuseError."""
+"""Calls while another thread or task is inside the consumer: both get MisuseError."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def consumer_of(servers: str, kind: str) -> Consumer:
 
 
 class Polling:
-    """A thread that polls; what its poll raised."""
+    """A thread that polls, and the error that its poll raised."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.raised: BaseException | None = None
@@ -77,7 +77,7 @@ def test_a_second_thread_that_polls_is_refused(ours: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["classic", "consumer"])
 def test_a_second_thread_is_refused_while_a_callback_of_the_first_runs(ours: str, kind: str) -> None:
-    """Its poll called the callback again; or it took the first thread's place, whose poll was refused."""
+    """Regression: its poll called the callback again, or replaced the first thread's poll."""
     topic = f"two-threads-callback-{kind}"
     entered, release, calls = threading.Event(), threading.Event(), list[object]()
 
@@ -110,7 +110,7 @@ def test_a_second_thread_is_refused_while_a_callback_of_the_first_runs(ours: str
 
 
 def test_a_second_task_is_refused_while_a_callback_of_the_first_runs(ours: str) -> None:
-    """Its poll called the callback again."""
+    """Regression: its poll called the callback again."""
 
     async def run() -> None:
         entered, release, calls = asyncio.Event(), asyncio.Event(), list[object]()
@@ -141,7 +141,7 @@ def test_a_second_task_is_refused_while_a_callback_of_the_first_runs(ours: str) 
 
 
 def test_a_task_that_outlived_a_cancellation_polls_like_any_other() -> None:
-    """A second task's poll spun until this one's ended, and a close cancelled the task once more."""
+    """Regression: a second task's poll spun until this one's ended, and a close cancelled the task again."""
 
     async def story() -> None:
         silent = await asyncio.start_server(hang, "127.0.0.1", 0)
@@ -219,7 +219,7 @@ def test_a_call_that_comes_after_the_loop_has_ended_is_refused(
 
 
 def test_a_call_that_the_loop_never_came_to_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was handed over between the loop's last turn and its end."""
+    """It was submitted between the loop's last turn and its end."""
     thread = LoopThread()
     thread.stop()
     monkeypatch.setattr(thread, "_stopped", False)
@@ -231,7 +231,7 @@ def test_a_call_that_the_loop_never_came_to_ends(monkeypatch: pytest.MonkeyPatch
 
 
 class _SilentLoop:
-    """A loop that takes calls and has ended."""
+    """An event loop that accepts calls although it has ended."""
 
     def call_soon_threadsafe(self, *_: object) -> None:
         pass
@@ -250,7 +250,9 @@ def test_a_time_out_may_be_infinite(ours: str) -> None:
 
 @pytest.mark.parametrize("is_polled", [True, False])
 def test_a_task_that_waits_for_a_connection_is_told_that_another_closed_the_consumer(is_polled: bool) -> None:
-    """CancelledError would say that somebody has cancelled the task, and no `except Exception` catches it."""
+    """CancelledError would mean that somebody has cancelled the task, and no `except Exception`
+    catches it.
+    """
 
     async def story() -> None:
         silent = await asyncio.start_server(hang, "127.0.0.1", 0)

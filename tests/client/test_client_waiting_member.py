@@ -1,4 +1,4 @@
-"""Consumers whose positions an open transaction holds back."""
+"""Consumers whose committed offsets are held back by an open transaction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def polling(is_so: Callable[[], bool], *consumers: Consumer) -> Callable[[], boo
 
 
 def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, group: str) -> None:
-    """It sent no heartbeat meanwhile, so the group went on without it, again and again."""
+    """Regression: it sent no heartbeat meanwhile, so the group removed it, again and again."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 20, 2)
     with (
@@ -44,7 +44,7 @@ def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, gro
         waiting.subscribe(topic)
         wait_for(polling(lambda: count("Heartbeat") >= 2, waiting))
         assert not waiting.assignment()
-        # And it takes part in the next rebalance at once.
+        # It also takes part in the next rebalance at once.
         joined = count("JoinGroup")
         other.subscribe(topic)
         wait_for(polling(lambda: count("JoinGroup") > joined, waiting, other))
@@ -53,7 +53,7 @@ def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, gro
 
 
 def test_assigned_partitions_wait_for_an_open_transaction(ours: str, group: str) -> None:
-    """Each poll that came request.timeout.ms after the first raised TimedOut."""
+    """Regression: each poll later than request.timeout.ms after the first raised TimedOut."""
     tp = TopicPartition(new_topic(ours), 0)
     fill(ours, tp.topic, 0, 1, 1)
 
@@ -68,7 +68,7 @@ def test_assigned_partitions_wait_for_an_open_transaction(ours: str, group: str)
             ) -> dict[TopicPartition, OffsetAndMetadata]:
                 nonlocal count
                 count += 1
-                if count <= 3:  # as `committed` does when its time is over
+                if count <= 3:  # as `committed` does at its time-out
                     raise TimedOut("no answer in time") from UnstableOffsetCommit()
                 return await committed(partitions)
 

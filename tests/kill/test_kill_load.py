@@ -1,4 +1,4 @@
-"""Loader or broker killed with SIGKILL: in the end the topic holds the files, each record once, in order."""
+"""A loader or broker killed with SIGKILL: in the end the topic has each record once, in order."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MOMENTS = [
 def test_killed_at(
     broker: Broker, tmp_path: Path, api: str, direction: str, nth: int, before: int | None
 ) -> None:
-    """The message is the last thing of the loader: lost with a request, handled with a response."""
+    """The message is the last one of the loader: lost if a request, handled if a response."""
     servers = broker.bootstrap_servers
     topic = new_topic(servers, PARTITIONS)
     files = [write_csv(tmp_path / "rows.csv", 0, FEW)]

@@ -1,4 +1,4 @@
-"""Records in the chunks of a file are those of the whole file, wherever it is cut."""
+"""The chunks of a file have the records of the whole file, wherever it is split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MARK = b"\xef\xbb\xbf"
 def records_in_pieces(
     data: bytes, name: str, options: Options, head_bytes: int, max_records: int, max_bytes: int
 ) -> list[tuple[bytes | None, bytes]]:
-    """Key and value of each record, read anew from the position behind every chunk."""
+    """Return key and value of each record, with a new reader from the position after each chunk."""
     layout = Layout(name, None)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as directory, patch.object(files, "_HEAD_BYTES", head_bytes):
         path = Path(directory) / "file"
@@ -47,7 +47,7 @@ def records_in_pieces(
 
 
 def arrow_rows(data: bytes, delimiter: str) -> list[dict[str, str]] | None:
-    """What Arrow reads from the whole; None: it refuses."""
+    """Return what Arrow reads from the whole data; None if it raises."""
     parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     try:
         names = pa.csv.read_csv(pa.BufferReader(data), parse_options=parse).column_names
@@ -107,7 +107,7 @@ def test_records_of_csv_pieces_are_those_that_arrow_reads_from_the_whole(
     try:
         records = records_in_pieces(data, "csv", options, head_bytes, max_records, max_bytes)
     except OncelogError as error:
-        # The head may be too short for the header line; all else that Arrow reads is loaded.
+        # The head may be too short for the header line. Everything else that Arrow reads is loaded.
         got, is_expected = str(error), expected is None or "no header line" in str(error)
     else:
         got, is_expected = str(records), [json.loads(value) for _, value in records] == expected

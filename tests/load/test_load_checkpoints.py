@@ -1,4 +1,4 @@
-"""The topic of marks: what compaction leaves of it is enough to go on."""
+"""The checkpoint topic: what compaction leaves of it is enough to resume."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def test_compaction_leaves_the_last_mark_of_every_file(tmp_path: Path) -> None:
 def test_a_task_reads_the_marks_only_if_its_file_was_tried_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else every task would read those of all files. A mark that is older than an attempt is not believed."""
+    """Otherwise each task would read the checkpoints of all files.
+
+    One older than an attempt is not trusted.
+    """
     pytest.importorskip("pyspark", reason="pip install 'oncelog[spark]'")
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(3)]
     with Broker() as broker:
@@ -71,7 +74,7 @@ def test_a_task_reads_the_marks_only_if_its_file_was_tried_before(
         monkeypatch.setattr(on_spark, "read_checkpoints", count)
         outcomes = [on_spark._load_file(pair, load=load, config=config) for pair in first_marks.items()]
         assert ([outcome.transactions for outcome in outcomes], read_by) == ([3, 3, 3], [])
-        # The driver's mark says that nothing was read.
+        # The driver's checkpoint says that nothing was read.
         again = on_spark._load_file((1, first_marks[1]), load=load, config=config)
         assert (again, read_by) == (on_spark.Outcome(1), [1])
         assert content(broker.bootstrap_servers, topic) == expected(3 * ROWS)

@@ -1,4 +1,4 @@
-"""Files in chunks: all of it, from any position on, with the digest of what is before."""
+"""Files in chunks: all records, from any position on, with the digest of everything before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINES = [f"line {number}" * (number % 7) for number in range(200)]
 
 
 def write(directory: Path, name: str) -> tuple[Path, list[bytes]]:
-    """A file of that name, and the values of its records."""
+    """Write a file of this name; return it with the values of its records."""
     path = directory / name
     rows = [{"n": number, "s": line} for number, line in enumerate(LINES)]
     values = [json.dumps(row, separators=(",", ":")).encode() for row in rows]
@@ -198,7 +198,7 @@ def test_changed_while_it_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_categorical", [False, True])
 def test_repeated_text_in_parquet(tmp_path: Path, is_categorical: bool) -> None:
-    """The file tells of 3 texts, and its 6,000 rows are 12 MB."""
+    """The file's metadata count 3 texts, but its 6,000 rows are 12 MB."""
     path = tmp_path / "a.parquet"
     text = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2] * 2_000), [c * 2_000 for c in "abc"])
     text = text if is_categorical else text.cast(pa.string())
@@ -223,7 +223,7 @@ def test_dictionaries_within_lists_of_several_row_groups(tmp_path: Path) -> None
 
 
 def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> None:
-    """Its digest would be that of the new file, which the next run would go on in the middle of."""
+    """The digest would be that of the new file, in whose middle the next run would resume."""
     path, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
     for target, first in ((path, 1000), (other, 5000)):
         pyarrow.parquet.write_table(pa.table({"n": list(range(first, first + 1000))}), target)

@@ -1,4 +1,4 @@
-"""Where records end, and what becomes of columns."""
+"""Record ends, and the conversion of columns."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from oncelog.load.rows import json_rows, quoted, typed_key, typed_to_json
         (b'"a\nb"\nc\n', True, 1, False, [6, 8]),
         (b'"a\nb"\nc\n', False, 1, False, [3, 6, 8]),
         (b'"a""\n""b"\n"c\n', True, 9, False, [10]),
-        # A quote in the middle of a field is text; what follows the end of the quoting, too.
+        # A quote in the middle of a field is text, and so is what follows the end of the quoting.
         (b'5"\n"a\nb"\n', True, 1, False, [3, 9]),
         (b'"a"b"\n"c\n', True, 1, False, [6]),
         (b'5" "" "\n"\n",6"\n', True, 1, False, [8, 15]),
-        # A return alone ends a record, but at the end of the data a newline may follow it.
+        # A single \r ends a record, but a newline may follow one at the end of the data.
         (b"a\rb\r\nc\r", True, 1, False, [2, 5]),
         (b"a\rb\r\nc\r", True, 1, True, [2, 5, 7]),
     ],

@@ -1,4 +1,4 @@
-"""The pipelines that people copy, under the supervisor, killed midway: nothing lost, nothing doubled."""
+"""The example pipelines under the supervisor, killed midway: nothing is lost or written twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def servers() -> Iterator[str]:
 
 
 def run_through_kills(it: Supervised) -> None:
-    """The query's process and its JVM are killed, and it is stopped, with data waiting each time."""
+    """Kill the query's process and its JVM, and stop it, with data waiting each time."""
     it.start()
     it.wait_for_batch(1)
     it.kill(is_jvm=False)
@@ -33,18 +33,18 @@ def run_through_kills(it: Supervised) -> None:
     it.kill(is_jvm=True)
     it.wait_for_rest()
     assert "Spark's JVM has died" in it.log
-    if it.case.name == "windows":  # what the last record closes is written by a batch without rows
+    if it.case.name == "windows":  # a batch without rows writes what the last record closes
         it.wait_for(lambda now: len(it.result()) >= len(it.case.expected()))
     assert it.stop() == 0, it.log[-4000:]
     assert it.result() == it.case.expected()
 
 
 def stop_midway(it: Supervised) -> int:
-    """By SIGTERM; the id of the batch that was ended, which is the last one that had begun."""
+    """Stop it by SIGTERM; return the id of the batch that was finished, the last one that had begun."""
     assert it.stop() == 0, it.log[-4000:]
     ended = int(it.status["batch"]["batch_id"])
     assert it.status["state"] == "stopped" and ended in it.entries("commits")
-    assert it.entries("offsets")[-1] <= ended + 1  # at most one had been planned since
+    assert it.entries("offsets")[-1] <= ended + 1  # at most one more had been planned since
     return ended
 
 

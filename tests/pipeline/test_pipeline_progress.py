@@ -1,4 +1,6 @@
-"""What is told of a micro-batch: from Spark's progress, from the sink's metrics, with either missing."""
+"""The summary of a micro-batch from Spark's progress and the sink's metrics, either of which may
+be missing.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ OURS = source(
     [
         ([OURS], 35),
         ([source({"a": {"0": 1}}, {"a": {"0": 2}}), OURS], 36),
-        ([source({"a": {"0": 9}}, {"a": {"0": 2}})], 0),  # asked for before the batch was cut
+        (
+            [source({"a": {"0": 9}}, {"a": {"0": 2}})],
+            0,
+        ),  # the latest offset was requested before the batch was planned
         ([source({"logOffset": 3}, None), OURS], 35),
         ([source(None, None)], None),
         ([source(5, 9)], None),
@@ -64,7 +69,7 @@ def test_what_is_not_known_is_left_out() -> None:
 def test_metrics_are_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SinkMetrics.of("q-1", 4, REPORTS) == METRICS
     path = tmp_path / "metrics"
-    publish(METRICS)  # to nowhere
+    publish(METRICS)  # without a place to write to
     monkeypatch.setenv(FILE_VARIABLE, str(path))
     publish(METRICS)
     publish(METRICS)
@@ -78,7 +83,7 @@ def test_metrics_that_nobody_takes_hold_nothing_up(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv(FILE_VARIABLE, str(pipe))
     publish(METRICS)  # nobody reads
     reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-    for _ in range(1000):  # more than fits
+    for _ in range(1000):  # more than the pipe holds
         publish(METRICS)
     read = os.read(reader, 1 << 20).decode().splitlines()
     os.close(reader)

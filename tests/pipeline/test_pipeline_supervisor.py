@@ -1,4 +1,4 @@
-"""The supervisor with real processes and signals; what it supervises is a stand-in for Spark."""
+"""The supervisor with real processes and signals; a stand-in for Spark is supervised."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.exit(Supervisor(pipeline, Limits(10, 20, 3, 60_000), [sys.executable, child,
 
 
 class Supervised:
-    """A supervisor as a process of its own, and what it left."""
+    """A supervisor in a process of its own, and its log and status."""
 
     def __init__(self, directory: Path, *runs: list[Any]) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""Where a load goes on, when it must not, and how chunks become transactions."""
+"""The start of a load: resume, refuse, or nothing left to do. And how chunks become transactions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PART_OF_B = checkpoint("b", position=40, done=False)
         ([checkpoint("a")], [A, B], Resume(1, None)),
         ([checkpoint("a"), PART_OF_B], [A, B, C], Resume(1, PART_OF_B)),
         ([checkpoint("a"), checkpoint("b")], [A, B], Complete()),
-        # Touched, but of the old size: the digest must tell.
+        # Changed, but of the same size: the digest must tell.
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Complete((0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B], Resume(1, PART_OF_B, (0,))),
         ([checkpoint("a", time=9)], [A, B], Resume(1, None, (0,))),
@@ -145,17 +145,17 @@ BEGUN = checkpoint("c", position=0, done=False)
     [
         ([], [A, B], Assignment((0, 1), (0, 1))),
         ([checkpoint("a"), PART_OF_B, BEGUN], [A, B, C], Assignment((), (1, 2))),
-        # Side by side: a later file may be done before an earlier one.
+        # In parallel: a later file may be done before an earlier one.
         ([PART_OF_B, checkpoint("a"), BEGUN], [B, A, C], Assignment((), (0, 2))),
         ([checkpoint("a"), PART_OF_B], [A, B, C], Assignment((2,), (1, 2))),
         ([checkpoint("a"), checkpoint("b")], [A, B], Assignment((), ())),
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Assignment((), (), (0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B, C], Assignment((2,), (1, 2), (0,))),
-        # Read in part, and perhaps another file now: the one that was read may be the fresh one.
+        # Partly read, and perhaps another file now: the one that was read may be the new one.
         ([PART_OF_B], [A, B], Assignment((1,), (0, 1), (0,))),
         ([PART_OF_B], [B._replace(modified_ns=9), C], Assignment((1,), (0, 1), (0,))),
         ([checkpoint("b")], [A, B], Assignment((1,), (1,), (0,))),
-        # Nothing was read: no other file can be taken for it.
+        # Nothing was read, so no other file can be taken for it.
         ([BEGUN], [A], Assignment((), (0,))),
     ],
 )

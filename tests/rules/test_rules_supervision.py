@@ -1,4 +1,4 @@
-"""The supervisor's verdicts: a table of every case, the pauses, and what errors mean."""
+"""The supervisor's decisions: a table of every case, the pauses, and the meaning of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages in a real browser: what a refresh may not disturb, and what is said when nobody answers."""
+"""The pages in a real browser: a refresh disturbs nothing, and a missing response is shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A tab whose clock stands still until a test moves it; an error in the page's script fails the test."""
+    """Provide a tab whose clock stands still until a test moves it. A script error fails the test."""
     page = browser.new_page()
     errors: list[object] = []
     page.on("pageerror", lambda error: errors.append(error))
@@ -51,14 +51,14 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def address(broker: Broker) -> Iterator[str]:
-    """The pages' address, without the slash at its end."""
+    """Provide the pages' address, without the slash at its end."""
     with serve(broker.bootstrap_servers, "127.0.0.1:0", "-X", "request.timeout.ms=2000") as address:
         yield address
 
 
 @contextlib.contextmanager
 def serve(servers: str, listen: str, *arguments: str) -> Iterator[str]:
-    """Run `oncelog web` for these servers; give its address, without the slash at its end."""
+    """Run `oncelog web` for these servers; provide its address, without the slash at its end."""
     command = [sys.executable, "-m", "oncelog.cli.main", "web", "-b", servers, "--listen", listen]
     with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as child:
         try:
@@ -69,7 +69,7 @@ def serve(servers: str, listen: str, *arguments: str) -> Iterator[str]:
 
 
 def refresh(page: Page) -> None:
-    """Let the page ask once more, and wait for the answer and what it changes."""
+    """Let the page refresh once, and wait for the response and the changes."""
     with page.expect_response(lambda answer: answer.request.resource_type == "fetch"):
         page.clock.run_for(2_100)
 
@@ -80,7 +80,7 @@ def create(broker: Broker, *names: str) -> None:
 
 
 def in_thread(call: Callable[..., object], *arguments: object, **named: object) -> None:
-    """Call from another thread: this one has Playwright's loop, in which asyncio.run may not be called."""
+    """Call from another thread: this one has Playwright's loop, in which asyncio.run cannot be called."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(call, *arguments, **named).result()
 
@@ -139,7 +139,7 @@ def test_an_agreement_to_abort_stays_with_its_transaction(broker: Broker, addres
 
 
 def test_pages_of_another_server_begin_afresh(broker: Broker, browser: Browser, page: Page) -> None:
-    """Two clusters may have a transaction of the same name and numbers: an agreement is for one of them."""
+    """Two clusters may have a transaction with the same name and numbers: the consent is for one of them."""
 
     with Broker(config={"transaction.partition.verification.enable": False}) as other:
         for servers in (broker.bootstrap_servers, other.bootstrap_servers):

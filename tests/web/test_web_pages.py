@@ -1,4 +1,4 @@
-"""The pages over our broker and over Apache Kafka; the one action; who may not use it."""
+"""The pages over our broker and over Apache Kafka, their one action, and its protection."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pages(servers: str) -> Iterator[TestClient]:
 
 
 def text(pages: TestClient, path: str) -> str:
-    """What a person reads: no tags, single spaces."""
+    """Return the visible text: no tags, single spaces."""
     answer = pages.get(path)
     assert answer.status_code == 200, answer.text
     main = answer.text.partition("<main>")[2].partition("</main>")[0]
@@ -79,7 +79,7 @@ def test_an_open_transaction_is_seen_everywhere(pages: TestClient, servers: str)
 
 @pytest.mark.behaviour("T14")
 def _stable_end(servers: str, topic: str) -> int:
-    """Return where readers of committed records stop. `values` would wait for the end of the transaction."""
+    """Return the last stable offset. `values` would wait for the end of the transaction."""
     tp = TopicPartition(topic, 0)
     with Consumer({"bootstrap.servers": servers}) as consumer:
         return consumer.end_offsets([tp])[tp]

@@ -2,8 +2,8 @@
 
 Each transaction of a load stores records together with a checkpoint for each file that they came from. So the
 checkpoints say what was committed, whenever the loader was killed. A load has one list of files, to whose end
-more may be added later. If files are read in parallel (on Spark), all of them get a checkpoint before the
-first is read, so that the list is known from then on. This is behaviour P4 (docs/behaviours.md).
+more may be added later. If files are read in parallel (on Spark), all of them get a checkpoint
+before the first is read: that fixes the list. This is behaviour P4 (docs/behaviours.md).
 """
 
 from __future__ import annotations

@@ -67,12 +67,12 @@ class Reader(Protocol):
 def source_of(path: Path) -> Source:
     """Return the file as it is now. Raises MisuseError if it is not a regular file, and StorageError."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise MisuseError(f"{path} is no regular file, so a load could not go on in its middle")
-    return Source(str(path.absolute()), found.st_size, found.st_mtime_ns)
+    return Source(str(path.absolute()), status.st_size, status.st_mtime_ns)
 
 
 def check_given_once(paths: Sequence[Path], begun_count: int) -> None:
@@ -148,31 +148,31 @@ class _TextReader:
 
     def chunks(self, *, max_records: int, max_bytes: int) -> Iterator[Chunk]:
         self.digest_at(self._rows.header_bytes)
-        wanted, is_last = max_bytes, False
+        fill_bytes, is_last = max_bytes, False
         while not is_last:
-            self._fill(wanted)
-            held = memoryview(self._buffer)[self._at :]
-            record_ends = self._rows.record_ends(held, is_end=self._is_end)
-            ends = chunk_ends(record_ends, len(held), max_records=max_records, is_end=self._is_end)
+            self._fill(fill_bytes)
+            unread = memoryview(self._buffer)[self._at :]
+            record_ends = self._rows.record_ends(unread, is_end=self._is_end)
+            ends = chunk_ends(record_ends, len(unread), max_records=max_records, is_end=self._is_end)
             if not ends and not self._is_end:
-                wanted = self._more_than(len(held))
+                fill_bytes = self._more_than(len(unread))
                 continue
-            wanted, start = max_bytes, 0
+            fill_bytes, start = max_bytes, 0
             for end in ends or [0]:
-                is_last = self._is_end and end == len(held)
-                yield self._chunk(held[start:end], is_last)
+                is_last = self._is_end and end == len(unread)
+                yield self._chunk(unread[start:end], is_last)
                 start = end
 
     def _more_than(self, size_bytes: int) -> int:
         if size_bytes > _LONGEST_RECORD_BYTES:
-            raise StorageError(f"{self._where()}: no end of a record in {size_bytes} bytes")
+            raise StorageError(f"{self._location()}: no end of a record in {size_bytes} bytes")
         return 2 * size_bytes
 
     def _chunk(self, data: memoryview, is_last: bool) -> Chunk:
         try:
             table = self._rows.parse(data)
         except (ValueError, RecursionError, pa.ArrowException) as error:
-            raise StorageError(f"{self._where()}: {error}") from error
+            raise StorageError(f"{self._location()}: {error}") from error
         self._take(len(data))
         if is_last:
             _check_unchanged(self._source)
@@ -199,7 +199,7 @@ class _TextReader:
         self._at += count
         self._position += count
 
-    def _where(self) -> str:
+    def _location(self) -> str:
         return f"{self._source.name}, in the records from byte {self._position} on"
 
 

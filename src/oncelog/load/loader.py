@@ -115,7 +115,7 @@ def run_load(
     layouts = check_load(load, config)
     sources = [source_of(path) for path in load.files]
     report = Report(sum(source.size_bytes for source in sources))
-    began = time.monotonic()
+    started = time.monotonic()
     with fenced_producer(load, config) as producer:
         checkpoints, topic_id = read_checkpoints(config, load.load_id, load.topic)
         report.records_before = sum(checkpoint.records for checkpoint in checkpoints)
@@ -139,7 +139,7 @@ def run_load(
                     on_progress(report)
             case verdict:
                 assert_never(verdict)
-    report.seconds = time.monotonic() - began
+    report.seconds = time.monotonic() - started
     return report
 
 
@@ -292,10 +292,10 @@ def _send(producer: Producer, topic: str, step: Step) -> None:
 
 def send_checkpoints(load: Load, producer: Producer, checkpoints: Mapping[int, FileCheckpoint]) -> None:
     """Store checkpoints, by file number, in the open transaction."""
-    at = checkpoint_partition(load.load_id)
+    tp = checkpoint_partition(load.load_id)
     for index, checkpoint in checkpoints.items():
         key, value = encode_checkpoint(load.load_id, index, checkpoint)
-        producer.send(at.topic, value, key, partition=at.partition)
+        producer.send(tp.topic, value, key, partition=tp.partition)
 
 
 _END = object()

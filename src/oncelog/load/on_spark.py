@@ -76,7 +76,7 @@ def run_load_on_spark(
     load = replace(load, files=[path.absolute() for path in load.files])
     layouts = check_load(load, config)
     report = Report(sum(source_of(path).size_bytes for path in load.files))
-    began = time.monotonic()
+    started = time.monotonic()
     assignment, checkpoints = _begin(spark, load, layouts, config, report)
     report.was_complete = not assignment.files
     outcomes: list[Outcome] = []
@@ -90,7 +90,7 @@ def run_load_on_spark(
     _raise_first(load, sorted(outcomes, key=lambda outcome: outcome.index))
     _count(report, read_checkpoints(config, load.load_id, load.topic)[0])
     report.transactions = sum(outcome.transactions for outcome in outcomes)
-    report.seconds = time.monotonic() - began
+    report.seconds = time.monotonic() - started
     return report
 
 

@@ -153,10 +153,10 @@ class JsonLines:
         row = json.loads(line)
         if not isinstance(row, dict):
             raise ValueError(f"expected a JSON object, not {line[:80]!r}")
-        found = row.get(self._key)
-        if found is None or isinstance(found, str):
-            return found
-        return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+        member = row.get(self._key)
+        if member is None or isinstance(member, str):
+            return member
+        return json.dumps(member, ensure_ascii=False, separators=(",", ":"))
 
 
 class CsvRows:
@@ -267,16 +267,16 @@ class ParquetRows:
         few rows are read at a time, and combined by their size in memory. Guard:
         test_repeated_text_in_parquet.
         """
-        held: list[Any] = []
+        batches: list[Any] = []
         records = size_bytes = 0
         for batch in self._batches(row, min(max_records, _ROWS_AT_ONCE, self.records_within(max_bytes))):
-            if held and (records + batch.num_rows > max_records or size_bytes + batch.nbytes > max_bytes):
-                yield self._parse(_joined(held)), size_bytes
-                held, records, size_bytes = [], 0, 0
-            held.append(batch)
+            if batches and (records + batch.num_rows > max_records or size_bytes + batch.nbytes > max_bytes):
+                yield self._parse(_joined(batches)), size_bytes
+                batches, records, size_bytes = [], 0, 0
+            batches.append(batch)
             records, size_bytes = records + batch.num_rows, size_bytes + batch.nbytes
-        if held:
-            yield self._parse(_joined(held)), size_bytes
+        if batches:
+            yield self._parse(_joined(batches)), size_bytes
 
     def _batches(self, row: int, max_records: int) -> Iterator[Any]:
         """Yield rows from `row` on as plain columns. Row groups before it are not read."""

@@ -54,9 +54,9 @@ def _escaped(column: Any) -> Any:
 
 def kind_of_text(column: Any, nulls: Sequence[str]) -> str:
     """Return number, boolean or text: the kind of all values except empty ones and `nulls`."""
-    given = column.filter(pc.invert(is_null_text(column, ("", *nulls))))
+    values = column.filter(pc.invert(is_null_text(column, ("", *nulls))))
     for kind, pattern in (("number", NUMBER), ("boolean", BOOLEAN)):
-        if len(given) and pc.all(pc.match_substring_regex(given, pattern)).as_py():
+        if len(values) and pc.all(pc.match_substring_regex(values, pattern)).as_py():
             return kind
     return "text"
 
@@ -136,14 +136,14 @@ def _pairs(keys: Any, items: Any) -> list[str]:
 def _lists_to_json(column: Any, elements: Sequence[str | None]) -> Any:
     """Return lists from consecutive `elements`, which have none for lists that are null."""
     texts: list[str | None] = []
-    at = 0
+    position = 0
     for length in pc.list_value_length(column).to_pylist():
         if length is None:
             texts.append(None)
             continue
-        inside = (_NULL if text is None else text for text in elements[at : at + length])
+        inside = (_NULL if text is None else text for text in elements[position : position + length])
         texts.append(f"[{','.join(inside)}]")
-        at += length
+        position += length
     return pa.array(texts, pa.string())
 
 
@@ -178,9 +178,9 @@ def _dumps(value: Any) -> str:
 def _plain(value: Any) -> Any:
     """Return a value that json.dumps accepts."""
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, float):

@@ -209,7 +209,7 @@ class AsyncConsumer:
 
         With a group.id, new partitions start at the group's committed offsets, and enable.auto.commit commits
         their positions. The group must have no members meanwhile, or its coordinator refuses the commits.
-        Without one, or without a committed offset, they start where auto.offset.reset says.
+        Without a group.id or a committed offset, new partitions start where auto.offset.reset says.
 
         Raises MisuseError while the consumer is subscribed.
         """

@@ -121,7 +121,7 @@ class Consumer:
 
         With a group.id, new partitions start at the group's committed offsets, and enable.auto.commit commits
         their positions. The group must have no members meanwhile, or its coordinator refuses the commits.
-        Without one, or without a committed offset, they start where auto.offset.reset says.
+        Without a group.id or a committed offset, new partitions start where auto.offset.reset says.
 
         Raises MisuseError while the consumer is subscribed.
         """
@@ -303,6 +303,7 @@ class Consumer:
             return self._core.prepare_records(limit, now_ms)
 
         self._run(self._async.start())  # connecting does not count as time without a record
+
         # No backward jump between taking a record and yielding it: a signal handler may run there and raise.
         while True:
             record = self._core.delivery.next_record()
