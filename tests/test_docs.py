@@ -1,4 +1,4 @@
-"""The documents say what is so: generated ones are fresh, due rows have tests, links lead somewhere."""
+"""Documents are right: generated pages are fresh, behaviours have tests, links lead somewhere."""
 
 from __future__ import annotations
 
