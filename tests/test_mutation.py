@@ -29,8 +29,8 @@ class Box:
 """
 
 
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tool_mutation", ROOT / "tools" / "mutation.py")
+def tool(name: str = "mutation") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -93,3 +93,21 @@ def test_the_score_counts_what_was_run_and_is_not_accepted() -> None:
     results = ["killed"] * 6 + ["timeout", "survived", "untested", "accepted", "not run"]
     row = tool().row_of("rules/sample", results, "abc")
     assert row == "| rules/sample | 10 of 11 | 6 | 1 | 1 | 1 | 1 | 77.8 % | abc |"
+
+
+def test_the_lists_of_further_tests_name_modules_and_files_that_exist() -> None:
+    mutation = tool()
+    names = [*mutation.MORE_TESTS, *(file for files in mutation.MORE_TESTS.values() for file in files)]
+    paths = [
+        mutation.SOURCE / f"{name}.py" if not name.startswith("tests/") else ROOT / name for name in names
+    ]
+    assert [str(path) for path in paths if not path.exists()] == []
+    assert [name for name in mutation.TEST_DIRECTORIES if not (ROOT / "tests" / name).is_dir()] == []
+
+
+def test_the_mutants_of_the_differential_fuzzer_patch_what_exists() -> None:
+    mutants = tool("differential_mutants").MUTANTS
+    patched = [
+        (mutant.name, owner, attribute) for mutant in mutants for owner, attribute, _ in mutant.patches
+    ]
+    assert [(name, attribute) for name, owner, attribute in patched if not hasattr(owner, attribute)] == []

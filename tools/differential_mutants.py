@@ -1,7 +1,7 @@
-"""Break a rule of our broker on purpose, and see whether differential fuzzing notices.
+"""Break a rule of our broker on purpose, and check that differential fuzzing notices.
 
-Each mutant patches our broker, which runs in this process, and is played against Apache Kafka until a
-sequence shows a difference. Exit code 0 when every mutant is found. `--write` puts the table into
+Each mutant patches our broker in this process. Random sequences of requests go to it and Apache Kafka until
+one shows a difference. The exit code is 0 if every mutant is found. `--write` writes the table of
 docs/internals/differential-fuzzing.md.
 """
 
@@ -53,11 +53,11 @@ PAGE = ROOT / "docs" / "internals" / "differential-fuzzing.md"
 BEGIN, END = "<!-- mutants -->", "<!-- /mutants -->"
 JOBS = 3
 LISTENERS = {"listeners": f"PLAINTEXT://127.0.0.1:0,{SASL}://127.0.0.1:0"}
-"""The second is for users, who log in."""
+"""A plaintext listener, and one on which users authenticate."""
 
 
 class Mutant(NamedTuple):
-    """`patches`: owner, attribute, and what stands there instead."""
+    """A broken rule. `patches`: the owner, the attribute and its replacement."""
 
     name: str
     subject: str
@@ -65,13 +65,13 @@ class Mutant(NamedTuple):
 
 
 def _wrapped(owner: Any, name: str, change: Callable[..., Any]) -> tuple[Any, str, Any]:
-    """A patch that calls `change(original, *arguments)`."""
+    """Return a patch that calls `change(original, *arguments)`."""
     original = getattr(owner, name)
     return owner, name, lambda *args, **kwargs: change(original, *args, **kwargs)
 
 
 def _without(*names: str) -> Callable[..., Any]:
-    """Call the original without these keyword arguments."""
+    """Return a change that calls the original without these keyword arguments."""
 
     def change(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **{key: value for key, value in kwargs.items() if key not in names})
@@ -103,9 +103,9 @@ def _complete_without_others(group: Any, now_ms: int) -> None:
         group._complete(now_ms)
 
 
-def _without_assignments(original: Any, node: Any, asked: Any, left_count: int) -> Any:
-    asked.assignments = None
-    return original(node, asked, left_count)
+def _without_assignments(original: Any, node: Any, arguments: Any, left_count: int) -> Any:
+    arguments.assignments = None
+    return original(node, arguments, left_count)
 
 
 def _always_creating(original: Any, node: Any, request: Any, now_ms: int) -> Any:
@@ -134,7 +134,7 @@ COORDINATION: list[Mutant] = [
         (
             _wrapped(
                 ClassicGroup,
-                "_refusal_of",
+                "_member_error",
                 lambda original, self, member_id, instance_id, *_: original(self, member_id, instance_id),
             ),
         ),
@@ -145,7 +145,7 @@ COORDINATION: list[Mutant] = [
         (
             _wrapped(
                 ClassicGroup,
-                "_refusal_of",
+                "_member_error",
                 lambda original, self, member_id, _, *generation: original(
                     self, member_id, None, *generation
                 ),
@@ -287,7 +287,7 @@ ADMINISTRATION: list[Mutant] = [
         (
             _wrapped(
                 AclTable,
-                "speaking_of",
+                "acls_matching",
                 lambda original, self, kind, name: [
                     acl
                     for acl in original(self, kind, name)
@@ -299,7 +299,7 @@ ADMINISTRATION: list[Mutant] = [
     Mutant(
         "an ACL holds for every host",
         "acls",
-        (_wrapped(Acl, "is_of", lambda original, self, names, _: original(self, names, self.host)),),
+        (_wrapped(Acl, "applies_to", lambda original, self, names, _: original(self, names, self.host)),),
     ),
     Mutant(
         "a filter that matches finds equal names only",
@@ -307,7 +307,7 @@ ADMINISTRATION: list[Mutant] = [
         (
             _wrapped(
                 AclFilter,
-                "_takes_name",
+                "_matches_name",
                 lambda original, self, acl: (
                     original(self, acl)
                     and (self.pattern_type is not PatternType.MATCH or self.name in (None, acl.name))
@@ -321,7 +321,7 @@ ADMINISTRATION: list[Mutant] = [
         (
             _wrapped(
                 quotas.QuotaFilter,
-                "takes",
+                "matches",
                 lambda original, self, entity: original(quotas.QuotaFilter(self.parts, False), entity),
             ),
         ),
@@ -370,9 +370,9 @@ MUTANTS: list[Mutant] = [
         (
             _wrapped(
                 list_transactions,
-                "_is_chosen",
-                lambda original, entry, message, now_ms: (
-                    original(entry, message, now_ms) and (message.duration_filter < 0 or entry.start_ms >= 0)
+                "_is_long",
+                lambda original, entry, duration_ms, now_ms: (
+                    original(entry, duration_ms, now_ms) and (duration_ms < 0 or entry.start_ms >= 0)
                 ),
             ),
         ),
@@ -497,18 +497,18 @@ def main() -> int:
     parser.add_argument("--sequences", type=int, default=400, help="at most so many for each")
     parser.add_argument("--kafka", metavar="HOST:PORT[,HOST:PORT]", help="one that runs")
     parser.add_argument("--write", action="store_true")
-    asked = parser.parse_args()
-    chosen = [m for m in MUTANTS if not asked.names or any(text in m.name for text in asked.names)]
+    arguments = parser.parse_args()
+    chosen = [m for m in MUTANTS if not arguments.names or any(text in m.name for text in arguments.names)]
     with ExitStack() as stack:
-        kafka = Fixed(*asked.kafka.split(",")) if asked.kafka else stack.enter_context(apache_bed())
-        rows = [(mutant, _sequences_until_found(mutant, kafka, asked.sequences)) for mutant in chosen]
-    if asked.write:
+        kafka = Fixed(*arguments.kafka.split(",")) if arguments.kafka else stack.enter_context(apache_bed())
+        rows = [(mutant, _sequences_until_found(mutant, kafka, arguments.sequences)) for mutant in chosen]
+    if arguments.write:
         _write(rows)
     return int(any(found is None for _, found in rows))
 
 
 def _sequences_until_found(mutant: Mutant, kafka: Any, limit: int) -> int | None:
-    """How many sequences were played until one showed the mutant, confirmed."""
+    """Return the number of sequences until one shows the mutant again when it is repeated."""
     subject = all_subjects()[mutant.subject]
     drawn = ((draw(subject, seed), subject.rules) for seed in range(limit))
     with ExitStack() as stack:

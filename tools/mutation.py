@@ -1,18 +1,18 @@
-"""Change one operator, constant or statement of a module at a time, and see if a quick test fails.
+"""Change one operator, constant or statement of a module at a time, and check that a quick test fails.
 
-The tests are collected once. A first run notes what each test calls. Each mutant gets a fork of the
-process that collected them. The fork replaces the code of one function, or the value of one name of the
-module. It runs only the tests that call it, cheapest first, until one fails.
+The tests are collected once. A first run records which functions each test calls. Each mutant runs in a fork
+of the process that collected the tests. The fork replaces the code of one function, or the value of one name
+of the module. It runs only the tests that call the function, cheapest first, until one fails.
 
-    make mutants MODULES="rules/append rules/marker" SECONDS=600
-    .venv/bin/python tools/mutation.py rules/append --tests tests/rules/test_rules_append.py
+    make mutants MODULES="log/recovery rules/transactions" SECONDS=600
+    .venv/bin/python tools/mutation.py rules/idempotence/append --tests tests/rules/test_rules_append.py
 
-A module is a path below src/oncelog without `.py`, or a directory of them. Each is run in its own process.
+A module is a path below src/oncelog without `.py`, or a directory. Each module runs in its own process.
 Without `--tests`, the test files are those that import the module, have its name, or are in MORE_TESTS.
-tools/equivalent_mutants.txt lists accepted survivors with a reason each.
-`--seconds` counts from the end of the first run. `--write` puts the rows into docs/internals/mutation.md.
+tools/equivalent_mutants.txt lists the accepted survivors, each with a reason.
+`--seconds` counts from the end of the first run. `--write` updates the rows in docs/internals/mutation.md.
 
-Exit code 0: each mutant was killed or is accepted; 1: some survived; 2: the time ran out.
+The exit code is 0 if each mutant was killed or is accepted, 1 if some survived, and 2 if the time ran out.
 """
 
 from __future__ import annotations
@@ -48,32 +48,33 @@ PAGE = ROOT / "docs" / "internals" / "mutation.md"
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.txt"
 MARKS = "<!-- mutation -->", "<!-- /mutation -->"
 TEST_DIRECTORIES = ("rules", "wire", "log", "broker", "client", "faults", "load", "spark", "security")
-"""Where the test files of a module are looked for."""
+"""Folders of tests/ that are searched for the test files of a module."""
 MORE_TESTS = {
     "log/cleaner": ["tests/broker/test_broker_compaction.py"],
     "log/index": ["tests/log/test_log_recovery.py", "tests/log/test_log_time_index.py"],
     "log/recovery": ["tests/log/test_log_partition.py", "tests/log/test_log_crash.py"],
     "log/snapshot": ["tests/log/test_log_partition.py", "tests/log/test_log_recovery.py"],
-    "rules/audit_findings": ["tests/rules/test_rules_audit.py"],
-    "rules/audit_sequences": ["tests/rules/test_rules_audit.py"],
-    "rules/audit_transactions": ["tests/rules/test_rules_audit.py"],
-    "rules/consumer_group": ["tests/broker/test_broker_groups.py"],
-    "rules/consumer_member": ["tests/broker/test_broker_groups.py"],
-    "rules/group": ["tests/broker/test_broker_groups.py"],
-    "rules/group_roster": ["tests/broker/test_broker_groups.py"],
-    "rules/hanging": ["tests/client/test_client_admin_broker.py"],
-    "rules/marker": ["tests/log/test_log_partition.py"],
-    "rules/offsets": ["tests/broker/test_broker_groups.py", "tests/broker/test_broker_expiry.py"],
-    "rules/scram": ["tests/security/test_security_sasl.py"],
-    "rules/transaction": ["tests/broker/test_broker_transactions.py"],
-    "rules/transaction_entry": ["tests/broker/test_broker_transactions.py"],
-    "rules/txn_session": ["tests/client/test_client_transactions.py"],
+    "audit/findings": ["tests/rules/test_rules_audit.py"],
+    "audit/sequences": ["tests/rules/test_rules_audit.py"],
+    "audit/transaction_outcomes": ["tests/rules/test_rules_audit.py"],
+    "rules/groups/classic": ["tests/broker/test_broker_groups.py"],
+    "rules/groups/committed_offsets": [
+        "tests/broker/test_broker_groups.py",
+        "tests/broker/test_broker_expiry.py",
+    ],
+    "rules/groups/consumer": ["tests/broker/test_broker_groups.py"],
+    "rules/idempotence/markers": ["tests/log/test_log_partition.py"],
+    "rules/security/scram": ["tests/security/test_security_sasl.py"],
+    "rules/transactions/client_session": ["tests/client/test_client_transactions.py"],
+    "rules/transactions/coordinator": ["tests/broker/test_broker_transactions.py"],
+    "rules/transactions/entry": ["tests/broker/test_broker_transactions.py"],
+    "rules/transactions/hanging": ["tests/client/test_client_admin_broker.py"],
 }
-"""Files that test a module without naming it."""
+"""Test files that test a module without importing it or having its name."""
 MAX_TEST_SECONDS = 5.0
-"""The tests of one mutant take at most this long; beyond that the most expensive ones are left out."""
+"""Limit for the tests of one mutant; the most expensive tests beyond it are skipped."""
 CPU_FACTOR, CPU_EXTRA = 5, 3
-"""A mutant is a time-out when its tests take this factor of their processor time, and these seconds more."""
+"""A mutant times out when its tests exceed their processor time by this factor and these seconds."""
 WALL_FACTOR, WALL_EXTRA = 30, 60
 
 MODULE_LEVEL = "<module>"
@@ -110,20 +111,22 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }
 _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _NOT_MUTATED = {"__repr__", "__str__", "__rich__"}
-"""Functions whose result is for people only."""
+"""Functions whose result only people read."""
 
 
 @dataclass(frozen=True)
 class Mutant:
+    """A changed node of a module's syntax tree."""
+
     module: str
-    """Its path below src/oncelog, without `.py`."""
+    """Path of the module below src/oncelog, without `.py`."""
     function: str
     """The qualified name of the outermost function, or MODULE_LEVEL and the name of a constant."""
     line: int
     change: str
-    """What stands there, and what the mutant has instead."""
+    """The original source and its replacement."""
     number: int
-    """Counts equal changes of one function, from 1."""
+    """Number of this change among equal changes of one function, from 1."""
     tree: ast.Module = field(repr=False, compare=False)
     node: ast.AST = field(repr=False, compare=False)
     replacement: ast.AST = field(repr=False, compare=False)
@@ -163,7 +166,7 @@ def _text(node: ast.AST) -> str:
 
 
 def _mutable_nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int]]:
-    """Yield the nodes that may be changed, with the name of what is replaced for it, and the line."""
+    """Yield the nodes that may be changed, each with the name of its function or constant, and its line."""
     for statement in tree.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -184,7 +187,7 @@ def _within(statement: ast.stmt, prefix: str) -> Iterator[tuple[ast.AST, str, in
 
 
 def _walk(node: ast.AST, function: str, line: int) -> Iterator[tuple[ast.AST, str, int]]:
-    """Yield a node and those below it, without what only people read and what only the type checker reads."""
+    """Yield a node and those below it, without the texts of errors and without annotations."""
     if isinstance(node, ast.Assert) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
         return
     line = getattr(node, "lineno", line)
@@ -199,7 +202,7 @@ def _walk(node: ast.AST, function: str, line: int) -> Iterator[tuple[ast.AST, st
 
 
 def _replacements(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what a mutant has in place of a node."""
+    """Yield the replacements of a node, one for each mutant."""
     match node:
         case ast.Compare(left=left, ops=ops, comparators=comparators):
             for index, op in enumerate(ops):
@@ -261,7 +264,7 @@ def _negated(test: ast.expr) -> ast.expr:
 
 
 def _is_falsy(node: ast.AST) -> bool:
-    """True for None, and for False: callers do not tell these apart."""
+    """Return True for None and False, which callers treat alike."""
     return isinstance(node, ast.Constant) and node.value in (None, False)
 
 
@@ -269,7 +272,7 @@ def _never_happens(case: ast.match_case) -> bool:
     return "assert_never" in ast.unparse(case.body[-1])
 
 
-# A mutant put in place of what is loaded. This happens in a fork that ends with it.
+# Applying a mutant to the loaded module, in a fork that ends afterwards.
 
 
 class _Replace(ast.NodeTransformer):
@@ -293,7 +296,7 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def put_in_place(mutant: Mutant, loaded: ModuleType, functions: dict[CodeType, list[FunctionType]]) -> None:
-    """Replace the code of the mutant's function, or the value of its name. Raises if that is not possible."""
+    """Replace the code of the mutant's function, or the value of its name. Raises if that is impossible."""
     path = str(loaded.__file__)
     mutated = _Replace(mutant.node, mutant.replacement).visit(mutant.tree)
     ast.fix_missing_locations(mutated)
@@ -333,7 +336,7 @@ def _rebind(loaded: ModuleType, name: str, value: Any) -> None:
 
 
 def loaded_functions(paths: set[str]) -> dict[CodeType, list[FunctionType]]:
-    """Return the functions of these files by their code, decorated ones and those of properties too."""
+    """Return the functions of these files by their code, decorated functions and properties included."""
     functions: dict[CodeType, list[FunctionType]] = {}
     for value in gc.get_objects():
         if isinstance(value, FunctionType) and value.__code__.co_filename in paths:
@@ -349,17 +352,17 @@ RAN, FAILED, NOT_POSSIBLE = 0, 1, 3
 
 @dataclass
 class Baseline:
-    """What the first run of all tests showed."""
+    """The result of the first run of all tests."""
 
     seconds: dict[int, float]
-    """By a test's index, its processor time."""
+    """Index of a test -> its processor time."""
     calls: dict[tuple[str, str], set[int]]
-    """By file and qualified name of a function, the tests that call it."""
+    """File and qualified name of a function -> the tests that call it."""
     failed: list[str]
 
 
 class Runner:
-    """The pytest plugin that runs mutants in place of pytest's own loop."""
+    """A pytest plugin that runs mutants instead of pytest's own loop."""
 
     def __init__(
         self,
@@ -382,7 +385,7 @@ class Runner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        # Before the test modules are imported: their own settings begin with this profile.
+        # The settings of test modules inherit from the profile that is loaded when they are imported.
         phases = (Phase.explicit, Phase.generate)
         settings.register_profile("mutation", deadline=None, derandomize=True, database=None, phases=phases)
         settings.load_profile("mutation")
@@ -395,7 +398,7 @@ class Runner:
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all forks
         functions = loaded_functions({str(path) for path in self.modules.values()})
         gc.collect()
-        gc.freeze()  # forks share what is not touched
+        gc.freeze()  # forks share the memory that they do not write to
         self.baseline = self._first_run()
         self.deadline = time.monotonic() + self.seconds
         self._run_mutants(functions)
@@ -406,7 +409,7 @@ class Runner:
             self._on_failure(report.nodeid)
 
     def _run_items(self, indices: list[int]) -> Iterator[int]:
-        """Run tests, and yield the index of each before it runs."""
+        """Run the tests, and yield the index of each before it runs."""
         for position, index in enumerate(indices):
             item = self._items[index]
             following = self._items[indices[position + 1]] if position + 1 < len(indices) else None
@@ -414,7 +417,7 @@ class Runner:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
     def _first_run(self) -> Baseline:
-        """Run all tests in a fork, and note what each costs and calls."""
+        """Run all tests in a fork, and record the cost and the calls of each."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -433,7 +436,7 @@ class Runner:
         return result
 
     def _measure(self) -> Baseline:
-        found = Baseline({}, {}, [])
+        baseline = Baseline({}, {}, [])
         paths = {str(path) for path in self.modules.values()}
         names: dict[CodeType, tuple[str, str] | None] = {}
         now: set[CodeType] = set()
@@ -442,13 +445,13 @@ class Runner:
             if event == "call":
                 now.add(frame.f_code)
 
-        self._on_failure = found.failed.append
+        self._on_failure = baseline.failed.append
         sys.setprofile(note)
         threading.setprofile(note)
         before, last = time.process_time(), -1
 
         def close() -> None:
-            found.seconds[last] = time.process_time() - before
+            baseline.seconds[last] = time.process_time() - before
             for code in now:
                 if code not in names:
                     is_ours = code.co_filename in paths
@@ -456,7 +459,7 @@ class Runner:
                         (code.co_filename, code.co_qualname.split(".<locals>")[0]) if is_ours else None
                     )
                 if name := names[code]:
-                    found.calls.setdefault(name, set()).add(last)
+                    baseline.calls.setdefault(name, set()).add(last)
 
         for index in self._run_items(list(range(len(self._items)))):
             if last >= 0:
@@ -467,7 +470,7 @@ class Runner:
             close()
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
-        return found
+        return baseline
 
     def _tests_of(self, mutant: Mutant) -> list[int]:
         """Return the tests that call a mutant's function, cheapest first, up to MAX_TEST_SECONDS."""
@@ -492,7 +495,7 @@ class Runner:
         mutants = [
             mutant for module, path in self.modules.items() for mutant in mutants_of(module, path.read_text())
         ]
-        # In a drawn order that is always the same: what is run before the time is out is a sample of all.
+        # A fixed random order: the mutants that run before the time is over are a sample of all.
         random.Random(0).shuffle(mutants)
         for mutant in mutants[self.max_mutants :] if self.max_mutants is not None else []:
             self.results[mutant] = LEFT
@@ -551,7 +554,7 @@ class Runner:
         return Fork(mutant, pid, reading, time.monotonic() + seconds * WALL_FACTOR + WALL_EXTRA)
 
     def _collect(self, running: dict[int, Fork]) -> None:
-        """Wait until a fork has ended, or one has had its time, and note its result."""
+        """Wait until a fork ends or its time is over, and record its result."""
         first = min(fork.deadline for fork in running.values())
         ended, _, _ = select.select(list(running), [], [], max(0.0, first - time.monotonic()))
         late = [pipe for pipe, fork in running.items() if fork.deadline < time.monotonic()]
@@ -571,10 +574,12 @@ class Runner:
 
 @dataclass(frozen=True)
 class Fork:
+    """A process that runs the tests of one mutant."""
+
     mutant: Mutant
     pid: int
     pipe: int
-    """Reads its end: nothing is written into it."""
+    """Pipe that is closed when the process ends; nothing is written to it."""
     deadline: float
 
 
@@ -585,7 +590,7 @@ def _be_quiet() -> None:
 
 
 def _end_group(pid: int) -> None:
-    """End what the tests of a fork left running."""
+    """Kill the processes that the tests of a fork left running."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -596,7 +601,7 @@ def _end_group(pid: int) -> None:
 
 
 def modules_of(names: list[str]) -> dict[str, Path]:
-    """Return the files of the modules and directories with these names."""
+    """Return the files of these modules and directories."""
     files: dict[str, Path] = {}
     for name in names:
         path = SOURCE / name
@@ -608,7 +613,7 @@ def modules_of(names: list[str]) -> dict[str, Path]:
 
 
 def read_accepted(text: str) -> dict[str, str]:
-    """Return the reason for each accepted survivor by its name: one line each, `name | reason`."""
+    """Return the reason for each accepted survivor by its name. The lines are `name | reason`."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return {name.strip(): reason.strip() for name, _, reason in (line.rpartition(" | ") for line in lines)}
 
@@ -627,7 +632,7 @@ def row_of(module: str, results: list[str], commit: str) -> str:
 
 
 def write_rows(rows: dict[str, str]) -> None:
-    """Put rows into the table of the page in place of those of the same modules."""
+    """Replace the rows of these modules in the table of the page."""
     text = PAGE.read_text()
     before, rest = text.split(MARKS[0])
     table, after = rest.split(MARKS[1])
@@ -637,10 +642,10 @@ def write_rows(rows: dict[str, str]) -> None:
 
 
 def tests_of(module: str) -> list[str]:
-    """Return the test files that import a module, have its name, or are said to test it."""
+    """Return the test files that import a module, have its name, or are in MORE_TESTS."""
     dotted = re.compile(rf"oncelog\.{module.replace('/', '.')}\b")
     directory, stem = module.split("/")[0], module.split("/")[-1]
-    # What rules decide is shown without Spark; its tests of lanes begin with a session.
+    # The rules are tested without Spark, whose tests start a session.
     names = [name for name in TEST_DIRECTORIES if directory != "rules" or name != "spark"]
     files = [file for name in names for file in sorted((ROOT / "tests" / name).glob("test_*.py"))]
     named = re.compile(rf"test_{directory}_{stem}(_|$)")
@@ -649,7 +654,7 @@ def tests_of(module: str) -> list[str]:
 
 
 def run_each(modules: list[str], options: argparse.Namespace) -> int:
-    """Run each module in a process of its own, which gets its share of the time that is left."""
+    """Run each module in its own process, with a share of the time that is left."""
     until, worst = time.monotonic() + options.seconds, 0
     for index, module in enumerate(modules):
         share = max(1.0, (until - time.monotonic()) / (len(modules) - index))
@@ -667,7 +672,7 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", default=["rules"])
     parser.add_argument("--tests", nargs="*")
     parser.add_argument("--seconds", type=float, default=1_800.0)
-    parser.add_argument("--max-mutants", type=int, help="run a drawn sample of this many of each module")
+    parser.add_argument("--max-mutants", type=int, help="run a random sample of this size of each module")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--write", action="store_true", help="write the rows of these modules into the page")
     options = parser.parse_args()

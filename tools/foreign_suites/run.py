@@ -156,7 +156,7 @@ def start_kafka(directory: Path, ports: dict[str, int], properties: dict[str, ob
 
 
 def suite_environment(directory: Path, ports: dict[str, int]) -> dict[str, str]:
-    """Return the variables by which each suite is told of an existing broker."""
+    """Return the environment variables that point each suite to a running broker."""
     address = {protocol: f"127.0.0.1:{port}" for protocol, port in ports.items()}
     test_conf = directory / "test.conf"
     test_conf.write_text(

@@ -90,7 +90,7 @@ class _Containers:
             return Container(folders[0])
         command = [os.environ["SUITE_PYTHON"], RUN, os.environ["SUITE_BROKER"], "--certificates", folders[0]]
         command += ["-X", f"num.partitions={environment['NUM_PARTITIONS']}", "-X", "ssl.client.auth=required"]
-        # Whoever sets the ACLs comes in on PLAINTEXT.
+        # The client that sets the ACLs uses the PLAINTEXT listener.
         command += ["-X", "super.users=User:ANONYMOUS;User:admin"]
         for protocol, key in PORTS.items():
             command += ["--port", f"{protocol}={environment[key]}"]
