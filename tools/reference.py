@@ -43,14 +43,17 @@ def code(value: object) -> str:
     return f"`{value}`" if str(value) else ""
 
 
-def prose(text: str) -> str:
-    """Return text of the code as Markdown: pages of docs/ become links, and angle brackets stay visible."""
+def prose(text: str, to_docs: str = "..") -> str:
+    """Return text of the code as Markdown: pages of docs/ become links, and angle brackets stay visible.
+
+    `to_docs`: the path from the page to docs/.
+    """
     text = text.replace("<", "&lt;").replace("*", "\\*")
-    return re.sub(r"\bdocs/([\w/-]+)\.md\b", lambda match: _page_link(match[1]), text)
-
-
-def _page_link(name: str) -> str:
-    return f"[{name.rpartition('/')[2]}](../{name}.md)"
+    return re.sub(
+        r"\bdocs/([\w/-]+)\.md\b",
+        lambda match: f"[{match[1].rpartition('/')[2]}]({to_docs}/{match[1]}.md)",
+        text,
+    )
 
 
 # Settings
@@ -813,7 +816,7 @@ def render_api(page: str) -> str:
             is_code = (
                 module == "oncelog.errors" and re.search(r"\w", name) and summary(module, name).isupper()
             )
-            rows.append((code(name), prose(summary(module, name))))
+            rows.append((code(name), prose(summary(module, name), "../..")))
             if not is_code:
                 details.append(f"::: {module}.{name}\n")
         if len(modules) > 1:

@@ -1,4 +1,4 @@
-"""The asyncio faces: `oncelog.aio.Producer`, `oncelog.aio.Consumer`, `oncelog.aio.Admin`."""
+"""The asyncio clients: `oncelog.aio.Producer`, `oncelog.aio.Consumer`, `oncelog.aio.Admin`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Each face is loaded when it is first named."""
+    """Load a client when it is first used."""
     import importlib
 
     if name not in _HOMES:

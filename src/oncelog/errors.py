@@ -1,16 +1,18 @@
 """The error tree, and Kafka's error codes as classes.
 
-ConfigError   a setting is wrong or two contradict each other
-MissingDependency  a package of an extra is not installed
-MisuseError   a call that cannot be right now; the text says what to do instead
-PeerError     bytes from the other side that are not what the protocol says
-StorageError  the disk: which file, position or offset
-TimedOut      an operation of ours did not finish in its time
-AuthenticationError  a broker and a client could not agree on who they are (TLS, SASL)
-OutcomeUnknown  a record was given up, and whether it is stored is not known
-TransactionAborted  a record's transaction was aborted before it was stored
-LoadRefused   a load cannot go on with other files or options than it began with
-BrokerError   the broker answered with an error code; one class per code
+| class | meaning |
+| --- | --- |
+| ConfigError | a setting is invalid, or two settings contradict each other |
+| MissingDependency | a package of an extra is not installed |
+| MisuseError | a call that is not allowed in the present state; the text says what to do instead |
+| PeerError | bytes from the other side that break the protocol |
+| StorageError | a failure of the disk, or unreadable data, with file and position |
+| TimedOut | an operation did not finish in time |
+| AuthenticationError | TLS or SASL authentication failed |
+| OutcomeUnknown | a record was given up, and may or may not be stored |
+| TransactionAborted | a record's transaction was aborted before the record was stored |
+| LoadRefused | a load was continued with different files or options |
+| BrokerError | the broker returned an error code; one class per code |
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from typing import Any, ClassVar
 
 
 class OncelogError(Exception):
-    """Root of everything this project raises on purpose.
+    """The root of all exceptions of Oncelog.
 
-    `delivery`: when `send_many` or `send_table` raises after it took some records, their outcome; else None.
+    `delivery`: the outcome of records that `send_many` or `send_table` had accepted before it raised, else
+    None.
     """
 
     delivery: Any = None
@@ -36,37 +39,37 @@ class MissingDependency(ConfigError, ImportError):
 
 
 class MisuseError(OncelogError, RuntimeError):
-    """The caller asked for something that is not possible in the present state."""
+    """The call is not possible in the present state."""
 
 
 class PeerError(OncelogError, ValueError):
-    """The other side sent bytes that break the protocol; the connection cannot go on."""
+    """The other side sent bytes that break the protocol, so the connection cannot continue."""
 
 
 class StorageError(OncelogError):
-    """The disk failed or holds something unreadable; the text names file and position."""
+    """The disk failed or holds unreadable data. The text names file and position."""
 
 
 class TimedOut(OncelogError, TimeoutError):
-    """A bounded wait ended without its outcome (delivery.timeout.ms, max.block.ms, ...)."""
+    """A bounded wait ended without a result (delivery.timeout.ms, max.block.ms, ...)."""
 
 
 class DisconnectedError(OncelogError, ConnectionError):
-    """The connection ended; whether requests in flight were carried out is unknown."""
+    """The connection ended. Requests in flight may or may not have been executed."""
 
 
 class NotConnectedError(DisconnectedError):
-    """There was no connection to begin with: the request was surely not sent."""
+    """There was no connection, so the request was certainly not sent."""
 
 
 class AuthenticationError(NotConnectedError):
-    """TLS or SASL failed: one side does not believe who the other is. Trying again does not help."""
+    """TLS or SASL authentication failed. A retry does not help."""
 
 
 class OutcomeUnknown(OncelogError):
-    """Given up without knowing whether the record was stored: sending it again may store it twice.
+    """The record was given up and may be stored: sending it again may store it twice.
 
-    `cause` is the last thing heard; `code` and `kafka_name` are the broker's when that was an answer.
+    `cause`: the last error. `code` and `kafka_name`: those of the broker, if the cause is a response.
     """
 
     def __init__(self, detail: str, cause: Exception | None = None) -> None:
@@ -78,26 +81,26 @@ class OutcomeUnknown(OncelogError):
 
 
 class DeliveryUnknown(OutcomeUnknown, TimedOut):
-    """delivery.timeout.ms passed without an answer that says whether the record was stored."""
+    """delivery.timeout.ms passed without a response that tells whether the record was stored."""
 
 
 class TransactionAborted(OncelogError):
-    """The record was surely not stored: its transaction was aborted first."""
+    """The record is certainly not stored: its transaction was aborted first."""
 
 
 class LoadRefused(OncelogError):
-    """The files, the topic or the options are not those that the load began with; nothing was written."""
+    """Files, topic or options differ from those that the load began with. Nothing was written."""
 
 
 MAX_MESSAGE_CHARACTERS = 1_000
-"""Length at which the message of a broker's error is cut."""
+"""Maximum length of the message of a broker's error."""
 
 
 class BrokerError(OncelogError):
     """An error code of the Kafka protocol (org.apache.kafka.common.protocol.Errors).
 
-    `code` and `kafka_name` are the protocol's. `retriable` is Java's RetriableException mark;
-    what a producer does about a code in its mode is `oncelog.rules.idempotence.error_policy`.
+    `code` and `kafka_name` are the protocol's. `retriable`: Java's class is a RetriableException.
+    `oncelog.rules.idempotence.error_policy` decides how a producer reacts to a code.
     """
 
     code: ClassVar[int] = -1
@@ -106,10 +109,10 @@ class BrokerError(OncelogError):
     hint: ClassVar[str] = ""
 
     reaction: str | None = None
-    """How the client that raised it treats it: retriable, abortable or fatal (row I18); None elsewhere."""
+    """The reaction of the client that raised it: retriable, abortable or fatal; None elsewhere."""
 
     record_errors: tuple[tuple[int, str], ...] = ()
-    """(index in the batch, what is wrong) of each refused record, where the code is about records."""
+    """(index in the batch, reason) of each rejected record, if the code concerns records."""
 
     def __init_subclass__(cls, code: int, retriable: bool = False, hint: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -126,9 +129,9 @@ class BrokerError(OncelogError):
 
     @property
     def message(self) -> str:
-        """What went wrong, without the code's name: the `error_message` of an answer.
+        """Return the description without the code's name: the `error_message` of a response.
 
-        It is cut after MAX_MESSAGE_CHARACTERS, since it may quote a client's names.
+        It is cut to MAX_MESSAGE_CHARACTERS, because it may quote names that a client chose.
         """
         return (self.detail or self.hint)[:MAX_MESSAGE_CHARACTERS]
 
@@ -138,28 +141,28 @@ class BrokerError(OncelogError):
 
 
 ERROR_BY_CODE: dict[int, type[BrokerError]] = {}
-"""Error code -> its class, for every code of the protocol but 0."""
+"""Map from error code to class, for every code of the protocol except 0."""
 _ABSENT = {"UNKNOWN_TOPIC_OR_PARTITION", "GROUP_ID_NOT_FOUND", "TRANSACTIONAL_ID_NOT_FOUND"}
 
 
 def named_text(code: int, name: str) -> str:
-    """Return what an error about one named thing says: that it does not exist, where the code means it."""
+    """Return the text of an error about one name: "NAME does not exist" if the code says so."""
     known = ERROR_BY_CODE.get(code)
     return f"{name} does not exist" if known and known.kafka_name in _ABSENT else name
 
 
 def error_for_code(code: int, detail: str = "") -> BrokerError:
-    """The exception for a protocol error code; codes we do not know keep their number in the text."""
+    """Return the exception for a protocol error code. The text of an unknown code contains its number."""
     known = ERROR_BY_CODE.get(code)
     if known is None:
         return UnknownServerError(
-            f"error code {code} is not known to this version{': ' + detail if detail else ''}"
+            f"error code {code} is unknown to this version{': ' + detail if detail else ''}"
         )
     return known(detail)
 
 
 def raise_for_code(code: int, detail: str = "") -> None:
-    """Raise what `code` means; 0 is success."""
+    """Raise the exception for `code`; do nothing for 0 (success)."""
     if code:
         raise error_for_code(code, detail)
 
@@ -240,9 +243,7 @@ class NotCoordinator(BrokerError, code=16, retriable=True):
     kafka_name = "NOT_COORDINATOR"
 
 
-class InvalidTopicException(
-    BrokerError, code=17, hint="the topic name is not legal, or the topic is internal"
-):
+class InvalidTopicException(BrokerError, code=17, hint="the topic name is invalid, or the topic is internal"):
     kafka_name = "INVALID_TOPIC_EXCEPTION"
 
 
@@ -321,20 +322,20 @@ class IllegalSaslState(BrokerError, code=34):
     kafka_name = "ILLEGAL_SASL_STATE"
 
 
-class UnsupportedVersion(BrokerError, code=35, hint="the broker does not serve this version of the API"):
+class UnsupportedVersion(BrokerError, code=35, hint="the broker does not support this version of the API"):
     kafka_name = "UNSUPPORTED_VERSION"
 
 
-class TopicAlreadyExists(BrokerError, code=36, hint="the topic is already there"):
+class TopicAlreadyExists(BrokerError, code=36, hint="the topic exists already"):
     kafka_name = "TOPIC_ALREADY_EXISTS"
 
 
-class InvalidPartitions(BrokerError, code=37, hint="the number of partitions is not legal"):
+class InvalidPartitions(BrokerError, code=37, hint="the number of partitions is invalid"):
     kafka_name = "INVALID_PARTITIONS"
 
 
 class InvalidReplicationFactor(
-    BrokerError, code=38, hint="the replication factor cannot be given by these brokers"
+    BrokerError, code=38, hint="there are too few brokers for this replication factor"
 ):
     kafka_name = "INVALID_REPLICATION_FACTOR"
 
@@ -376,12 +377,16 @@ class DuplicateSequenceNumber(BrokerError, code=46, hint="the batch is stored al
 
 
 class InvalidProducerEpoch(
-    BrokerError, code=47, hint="a newer epoch of this producer id has written here; this producer is fenced"
+    BrokerError,
+    code=47,
+    hint="a newer epoch of this producer id has written here, which fences this producer",
 ):
     kafka_name = "INVALID_PRODUCER_EPOCH"
 
 
-class InvalidTxnState(BrokerError, code=48, hint="the call does not fit the transaction's state"):
+class InvalidTxnState(
+    BrokerError, code=48, hint="the call is not allowed in the present state of the transaction"
+):
     kafka_name = "INVALID_TXN_STATE"
 
 
@@ -400,7 +405,7 @@ class InvalidTransactionTimeout(
 
 
 class ConcurrentTransactions(
-    BrokerError, code=51, retriable=True, hint="another operation of this transaction is under way"
+    BrokerError, code=51, retriable=True, hint="another operation of this transaction is in progress"
 ):
     kafka_name = "CONCURRENT_TRANSACTIONS"
 
@@ -437,7 +442,7 @@ class SaslAuthenticationFailed(BrokerError, code=58):
     kafka_name = "SASL_AUTHENTICATION_FAILED"
 
 
-class UnknownProducerId(BrokerError, code=59, hint="the broker has forgotten this producer id"):
+class UnknownProducerId(BrokerError, code=59, hint="the broker no longer knows this producer id"):
     kafka_name = "UNKNOWN_PRODUCER_ID"
 
 
@@ -505,7 +510,7 @@ class UnknownLeaderEpoch(BrokerError, code=75, retriable=True):
     kafka_name = "UNKNOWN_LEADER_EPOCH"
 
 
-class UnsupportedCompressionType(BrokerError, code=76, hint="the codec is not served at this version"):
+class UnsupportedCompressionType(BrokerError, code=76, hint="the codec is not supported in this version"):
     kafka_name = "UNSUPPORTED_COMPRESSION_TYPE"
 
 
@@ -549,7 +554,7 @@ class GroupSubscribedToTopic(BrokerError, code=86):
     kafka_name = "GROUP_SUBSCRIBED_TO_TOPIC"
 
 
-class InvalidRecord(BrokerError, code=87, hint="the record or batch is not legal"):
+class InvalidRecord(BrokerError, code=87, hint="the record or batch is invalid"):
     kafka_name = "INVALID_RECORD"
 
 
@@ -685,7 +690,7 @@ class InvalidRegistration(BrokerError, code=119):
     kafka_name = "INVALID_REGISTRATION"
 
 
-class TransactionAbortable(BrokerError, code=120, hint="the transaction must be aborted; then go on"):
+class TransactionAbortable(BrokerError, code=120, hint="abort the transaction, then begin a new one"):
     kafka_name = "TRANSACTION_ABORTABLE"
 
 

@@ -1,8 +1,8 @@
-"""The sizes at which the broker changes its way of working: one step more, another file, a second round.
+"""Internal limits of the broker: sizes of steps, caches and rounds at which its behaviour changes.
 
-They are not settings: no client sees them, and a user has no reason to change one. They are parameters so
-that tests and the simulator can draw them small. A fault that needs a million keys is then met with three.
-`LogManager.open` takes them; everything above it asks the manager. docs/internals/limits.md explains each.
+They are not settings, because users have no reason to change them. Tests and the simulator draw them small,
+so that a fault that needs a million keys appears with three. `LogManager.open` takes them, and code above the
+log reads them from the manager. docs/internals/limits.md explains each one.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Sizes of steps, caches, runs and rounds of one broker. Each is at least 1 unless its comment says 0."""
+    """The limits of one broker. Each is at least 1 unless its description says otherwise."""
 
     # Compaction
     max_compaction_keys: int = 1 << 20
-    """Keys that one round of compaction remembers; a dirty range with more is cleaned in several rounds."""
+    """Keys in the map of one compaction round; a dirty range with more takes several rounds."""
     compaction_step_items: int = 500
     """Batches and records that compaction handles in one step; a larger batch is decoded in a thread."""
 
     # Segments and their indexes
     index_run_entries: int = 256
-    """Index entries that are kept in memory before they are written to their file in one run."""
+    """Index entries that are buffered in memory before they are written to their file."""
     max_relative_offset: int = 2**31 - 1
     """Largest offset less base offset in a segment; the formats of its index files allow no more."""
     max_drops_per_step: int = 8
-    """Segments that are renamed in one step of deleting them."""
+    """Segments that one step of a deletion renames."""
 
     # Reading
     max_read_cursors: int = 64
-    """Ends of recent reads whose file positions a partition remembers."""
+    """Ends of recent reads whose file positions a partition caches."""
     scan_chunk_bytes: int = 1 << 20
     """Bytes that a scan of a log reads at a time. At least 61, the size of a batch header."""
     scan_first_chunk_bytes: int = 1 << 12
     """Bytes that a scan for one batch reads first. At least 61."""
     scan_block_headers: int = 4096
-    """Batch headers that recovery hands over together."""
+    """Batch headers that recovery processes together."""
     search_step_cost: int = 4096
     """Batches, records and kilobytes that a look-up by time reads in one step."""
 
@@ -48,17 +48,17 @@ class Limits:
     expire_step_producers: int = 8192
     """Producer entries that one step of expiry looks at."""
     max_verifying_producers: int = 1_000
-    """Producers of a partition for which the transaction coordinator is being asked; the oldest go first."""
+    """Producers of a partition with a pending transaction verification; above it the oldest are dropped."""
     snapshot_every_bytes: int = 64 << 20
     """Bytes appended since the last producer snapshot at which a checkpoint takes another one."""
     snapshot_step_shards: int = 256
     """Shards whose ids or lengths one step of a snapshot writes."""
     snapshot_vector_entries: int = 16
-    """Entries of a shard from which on a snapshot encodes them as columns instead of one by one."""
+    """Entries of a shard at which a snapshot encodes columns instead of single entries."""
     producer_id_block: int = 1000
     """Producer ids that are reserved on disk at a time."""
     first_producer_epoch: int = 0
-    """First epoch of a new transactional id, at least 0. Near 32,767 a producer id is soon used up."""
+    """First epoch of a new transactional id, at least 0. Near 32,767 a producer id is soon exhausted."""
 
     # Coordinators
     coordinator_roll_bytes: int = 256 << 10
@@ -70,11 +70,11 @@ class Limits:
     expire_step_entries: int = 100
     """Groups or transactional ids that one step looks at when offsets, ids and transactions expire."""
     pattern_step_cost: int = 4_000_000
-    """Instructions times bytes matched in one heartbeat or step: 20 ms at worst, mostly far below 1 ms."""
+    """Regular expression instructions times matched bytes per heartbeat or step: at most 20 ms of work."""
     assignment_burst_cost: int = 20_000
-    """Members and partitions in assignments that a consumer group is made at once; the next one waits."""
+    """Members plus partitions that consumer groups assign in one step; further assignments wait."""
     max_catalogued_topics: int = 100_000
-    """Topics in all remembered subscriptions of consumer groups together."""
+    """Topics in all cached subscriptions of consumer groups together."""
 
     # Requests and fetch sessions
     request_step_elements: int = 1_000
@@ -82,17 +82,17 @@ class Limits:
     partitions_per_step: int = 16
     """Partitions that are made or removed, or new topics that are checked, in one step."""
     large_answer_partitions: int = 100
-    """Partitions of a Metadata response from which on its bytes are kept for the next request."""
+    """Partitions of a Metadata response at which its bytes are cached for the next request."""
     max_answers_kept: int = 16
-    """Encoded Metadata responses that are kept."""
+    """Encoded Metadata responses in the cache."""
     max_session_partitions: int = 200_000
-    """Partitions that all fetch sessions remember together, about 80 MB. At least 0."""
+    """Partitions in all fetch sessions together, about 80 MB. At least 0."""
     session_eviction_ms: int = 120_000
-    """Idle time after which a fetch session gives up its slot to a new one. At least 0."""
+    """Idle time after which a new fetch session may evict this one. At least 0."""
     session_expiry_ms: int = 600_000
-    """Idle time after which a fetch session is forgotten."""
+    """Idle time after which a fetch session is removed."""
     max_quota_shares: int = 10_000
-    """Users and clients whose quota the broker remembers."""
+    """Users and clients whose quota usage the broker tracks."""
 
 
 DEFAULT_LIMITS = Limits()

@@ -1,7 +1,4 @@
-"""What a setting is: its row, what is read of a user's value, and the settings of one table.
-
-The tables themselves are in config.py.
-"""
+"""A setting, the parser of its value, and the parsed settings of one table. The tables are in config.py."""
 
 from __future__ import annotations
 
@@ -21,11 +18,14 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 _INT64 = range(-(2**63), 2**63)
 
 SCOPE = "listener.name."
-"""Before a listener's name and a key: what holds there only, as Kafka writes it."""
+"""Prefix of a key for one listener only, before its name, as in Kafka."""
 
 
 class Password:
-    """A secret: printed, logged or put into an error text it says [hidden]. `value` is what it hides."""
+    """A secret that prints as [hidden], so that logs and error texts do not show it.
+
+    `value` is the secret.
+    """
 
     __slots__ = ("value",)
 
@@ -47,9 +47,9 @@ SettingValue = int | float | bool | str | list[str] | Password | None
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row. `choices` are the only legal values; default None = unset.
+    """One setting. `choices`: the only valid values. `default` None: unset.
 
-    `low`/`high` are inclusive bounds; of a list, `low` is the least length.
+    `low` and `high` are inclusive bounds; for a list, `low` is the minimum length.
     """
 
     key: str
@@ -61,7 +61,7 @@ class Setting:
     choices: tuple[str, ...] = ()
 
     def parse(self, raw: object) -> SettingValue:
-        """Turn what the user gave into the setting's type, or raise ConfigError naming the key."""
+        """Return the user's value as the setting's type. Raises ConfigError, which names the key."""
         if raw is None:
             return None
         value = _PARSERS[self.kind](self, raw)
@@ -90,7 +90,7 @@ def _parts(value: SettingValue) -> list[str]:
 
 def _parse_int(setting: Setting, raw: object) -> int:
     try:
-        # Java's parser takes neither underscores nor more than 64 bits, and Python's int() both.
+        # Unlike Python's int(), Java's parser rejects underscores and more than 64 bits.
         if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
             raise ValueError
         if isinstance(raw, str) and not _WHOLE.fullmatch(raw.strip()):
@@ -128,7 +128,7 @@ def _parse_str(setting: Setting, raw: object) -> str:
 
 def _parse_list(setting: Setting, raw: object) -> list[str]:
     if isinstance(raw, str) and setting.choices:
-        # As Kafka reads cleanup.policy: nothing at all is an empty list, twice the same counts once.
+        # As Kafka parses cleanup.policy: an empty text is an empty list, and duplicates count once.
         parts = [part.strip() for part in raw.split(",")] if raw.strip() else []
         return list(dict.fromkeys(parts))
     if isinstance(raw, str):
@@ -153,9 +153,9 @@ _PARSERS: dict[Kind, Callable[[Setting, object], SettingValue]] = {
 
 
 class Settings(Mapping[str, Any]):
-    """Parsed settings of one table: `settings["linger.ms"]`, and which keys the user set.
+    """The parsed settings of one table: `settings["linger.ms"]`, and the keys that the user set.
 
-    `layers`: what was set while the program runs, as text, the winning layer first.
+    `layers`: values that were set at run time, as text, with the highest precedence first.
     """
 
     __slots__ = ("_configured", "_table", "_user", "_values", "layers")
@@ -176,19 +176,19 @@ class Settings(Mapping[str, Any]):
         return len(self._values)
 
     def is_user_set(self, key: str) -> bool:
-        """Whether the user gave this key, rather than its default standing."""
+        """Return True if the user set this key."""
         return key in self._user
 
     def user_set(self) -> dict[str, Any]:
-        """Only what the user gave."""
+        """Return the values that the user set."""
         return {key: self._values[key] for key in self._values if key in self._user}
 
     def configured(self, key: str) -> Any:
-        """Return what holds without any layer."""
+        """Return the value without any layer."""
         return self._configured[key]
 
     def lay_over(self, layers: Sequence[Mapping[str, str]]) -> None:
-        """Let these layers hold from now on, for everyone who has this object. Raises ConfigError."""
+        """Replace the layers, for every holder of this object. Raises ConfigError."""
         values = self._configured
         for layer in reversed(layers):
             parsed = self._table.parse(layer)
@@ -196,15 +196,15 @@ class Settings(Mapping[str, Any]):
         self._values, self.layers = values, tuple(layers)
 
     def replaced(self, changes: Mapping[str, Any]) -> Settings:
-        """A copy with other values; the user-set marks stay as they were."""
+        """Return a copy with `changes`. The set of keys that the user set stays the same."""
         return Settings(self._table, {**self._values, **changes}, self._user)
 
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """A named set of settings. `parse` refuses unknown keys with the nearest known one.
+    """A named set of settings. `parse` rejects unknown keys and suggests the nearest known one.
 
-    `scoped`: beginnings of keys that may also be given for one listener, as listener.name.NAME.KEY.
+    `scoped`: prefixes of keys that can also be set for one listener, as listener.name.NAME.KEY.
     """
 
     name: str
@@ -229,28 +229,31 @@ class SettingsTable:
     def key_names(self) -> list[str]:
         return [s.key for s in self.settings]
 
-    def parse(self, given: Mapping[str, object]) -> Settings:
-        """Check and complete `given` (dots or underscores in keys). Raises ConfigError."""
+    def parse(self, values: Mapping[str, object]) -> Settings:
+        """Return the settings with defaults. Keys may have dots or underscores. Raises ConfigError."""
         by_key, by_underscore = self._by_key, self._by_underscore
-        values = self._defaults.copy()
+        parsed = self._defaults.copy()
         user: set[str] = set()
-        for raw_key, raw in given.items():
+        for raw_key, raw in values.items():
             key = raw_key if raw_key in by_key else by_underscore.get(raw_key, raw_key)
             row = by_key.get(key) or self._of_listener(key)
             if row is None:
                 near = difflib.get_close_matches(key, by_key, n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigError(f"unknown {self.name} setting {raw_key!r}{hint}")
-            values[key] = row.parse(raw)
+            parsed[key] = row.parse(raw)
             user.add(key)
-        return Settings(self, values, frozenset(user))
+        return Settings(self, parsed, frozenset(user))
 
     def _of_listener(self, scoped: str) -> Setting | None:
-        """The row of listener.name.NAME.KEY. Raises ConfigError for a key that holds everywhere."""
+        """Return the setting for listener.name.NAME.KEY.
+
+        Raises ConfigError if KEY cannot be set per listener.
+        """
         if not self.scoped or not scoped.startswith(SCOPE):
             return None
         _, _, key = scoped.removeprefix(SCOPE).partition(".")
         row = self.get(key)
         if row is not None and not key.startswith(self.scoped):
-            raise ConfigError(f"{scoped}: {key} holds for all listeners; set it without {SCOPE}NAME")
+            raise ConfigError(f"{scoped}: {key} applies to all listeners; set it without {SCOPE}NAME")
         return row and replace(row, key=scoped)

@@ -1,7 +1,4 @@
-"""The values every room speaks: ids, records, and what a send or a look-up returns.
-
-Nothing here does I/O, knows the wire, or decides anything.
-"""
+"""Values that all parts of Oncelog share: ids, records, offsets and results. No I/O and no decisions."""
 
 from __future__ import annotations
 
@@ -11,17 +8,17 @@ from enum import Enum, IntEnum
 from typing import NamedTuple, NewType
 
 ProducerId = NewType("ProducerId", int)
-"""64-bit, 0 or above, unique for the life of a cluster (row I4)."""
+"""64-bit producer id, at least 0, unique for the life of a cluster (behaviour I4, docs/behaviours.md)."""
 
 Header = tuple[str, bytes | None]
 """A record header: UTF-8 key, value or null."""
 
 Headers = Iterable[Header] | Mapping[str, bytes | None]
-"""A record's headers as a caller gives them. A name may come twice in pairs, but not in a mapping."""
+"""Record headers as a caller passes them. A name may repeat in pairs, but not in a mapping."""
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic; partitions count from 0."""
+    """One partition of a topic. Partition numbers start at 0."""
 
     topic: str
     partition: int
@@ -41,21 +38,21 @@ class Compression(IntEnum):
 
 
 class TimestampType(IntEnum):
-    """Who set the timestamp: the producer, or the broker at append (attribute bit 3)."""
+    """The origin of a timestamp: the producer, or the broker at append (attribute bit 3)."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
 
 class Isolation(IntEnum):
-    """What a reader may see; the number is Fetch's isolation_level."""
+    """The isolation level of a reader, with the numbers of Fetch's isolation_level."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
 
 
 class Origin(Enum):
-    """Who hands a batch to the log; the append rule is strict only with clients."""
+    """The source of an appended batch. The append rule is strict for clients only."""
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
@@ -63,7 +60,7 @@ class Origin(Enum):
 
 
 class Record(NamedTuple):
-    """One record as a reader gets it. `timestamp_ms` is milliseconds since the epoch."""
+    """One record as a reader gets it. `timestamp_ms`: milliseconds since the epoch."""
 
     topic: str
     partition: int
@@ -76,10 +73,10 @@ class Record(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where an acknowledged record stands.
+    """The place of an acknowledged record.
 
-    `offset` is None when the broker did not tell it (`acks=0`, or the answer
-    DUPLICATE_SEQUENCE_NUMBER). `timestamp_ms` is the broker's for LogAppendTime topics.
+    `offset` is None if the broker returned none (`acks=0`, DUPLICATE_SEQUENCE_NUMBER). `timestamp_ms` is
+    the broker's time for topics with LogAppendTime.
     """
 
     topic: str
@@ -90,7 +87,7 @@ class RecordMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """A broker as Metadata names it."""
+    """A broker in a Metadata response."""
 
     node_id: int
     host: str
@@ -100,7 +97,7 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition as Metadata describes it; `leader` is None while there is none."""
+    """A partition in a Metadata response; `leader` is None while there is none."""
 
     topic: str
     partition: int
@@ -111,7 +108,7 @@ class PartitionInfo:
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A position to commit: the next offset to read, and a note. `leader_epoch` None: not known."""
+    """A position to commit: the next offset to read, and free text. `leader_epoch` None: unknown."""
 
     offset: int
     leader_epoch: int | None = None
@@ -119,9 +116,10 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """Who commits offsets: a group, and the member in the generation that it knows (KIP-447).
+    """The group, member and generation on whose behalf offsets are committed (KIP-447).
 
-    `generation_id` -1 and `member_id` "": nobody in particular, so that no zombie is fenced by it.
+    With `generation_id` -1 and `member_id` "" the coordinator does not check the member, so it fences no
+    zombie.
     """
 
     group_id: str
@@ -131,7 +129,10 @@ class ConsumerGroupMetadata(NamedTuple):
 
 
 class TransactionShare(NamedTuple):
-    """An open transaction, for producers in other processes. `raises_epoch`: as the coordinator ends it."""
+    """An open transaction to share with other processes.
+
+    `raises_epoch`: its end raises the epoch (KIP-890).
+    """
 
     transactional_id: str
     producer_id: int

@@ -70,7 +70,7 @@ def test_how_listeners_are_written(given: dict[str, str], expected: Sequence[str
         ({"advertised.listeners": "0.0.0.0:7"}, "every interface"),
         ({"advertised.listeners": "a:7,b:7"}, "twice"),
         ({"listener.name.ssl.ssl.client.auth": "required"}, "no listener SSL"),
-        ({"listener.name.ssl.node.id": "2"}, "node.id holds for all listeners"),
+        ({"listener.name.ssl.node.id": "2"}, "node.id applies to all listeners"),
         ({"listener.name.ssl.ssl.client.auth": "maybe"}, "listener.name.ssl.ssl.client.auth"),
         ({"listener.name.ssl.ssl.nothing": "x"}, "unknown"),
     ],
