@@ -156,7 +156,7 @@ class Coordinators:
     def compact(self) -> None:
         """Two rounds: what the first closes and syncs, the second compacts."""
         for topic in (self.node.transactions.topic, self.node.groups.topic):
-            topic.close_long_segments(NOW_MS)
+            topic.roll_for_compaction(NOW_MS)
         for partition in self.node.log_manager.partitions.values():
             partition.flush()
         self.node.log_manager.compact(NOW_MS)
@@ -228,7 +228,7 @@ def test_forgotten_ids_leave_nothing(coordinators: Coordinators) -> None:
     made = coordinators
     for number in range(40):
         made.node.transactions.init(f"id-{number}", None, 60_000, NOW_MS)
-    made.node.transactions.forget_expired(NOW_MS + 8 * 86_400_000)
+    made.node.transactions.expire(NOW_MS + 8 * 86_400_000)
     for _ in range(60):
         made.node.transactions.init("living", None, 60_000, NOW_MS)
     made.compact()

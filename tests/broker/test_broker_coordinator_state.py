@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from oncelog.broker.coordinators.internal_topic import StateTopic
+from oncelog.broker.coordinators.internal_topic import InternalTopic
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.dispatch import handle
 from oncelog.broker.request import Request
@@ -190,11 +190,11 @@ class CoordinatorState(RuleBasedStateMachine):
         if self.node.topics.get(topic) is not None:
             with pytest.MonkeyPatch.context() as patch:
                 if is_log_full:
-                    patch.setattr(StateTopic, "append", full)
+                    patch.setattr(InternalTopic, "append", full)
                 (result,) = self.ask(DeleteTopicsRequest(topic_names=[topic]), 5).responses
             assert result.error_code == 0
             assert not any(
-                at.topic == topic for group in GROUPS for at in self.node.groups.offsets.places_of(group)
+                at.topic == topic for group in GROUPS for at in self.node.groups.offsets.partitions_of(group)
             )
         if is_made_again and self.node.topics.get(topic) is None:
             self.node.topics.create(topic, 1, {}, self.now_ms)
@@ -203,8 +203,8 @@ class CoordinatorState(RuleBasedStateMachine):
     def let_time_pass(self, hours: int) -> None:
         self.now_ms += hours * HOUR_MS
         self.node.transactions.abort_timed_out(self.now_ms)
-        self.node.transactions.forget_expired(self.now_ms)
-        self.node.groups.forget_expired(self.now_ms)
+        self.node.transactions.expire(self.now_ms)
+        self.node.groups.expire(self.now_ms)
 
     @rule()
     def flush(self) -> None:
@@ -301,8 +301,8 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: int
         (Topics, "_remove_directories", 1, True),
         (Topics, "_save", 2, True),
         (Offsets, "delete_topics", 1, True),
-        (StateTopic, "append", 1, True),
-        (StateTopic, "append", 2, True),
+        (InternalTopic, "append", 1, True),
+        (InternalTopic, "append", 2, True),
         (Topics, "forget_deletions", 1, True),
         (Topics, "_save", 3, True),
     ],
@@ -335,7 +335,7 @@ def test_offsets_that_a_full_disk_keeps_do_not_count_for_the_next_topic_of_that_
 ) -> None:
     node = opened(directory)
     with monkeypatch.context() as patch:
-        patch.setattr(StateTopic, "append", full)
+        patch.setattr(InternalTopic, "append", full)
         assert delete_topic(node) == 0
     node.topics.create("t", 1, {}, 0)
     assert offsets_of(node) == {}
@@ -352,7 +352,7 @@ def test_a_topic_deleted_twice_leaves_nothing_of_its_first_life(
 ) -> None:
     node = opened(directory)
     with monkeypatch.context() as patch:
-        patch.setattr(StateTopic, "append", full)
+        patch.setattr(InternalTopic, "append", full)
         assert delete_topic(node) == 0
     node.topics.create("t", 1, {}, 0)
     if is_committed_again:
@@ -558,7 +558,7 @@ def test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it
     node = opened(directory)
     with monkeypatch.context() as patch:
         if is_log_full:
-            patch.setattr(StateTopic, "append", full)
+            patch.setattr(InternalTopic, "append", full)
         assert delete_topic(node) == 0
     node.topics.create("t", 1, {}, 0)
     node.groups.offsets.commit("i", {AT: offset(1)}, 0)

@@ -12,7 +12,7 @@ from helpers_producer import producer_of
 
 from oncelog import Broker
 from oncelog.broker.coordinators.internal_topic import partition_for
-from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from oncelog.broker.coordinators.internal_topic_config import CONSUMER_OFFSETS, TRANSACTION_STATE
 from oncelog.errors import NotCoordinator
 from oncelog.wire import messages as m
 

@@ -80,17 +80,17 @@ def test_groups_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) 
     for index in range(COUNT):
         node.ask(commit(f"g{index}", 5, generation_id_or_member_epoch=-1), 7)
     node.now_ms += 8 * DAY_MS
-    groups.forget_expired(node.now_ms)
+    groups.expire(node.now_ms)
     assert len(list(groups.group_ids())) == COUNT
     node.step()
     (used, *_) = groups.group_ids()
     node.ask(commit(used, 6, generation_id_or_member_epoch=-1), 7)
-    groups.forget_expired(node.now_ms)  # a round that begins meanwhile must not double the work
+    groups.expire(node.now_ms)  # a round that begins meanwhile must not double the work
     took = rounds_of(node, lambda: len(list(groups.group_ids())))
     assert max(took) <= STEP
     assert sum(took) == COUNT - STEP - 1
     assert list(groups.group_ids()) == [used]
-    groups.forget_expired(node.now_ms + 8 * DAY_MS)
+    groups.expire(node.now_ms + 8 * DAY_MS)
     rounds_of(node, lambda: 0)
     assert not list(groups.group_ids())
 
@@ -100,7 +100,7 @@ def test_transactional_ids_expire_a_few_in_a_step_and_those_in_use_stay(node: St
     for index in range(COUNT):
         node.init(f"x{index}")
     node.now_ms += 8 * DAY_MS
-    transactions.forget_expired(node.now_ms)
+    transactions.expire(node.now_ms)
     assert len(list(transactions.all())) == COUNT
     node.step()
     used = max(entry.transactional_id for entry in transactions.all())
@@ -146,8 +146,8 @@ def test_a_broker_that_is_closed_does_not_finish_the_round_first(node: SteppedNo
         node.init(f"x{index}")
         node.ask(commit(f"g{index}", 5, generation_id_or_member_epoch=-1), 7)
     node.now_ms += 8 * DAY_MS
-    transactions.forget_expired(node.now_ms)
-    groups.forget_expired(node.now_ms)
+    transactions.expire(node.now_ms)
+    groups.expire(node.now_ms)
     node.step()
     node.step()
     left = len(list(transactions.all())), len(list(groups.group_ids()))
@@ -194,7 +194,7 @@ def test_offsets_with_the_longest_retention_are_kept_over_restarts(node: Stepped
     assert answer.topics[0].partitions[0].error_code == 0
     for _ in range(2):
         node.now_ms += 400 * DAY_MS
-        node.node.groups.forget_expired(node.now_ms)
+        node.node.groups.expire(node.now_ms)
         rounds_of(node, lambda: 0)
         assert [each.offset for each in node.node.groups.offsets.of("g").values()] == [5]
         node.restart()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oncelog import errors
 from oncelog.broker.coordinators.groups import GroupCoordinator
-from oncelog.broker.coordinators.internal_topic import StateTopic
+from oncelog.broker.coordinators.internal_topic import InternalTopic
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.limits import Limits
 from oncelog.server.embedded import Broker
@@ -172,10 +172,10 @@ def test_a_restart_takes_nothing_from_members_whose_pattern_is_not_resolved_yet(
     consumers, background = node.node.groups.consumers, node.node.log_manager.background
     background.on_added = lambda: None  # they wait for this test
     (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
-    assert consumers.patterns.is_pending(["[tu]"])
+    assert consumers.patterns.is_unresolved(["[tu]"])
     assert (answer.error_code, answer.member_epoch) == (0, joined.member_epoch)
     assert node.state() == before
-    while consumers.patterns.is_pending(["[tu]"]):
+    while consumers.patterns.is_unresolved(["[tu]"]):
         background.step()
     node.ask(heartbeat("g", "m", joined.member_epoch), 1)
     assert node.state() == before
@@ -252,9 +252,9 @@ def test_a_member_that_joins_while_a_pattern_is_resolved_takes_nothing_from_othe
     assert (other.error_code, other.member_epoch) == (0, joined.member_epoch)
     (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
     assert (answer.error_code, answer.assignment) == (0, None)
-    groups.forget_expired(node.now_ms + 10 * MINUTE_MS)
+    groups.expire(node.now_ms + 10 * MINUTE_MS)
     assert groups.offsets.of("g")
-    while groups.consumers.patterns.is_pending(["t.*"]):
+    while groups.consumers.patterns.is_unresolved(["t.*"]):
         background.step()
     (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
     (kept,) = answer.assignment.topic_partitions
@@ -393,14 +393,14 @@ class Refusing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: set[bytes] = set()
-        append = StateTopic.append
+        append = InternalTopic.append
 
-        def refuse(topic: StateTopic, index: int, records: Any, now_ms: int) -> Any:
+        def refuse(topic: InternalTopic, index: int, records: Any, now_ms: int) -> Any:
             if any(name in key for name in self.names for key, _ in records):
                 raise errors.NotCoordinator("the disk refuses")
             return append(topic, index, records, now_ms)
 
-        monkeypatch.setattr(StateTopic, "append", refuse)
+        monkeypatch.setattr(InternalTopic, "append", refuse)
 
 
 @pytest.fixture

@@ -270,7 +270,7 @@ def join_consumer_group(client: Client) -> Any:
 
 
 def expire_offsets(client: Client) -> None:
-    client.node.groups.forget_expired(NOW_MS + 30 * DAY_MS)
+    client.node.groups.expire(NOW_MS + 30 * DAY_MS)
 
 
 def time_out(client: Client) -> None:

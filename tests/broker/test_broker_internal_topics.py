@@ -9,7 +9,11 @@ import pytest
 from helpers_broker import RawClient
 
 from oncelog import Admin, Broker
-from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS, INTERNAL_TOPICS, TRANSACTION_STATE
+from oncelog.broker.coordinators.internal_topic_config import (
+    CONSUMER_OFFSETS,
+    INTERNAL_TOPICS,
+    TRANSACTION_STATE,
+)
 from oncelog.client.admin.types import ConfigResource
 from oncelog.wire.messages import CreateTopicsRequest
 
@@ -58,6 +62,6 @@ def test_an_internal_topic_cannot_be_made_or_altered_to_be_deleted_by_age(tmp_pa
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             resource = ConfigResource("topic", name)
             outcome = admin.alter_configs({resource: {"cleanup.policy": "delete"}}, raise_errors=False)
-            assert "stays compacted" in str(outcome[resource].error)
+            assert "must be compacted" in str(outcome[resource].error)
             admin.alter_configs({resource: {"segment.bytes": "2000000"}})
         assert policies(broker.bootstrap_servers, name) == {name: "compact"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from helpers_log import values_and_markers
 
-from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
-from oncelog.broker.coordinators.transaction_verification import Admission, Dialect
+from oncelog.broker.coordinators.internal_topic_config import CONSUMER_OFFSETS, TRANSACTION_STATE
+from oncelog.broker.coordinators.transaction_verification import ClientCapabilities, TransactionVerification
 from oncelog.broker.coordinators.transactions import MARKERS_REACH_THE_DISK_MS, TransactionCoordinator
 from oncelog.broker.dispatch import tick
 from oncelog.broker.state import BrokerState
@@ -66,9 +66,9 @@ class Producer:
         """Make a partition part of the transaction, as AddPartitionsToTxn does."""
         self.node.transactions.add_partitions("x", self.who, [tp], NOW_MS)
 
-    def admission(self, tp: TopicPartition, dialect: Dialect) -> Admission:
+    def admission(self, tp: TopicPartition, dialect: ClientCapabilities) -> TransactionVerification:
         node = self.node
-        return Admission(
+        return TransactionVerification(
             "x",
             {tp: self.who},
             dialect,
@@ -84,7 +84,7 @@ class Producer:
         if is_classic:
             self.add(tp)
         if not partition.has_open_transaction(*self.who):
-            self.admission(tp, Dialect(not is_classic, True)).check(tp)
+            self.admission(tp, ClientCapabilities(not is_classic, True)).check(tp)
         sequence = self.sequences.get(tp, 0)
         self.sequences[tp] = sequence + 1
         batch = build_batch(
@@ -98,7 +98,7 @@ class Producer:
 
     def send_offset(self, value: int) -> None:
         assert self.node.groups.offsets_partition("g", NOW_MS) == OFFSETS
-        self.admission(OFFSETS, Dialect(True, True)).check(OFFSETS)
+        self.admission(OFFSETS, ClientCapabilities(True, True)).check(OFFSETS)
         committed = CommittedOffset(value, -1, "", NOW_MS, -1, -1)
         self.node.groups.offsets.commit_pending("g", self.who, {T0: committed}, NOW_MS)
 
@@ -122,7 +122,7 @@ class Producer:
     def compact(self) -> None:
         """Begin the next round of compaction of what is synced: all of the coordinator's log."""
         now_ms = self.round_ms = self.round_ms + ROUND_MS
-        self.node.transactions.topic.close_long_segments(now_ms)
+        self.node.transactions.topic.roll_for_compaction(now_ms)
         self.node.topics.partition(STATE)[1].flush()
         tick(self.node, now_ms)
 

@@ -440,7 +440,7 @@ def commit_error(node: BrokerState, request: OffsetCommitRequest) -> int:
 def test_the_offsets_of_one_group_expire_in_steps() -> None:
     node = with_topic(driven(MemoryDisk()))
     commit(node, "g", range(MANY_OFFSETS))
-    node.groups.forget_expired(NOW_MS + 30 * 86_400_000)
+    node.groups.expire(NOW_MS + 30 * 86_400_000)
     steps = []
     while node.log_manager.background:
         if (job := node.log_manager.background.step()) is not None:

@@ -13,7 +13,12 @@ from helpers_group_node import GroupNode, create
 from helpers_log import values_and_markers
 
 from oncelog.broker.coordinators import transactions as coordinator
-from oncelog.broker.coordinators.internal_topic import Written, must_wait, partition_for, when_durable
+from oncelog.broker.coordinators.internal_topic import (
+    AppendHandle,
+    is_pending_flush,
+    partition_for,
+    when_durable,
+)
 from oncelog.broker.coordinators.markers import Marker, MarkerWriter
 from oncelog.broker.dispatch import handle
 from oncelog.broker.purgatory import PendingResponse
@@ -138,7 +143,7 @@ def test_a_crash_at_every_step_of_the_end(
     who = place.begin()
     real, written = MarkerWriter.write, 0
 
-    def write(writer: MarkerWriter, at: TopicPartition, marker: Marker, now_ms: int) -> Written:
+    def write(writer: MarkerWriter, at: TopicPartition, marker: Marker, now_ms: int) -> AppendHandle:
         nonlocal written
         if written == markers:
             raise Crash
@@ -187,7 +192,7 @@ def test_a_marker_that_cannot_be_written_is_written_later(
     who = place.begin()
     real, broken = MarkerWriter.write, {PARTITIONS[1]}
 
-    def write(writer: MarkerWriter, at: TopicPartition, marker: Marker, now_ms: int) -> Written:
+    def write(writer: MarkerWriter, at: TopicPartition, marker: Marker, now_ms: int) -> AppendHandle:
         if at in broken:
             raise KafkaStorageError("the disk is full")
         return real(writer, at, marker, now_ms)
@@ -228,9 +233,9 @@ def test_an_idle_id_is_forgotten_with_a_tombstone(tmp_path: Path) -> None:
     who = place.begin()
     place.node.transactions.end("x", who, True, 0, NOW_MS)
     place.begin("open")
-    place.node.transactions.forget_expired(NOW_MS + 999)
+    place.node.transactions.expire(NOW_MS + 999)
     assert place.state() is S.COMPLETE_COMMIT
-    place.node.transactions.forget_expired(NOW_MS + 1_000)
+    place.node.transactions.expire(NOW_MS + 1_000)
     assert place.node.transactions.get("x") is None
     assert place.state("open") is S.ONGOING
     place.crash()
@@ -469,7 +474,7 @@ def test_a_time_out_at_the_last_epoch_fences_and_gives_another_producer_id(place
     node = place.node
     node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
     first = node.transactions.init("x", None, 1_000, NOW_MS).entry
-    node.transactions._persist(first._replace(producer_epoch=32_766), NOW_MS)
+    node.transactions._append(first._replace(producer_epoch=32_766), NOW_MS)
     who = Identity(first.producer_id, 32_766)
     node.transactions.add_partitions("x", who, PARTITIONS, NOW_MS)
     node.transactions.abort_timed_out(NOW_MS + 1_001)
@@ -487,7 +492,7 @@ def test_a_time_out_that_finds_no_producer_id_comes_again(
     node = place.node
     node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
     first = node.transactions.init("x", None, 1_000, NOW_MS).entry
-    node.transactions._persist(first._replace(producer_epoch=32_766), NOW_MS)
+    node.transactions._append(first._replace(producer_epoch=32_766), NOW_MS)
     node.transactions.add_partitions("x", Identity(first.producer_id, 32_766), PARTITIONS, NOW_MS)
 
     def full() -> int:
@@ -541,13 +546,13 @@ def test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another() -> 
     entries = [node.transactions.init(name, None, 60_000, now_ms).entry for name in ("x", "y")]
     x, y = (Identity(entry.producer_id, entry.producer_epoch) for entry in entries)
     added = node.transactions.add_partitions("x", x, [TopicPartition("t", 0)], now_ms)
-    assert must_wait(added.written)
+    assert is_pending_flush(added.written)
     when_durable(node.flush_queue, added.written, lambda error: None)
     flush()
     other = node.transactions.add_partitions("y", y, [TopicPartition("t", 1)], now_ms)
-    assert must_wait(other.written)
+    assert is_pending_flush(other.written)
     again = node.transactions.add_partitions("x", x, [TopicPartition("t", 0)], now_ms)
-    assert not must_wait(again.written)
+    assert not is_pending_flush(again.written)
 
 
 def start(disk: MemoryDisk, **fences: bool) -> BrokerState:

@@ -13,7 +13,7 @@ from helpers_broker import RawClient, batch, fetch_request, produce_request, spl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS
+from oncelog.broker.coordinators.internal_topic_config import CONSUMER_OFFSETS
 from oncelog.broker.coordinators.markers import Marker
 from oncelog.broker.dispatch import end_round, handle, tick
 from oncelog.broker.purgatory import PendingResponse

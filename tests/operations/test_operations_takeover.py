@@ -16,7 +16,7 @@ from helpers_broker import RawClient, batch, wait_until
 from helpers_producer import producer_of, values
 
 from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
-from oncelog.broker.coordinators.internal_topics import INTERNAL_TOPICS
+from oncelog.broker.coordinators.internal_topic_config import INTERNAL_TOPICS
 from oncelog.broker.coordinators.transaction_log import decode_key, decode_value
 from oncelog.broker.topics.kafka_metadata import DIRECTORY, read_metadata
 from oncelog.broker.topics.takeover import take_over

@@ -68,9 +68,9 @@ class PeriodicTasks:
             ("transaction.abort.timed.out.transaction.cleanup.interval.ms", self._abort_timed_out),
             (
                 "transaction.remove.expired.transaction.cleanup.interval.ms",
-                self._transactions.forget_expired,
+                self._transactions.expire,
             ),
-            ("offsets.retention.check.interval.ms", self._groups.forget_expired),
+            ("offsets.retention.check.interval.ms", self._groups.expire),
         ]
         intervals: list[tuple[int, _Task]] = [(max(self._settings[key], 1), task) for key, task in by_setting]
         session_check_ms = max(self._log_manager.limits.session_expiry_ms // 4, 1)
@@ -101,7 +101,7 @@ class PeriodicTasks:
             return
         self._transactions.hold_young_decisions(now_ms)
         for coordinator in (self._transactions, self._groups):
-            coordinator.topic.close_long_segments(now_ms)
+            coordinator.topic.roll_for_compaction(now_ms)
         wall_ms = self._wall_ms(now_ms)  # it is compared with times of records, as in _enforce_retention
         # Only synced segments are compacted. The round begins when these syncs have ended: otherwise a
         # segment that was just closed waits for the next one. Guarded by
@@ -151,7 +151,7 @@ class PeriodicTasks:
     def _finish_deletions(self, now_ms: int) -> BackgroundTask:
         # In one background task: no topic of the name may be created before its offsets are being deleted.
         marked = yield from self._topics.resume_deletions()
-        yield from self._groups.delete_offsets_of(marked, now_ms)
+        yield from self._groups.delete_topic_offsets(marked, now_ms)
 
     def _flush_closed(self, *, is_compacted: bool, then: Callable[[], None]) -> None:
         """Sync closed segments, so that recovery after a kill reads only the active one.

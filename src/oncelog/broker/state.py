@@ -11,8 +11,8 @@ from typing import Any
 
 from oncelog.broker.append_events import AppendEvent
 from oncelog.broker.coordinators.groups import GroupCoordinator
-from oncelog.broker.coordinators.internal_topic import StateTopic
-from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS, TRANSACTION_STATE
+from oncelog.broker.coordinators.internal_topic import InternalTopic
+from oncelog.broker.coordinators.internal_topic_config import CONSUMER_OFFSETS, TRANSACTION_STATE
 from oncelog.broker.coordinators.markers import MarkerWriter
 from oncelog.broker.coordinators.producer_ids import ProducerIds
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
@@ -113,7 +113,7 @@ class BrokerState:
     def new_group_coordinator(self) -> GroupCoordinator:
         """Return a group coordinator over this broker's topics that has not been loaded."""
         settings = self.settings
-        topic = StateTopic(
+        topic = InternalTopic(
             CONSUMER_OFFSETS,
             settings["offsets.topic.num.partitions"],
             topics=self.topics,
@@ -133,7 +133,7 @@ class BrokerState:
 
     def new_transaction_coordinator(self) -> TransactionCoordinator:
         """Return a transaction coordinator over this broker's topics that has not been loaded."""
-        topic = StateTopic(
+        topic = InternalTopic(
             TRANSACTION_STATE,
             self.settings["transaction.state.log.num.partitions"],
             topics=self.topics,

@@ -127,7 +127,7 @@ def _live(cell: Cell, data_dir: Path) -> int:
 
 def _clean(node: BrokerState, now_ms: int) -> None:
     """What the broker does every log.cleaner.backoff.ms."""
-    node.transactions.topic.close_long_segments(now_ms)
+    node.transactions.topic.roll_for_compaction(now_ms)
     for partition in node.log_manager.partitions.values():
         if partition.is_flush_due:
             partition.flush()

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from oncelog.broker.coordinators.groups import GroupCoordinator
-from oncelog.broker.coordinators.internal_topic import StateTopic
-from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS
+from oncelog.broker.coordinators.internal_topic import InternalTopic
+from oncelog.broker.coordinators.internal_topic_config import CONSUMER_OFFSETS
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.coordinators.producer_ids import stored_next_id
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
@@ -216,7 +216,7 @@ def _is_to_be_deleted(node: BrokerState, topic: str, index: int, offset: Committ
     return deletion.before is None or offset.record_offset < deletion.before.get(index, 0)
 
 
-def _damaged(topic: StateTopic) -> dict[Any, Any]:
+def _damaged(topic: InternalTopic) -> dict[Any, Any]:
     return {(topic.name, index): damage.offset for index, damage in topic.damaged.items()}
 
 

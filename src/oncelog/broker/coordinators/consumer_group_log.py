@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol as records of `__consumer_offsets`, in Kafka's formats (keys 3, 5 to 8)."""
+"""Encoding of consumer protocol groups as records of `__consumer_offsets`: key versions 3 and 5 to 8."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ _Target = ConsumerGroupTargetAssignmentMemberValue.TopicPartition
 
 
 def group_record_keys(group: ConsumerGroup) -> list[RecordKey]:
-    """All that is stored of a group without members."""
+    """Return the keys of all records of a group without members."""
     return [RecordKey(TARGET_EPOCH), RecordKey(EPOCH)]
 
 
 def encode_record(
-    group: ConsumerGroup, entry: RecordKey, *, is_gone: bool = False
+    group: ConsumerGroup, record_key: RecordKey, *, is_gone: bool = False
 ) -> tuple[bytes, bytes | None]:
-    """Return key and value of a part of the group as it is now; no value when it is gone.
+    """Return the record for a part of the group; its value is None if that part is gone.
 
-    Raises InvalidRequest for a text that is too long for its field.
+    Raises InvalidRequest if a string is too long for its field.
     """
-    kind, member_id = entry
+    kind, member_id = record_key
     is_gone = is_gone or (kind in _MEMBER_KEYS and member_id not in group.members)
     try:
         if kind in _GROUP_KEYS:
@@ -82,7 +82,9 @@ def _value(group: ConsumerGroup, kind: int, member_id: str) -> bytes:
     if kind == TARGET:
         rows = by_topic_id(group.targets.get(member_id, ()))
         return ConsumerGroupTargetAssignmentMemberValue(
-            topic_partitions=[_Target(topic_id=topic_id, partitions=each) for topic_id, each in rows]
+            topic_partitions=[
+                _Target(topic_id=topic_id, partitions=partitions) for topic_id, partitions in rows
+            ]
         ).to_bytes(_VALUE_VERSION)
     member = group.members[member_id]
     return _member(member) if kind == MEMBER else _current(member)
@@ -102,8 +104,10 @@ def _member(member: ConsumerMember) -> bytes:
 
 
 def _current(member: ConsumerMember) -> bytes:
-    def rows(places: Iterable[TopicIdPartition]) -> list[_Assigned]:
-        return [_Assigned(topic_id=topic_id, partitions=each) for topic_id, each in by_topic_id(places)]
+    def rows(tps: Iterable[TopicIdPartition]) -> list[_Assigned]:
+        return [
+            _Assigned(topic_id=topic_id, partitions=partitions) for topic_id, partitions in by_topic_id(tps)
+        ]
 
     return ConsumerGroupCurrentMemberAssignmentValue(
         member_epoch=member.epoch,
@@ -114,21 +118,23 @@ def _current(member: ConsumerMember) -> bytes:
     ).to_bytes(_VALUE_VERSION)
 
 
-def by_topic_id(places: Iterable[TopicIdPartition]) -> list[tuple[bytes, list[int]]]:
-    """(topic id, its partitions), in order."""
+def by_topic_id(tps: Iterable[TopicIdPartition]) -> list[tuple[bytes, list[int]]]:
+    """Return sorted pairs of a topic id and its partitions."""
     topics: dict[bytes, list[int]] = {}
-    for topic_id, partition in sorted(places):
+    for topic_id, partition in sorted(tps):
         topics.setdefault(topic_id, []).append(partition)
     return list(topics.items())
 
 
 def topic_id_partitions(rows: Iterable[tuple[bytes, Iterable[int]]]) -> frozenset[TopicIdPartition]:
-    """The inverse of `by_topic_id`."""
-    return frozenset((bytes(topic_id), partition) for topic_id, each in rows for partition in each)
+    """Return the inverse of `by_topic_id`."""
+    return frozenset(
+        (bytes(topic_id), partition) for topic_id, partitions in rows for partition in partitions
+    )
 
 
 def parse_key(key: bytes) -> tuple[str, RecordKey]:
-    """Whose record it is, and of what. Raises PeerError."""
+    """Return the group id of a record and the part of the group that it holds. Raises PeerError."""
     kind = version_of(key)
     if kind in _GROUP_KEYS:
         return _GROUP_KEYS[kind].from_bytes(key).group_id, RecordKey(kind)
@@ -136,9 +142,9 @@ def parse_key(key: bytes) -> tuple[str, RecordKey]:
     return read.group_id, RecordKey(kind, read.member_id)
 
 
-def replay_record(group: ConsumerGroup, entry: RecordKey, data: bytes | None) -> None:
-    """Take a record into account; a member's parts come in any order. Raises PeerError."""
-    kind, member_id = entry
+def replay_record(group: ConsumerGroup, record_key: RecordKey, data: bytes | None) -> None:
+    """Apply a record to the group. The records of a member come in any order. Raises PeerError."""
+    kind, member_id = record_key
     if kind == EPOCH:
         group.epoch = ConsumerGroupMetadataValue.from_bytes(data).epoch if data else 0
     elif kind == TARGET_EPOCH:
@@ -147,13 +153,15 @@ def replay_record(group: ConsumerGroup, entry: RecordKey, data: bytes | None) ->
     elif kind == TARGET:
         group.targets.pop(member_id, None)
         if data is not None:
-            told = ConsumerGroupTargetAssignmentMemberValue.from_bytes(data).topic_partitions
-            group.targets[member_id] = topic_id_partitions((each.topic_id, each.partitions) for each in told)
+            rows = ConsumerGroupTargetAssignmentMemberValue.from_bytes(data).topic_partitions
+            group.targets[member_id] = topic_id_partitions((row.topic_id, row.partitions) for row in rows)
     elif kind == MEMBER and data is None:
         group.members.pop(member_id, None)
     elif data is not None:
-        known = group.members.get(member_id) or ConsumerMember(member_id)
-        group.members[member_id] = _with_member(known, data) if kind == MEMBER else _with_current(known, data)
+        member = group.members.get(member_id) or ConsumerMember(member_id)
+        group.members[member_id] = (
+            _with_member(member, data) if kind == MEMBER else _with_current(member, data)
+        )
 
 
 def _with_member(member: ConsumerMember, data: bytes) -> ConsumerMember:
@@ -178,8 +186,8 @@ def _with_current(member: ConsumerMember, data: bytes) -> ConsumerMember:
         epoch=read.member_epoch,
         previous_epoch=read.previous_member_epoch,
         state=MemberState(read.state),
-        assigned=topic_id_partitions((each.topic_id, each.partitions) for each in read.assigned_partitions),
+        assigned=topic_id_partitions((row.topic_id, row.partitions) for row in read.assigned_partitions),
         revoking=topic_id_partitions(
-            (each.topic_id, each.partitions) for each in read.partitions_pending_revocation
+            (row.topic_id, row.partitions) for row in read.partitions_pending_revocation
         ),
     )

@@ -1,7 +1,7 @@
-"""Groups of the consumer protocol: carries out what `rules.groups.consumer` decides, and keeps it.
+"""The coordinator of consumer protocol groups, which carries out what `rules.groups.consumer` decides.
 
-Regular expressions (`broker.coordinators.patterns`) match whole names; internal topics match none.
-Source: KIP-848; Kafka's GroupMetadataManager.
+Regular expressions (`broker.coordinators.patterns`) match whole topic names, but never internal topics.
+Source: KIP-848; kafka GroupMetadataManager.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from oncelog.broker.coordinators.consumer_group_log import (
     parse_key,
     replay_record,
 )
-from oncelog.broker.coordinators.internal_topic import StateTopic, Written
+from oncelog.broker.coordinators.internal_topic import AppendHandle, InternalTopic
 from oncelog.broker.coordinators.patterns import Pattern, TopicPatterns
 from oncelog.broker.settings.dynamic_config import DynamicConfig
 from oncelog.broker.topics.topics import Topics
@@ -27,17 +27,17 @@ from oncelog.rules.groups.deadlines import Deadlines
 from oncelog.settings import Settings
 
 RETRY_MS = 1000
-"""How long after its records could not be stored a group's deadlines are looked at again."""
+"""Pause before a group's deadlines are handled again after its records could not be stored."""
 SUBSCRIPTION_RECORDS = 4
-"""How many times message.max.bytes the different subscriptions of a group's members may take in memory."""
+"""Limit of the memory for distinct subscriptions of a group, in multiples of message.max.bytes."""
 
 
 class ConsumerGroups:
-    """Every such group of this node."""
+    """All consumer protocol groups of this broker."""
 
     def __init__(
         self,
-        topic: StateTopic,
+        topic: InternalTopic,
         settings: Settings,
         topics: Topics,
         dynamic: DynamicConfig,
@@ -50,48 +50,50 @@ class ConsumerGroups:
         self._deadlines = Deadlines()
         self.patterns = TopicPatterns(background, limits.pattern_step_cost)
         self._max_patterns = 100
-        self._catalogues: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
-        self._catalogued = 0
-        self._catalogues_of = (-1, -1)
-        """Revisions of the topics and of the patterns that `_catalogues` were made of."""
+        self._resolved: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
+        self._resolved_count = 0
+        self._resolved_at = (-1, -1)
+        """Revisions of the topics and of the patterns from which `_resolved` were built."""
 
     @property
     def assignors(self) -> list[str]:
-        """Names of the assignors that are offered, the default first."""
+        """Names of the enabled assignors, the default first."""
         return [ASSIGNOR_NAMES[name] for name in self._settings["group.consumer.assignors"]]
 
     def get(self, group_id: str) -> ConsumerGroup | None:
-        """None for a group that is not there. Raises NotCoordinator."""
+        """Return a group, or None. Raises NotCoordinator."""
         self._topic.check(group_id)
         return self._groups.get(group_id)
 
     def ids(self) -> set[str]:
+        """Return the ids of all groups."""
         return set(self._groups)
 
     def heartbeat(
-        self, group_id: str, beat: Heartbeat, now_ms: int, first: Sequence[tuple[bytes, bytes | None]] = ()
-    ) -> tuple[HeartbeatResult, list[Written]]:
-        """Return the answer, and what must be durable before it is given.
+        self, group_id: str, request: Heartbeat, now_ms: int, first: Sequence[tuple[bytes, bytes | None]] = ()
+    ) -> tuple[HeartbeatResult, list[AppendHandle]]:
+        """Return the result of a heartbeat, and the appends that the response must wait for.
 
-        `first`: records to store before the group's own, in the same batch. Raises GroupIdNotFound,
-        NotCoordinator, InvalidRequest, MessageTooLarge, InvalidRegularExpression; and as
-        ConsumerGroup.heartbeat.
+        `first` has records to store before the group's own, in the same batch. Raises GroupIdNotFound,
+        NotCoordinator, InvalidRequest, MessageTooLarge, InvalidRegularExpression, and what
+        ConsumerGroup.heartbeat raises.
         """
         group = self.get(group_id)
-        if group is None and beat.epoch != 0:
+        if group is None and request.epoch != 0:
             raise GroupIdNotFound(f"there is no consumer group {group_id!r}")
         draft = self._new(group_id) if group is None else group.draft()
         self.patterns.begin()
         self._forget_patterns()
-        answer = draft.heartbeat(beat, self._catalogue, now_ms, self.patterns.is_pending, Pattern)
-        return answer, self._replace(draft, now_ms, first)
+        result = draft.heartbeat(request, self._resolve_topics, now_ms, self.patterns.is_unresolved, Pattern)
+        return result, self._replace(draft, now_ms, first)
 
     def leave(
         self, group_id: str, identities: Sequence[tuple[str, str | None]], now_ms: int
-    ) -> tuple[list[int], list[Written]]:
-        """Remove members by (member id, instance id); return their error codes, and what must be durable.
+    ) -> tuple[list[int], list[AppendHandle]]:
+        """Remove members, given as (member id, instance id).
 
-        Raises UnknownMemberId without such a group; NotCoordinator, InvalidRequest, MessageTooLarge.
+        Return an error code for each, and the appends that the response must wait for. Raises UnknownMemberId
+        if there is no such group, NotCoordinator, InvalidRequest, MessageTooLarge.
         """
         group = self.get(group_id)
         if group is None:
@@ -114,42 +116,44 @@ class ConsumerGroups:
         return self._dynamic.group_ms(group_id, "consumer.session.timeout.ms")
 
     def reconfigure(self, group_id: str) -> None:
-        """Let a group have its settings as they are now; a member's time-out from its next heartbeat on."""
+        """Apply the group's current settings. A member's timeout changes with its next heartbeat."""
         group = self._groups.get(group_id)
         if group is not None:
             group.set_session_timeout(self._session_ms(group_id))
 
-    def _catalogue(self, names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
-        """Return the topics of these names or patterns; made once for every change of the topics."""
+    def _resolve_topics(self, names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
+        """Return the topics with these names or matching these patterns, cached until the topics change."""
         topics, patterns = self._topics, self.patterns
-        if self._catalogues_of != (topics.revision, patterns.revision):
+        if self._resolved_at != (topics.revision, patterns.revision):
             patterns.list_topics([topic.name for topic in topics.all() if not topic.is_internal])
-            self._catalogues_of = (topics.revision, patterns.revision)
-            self._catalogues.clear()
-            self._catalogued = 0
+            self._resolved_at = (topics.revision, patterns.revision)
+            self._resolved.clear()
+            self._resolved_count = 0
         key = names, regexes
-        if key not in self._catalogues:
-            wanted = set(names).union(*map(patterns.find, sorted(regexes)))
-            found = [topic for name in sorted(wanted) if (topic := topics.get(name)) is not None]
-            made = {topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in found}
-            if self._catalogues_of != (topics.revision, patterns.revision):
-                return made  # a pattern was resolved meanwhile, perhaps one that `find` was asked before
-            self._catalogued += len(made) + 1
-            if self._catalogued > self._limits.max_catalogued_topics:
-                self._catalogues.clear()
-                self._catalogued = len(made) + 1
-            self._catalogues[key] = made
-        return self._catalogues[key]
+        if key not in self._resolved:
+            all_names = set(names).union(*map(patterns.find, sorted(regexes)))
+            topics_found = [topic for name in sorted(all_names) if (topic := topics.get(name)) is not None]
+            resolved = {
+                topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in topics_found
+            }
+            if self._resolved_at != (topics.revision, patterns.revision):
+                return resolved  # `find` has resolved a pattern, perhaps after it was used above
+            self._resolved_count += len(resolved) + 1
+            if self._resolved_count > self._limits.max_catalogued_topics:
+                self._resolved.clear()
+                self._resolved_count = len(resolved) + 1
+            self._resolved[key] = resolved
+        return self._resolved[key]
 
     def subscribed_topics(self, group_id: str) -> set[str] | None:
-        """Return the topics that members read; None while what their patterns match is not known."""
+        """Return the topics that members subscribe to; None while their patterns are not resolved."""
         group = self._groups[group_id]
         regexes = {member.regex for member in group.members.values() if member.regex}
-        subscribed = None if self.patterns.is_pending(regexes) else group.subscribed()
+        subscribed = None if self.patterns.is_unresolved(regexes) else group.subscribed()
         return None if subscribed is None else set(subscribed)
 
     def _forget_patterns(self) -> None:
-        """Forget patterns that no member has any more, once there may be as many of them as of others."""
+        """Forget patterns that no member uses, once they may be half of all patterns."""
         if len(self.patterns) > self._max_patterns:
             members = (member for group in self._groups.values() for member in group.members.values())
             self.patterns.keep({member.regex for member in members if member.regex})
@@ -157,15 +161,15 @@ class ConsumerGroups:
 
     def _replace(
         self, draft: ConsumerGroup, now_ms: int, first: Sequence[tuple[bytes, bytes | None]] = ()
-    ) -> list[Written]:
-        """Store what the draft changed, then let it take the group's place.
+    ) -> list[AppendHandle]:
+        """Store the draft's changes, then replace the group by the draft.
 
-        Memory moves only after the log: a change that cannot be stored has not happened.
-        Raises NotCoordinator; InvalidRequest, MessageTooLarge for what no record can hold.
+        Memory changes only after the log: a change that cannot be stored has not happened.
+        Raises NotCoordinator, or InvalidRequest or MessageTooLarge if no record can hold the change.
         """
         written = []
         if draft.unsaved:
-            records = [*first, *(encode_record(draft, entry) for entry in draft.unsaved)]
+            records = [*first, *(encode_record(draft, record_key) for record_key in draft.unsaved)]
             written = [self._topic.append(self._topic.partition_of(draft.group_id), records, now_ms)]
             draft.unsaved.clear()
         self._groups[draft.group_id] = draft
@@ -178,11 +182,11 @@ class ConsumerGroups:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When `tick` has something to do."""
+        """The next time at which `tick` must run."""
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Groups whose time has come."""
+        """Run the groups whose deadline has passed."""
         for group_id in self._deadlines.take(now_ms):
             group = self._groups.get(group_id)
             if group is None:
@@ -192,13 +196,13 @@ class ConsumerGroups:
             try:
                 self._replace(draft, now_ms)
             except BrokerError:
-                # The group keeps its members for now. Other groups must not miss their turn because of it.
+                # The group keeps its members for now. Its failure must not affect other groups.
                 self._schedule(group_id, now_ms + RETRY_MS)
 
-    def bury(self, group_id: str, now_ms: int) -> Written:
-        """Forget a group without members. Raises NotCoordinator."""
+    def write_tombstones(self, group_id: str, now_ms: int) -> AppendHandle:
+        """Delete a group without members by tombstones. Raises NotCoordinator."""
         group = self._groups[group_id]
-        records = [encode_record(group, entry, is_gone=True) for entry in group_record_keys(group)]
+        records = [encode_record(group, record_key, is_gone=True) for record_key in group_record_keys(group)]
         written = self._topic.append(self._topic.partition_of(group_id), records, now_ms)
         del self._groups[group_id]
         return written
@@ -206,26 +210,28 @@ class ConsumerGroups:
     # The start
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """Take a record of the topic into account. Raises PeerError."""
-        group_id, entry = parse_key(key)
+        """Apply a record of the topic. Raises PeerError."""
+        group_id, record_key = parse_key(key)
         if group_id not in self._groups and value is None:
             return
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = self._new(group_id)
-            group.epoch = 0  # its record says more; without one the group is gone
-        replay_record(group, entry, value)
+            group.epoch = 0  # set by its record; without one the group is gone
+        replay_record(group, record_key, value)
         is_gone = not (group.members or group.targets or group.epoch or group.assignment_epoch)
         if is_gone:
             del self._groups[group_id]
 
     def forget_partition(self, index: int) -> None:
-        """Forget the groups that are kept in a partition of the topic."""
+        """Forget the groups that are stored in a partition of the topic."""
         partition_of = self._topic.partition_of
-        self._groups = {name: each for name, each in self._groups.items() if partition_of(name) != index}
+        self._groups = {
+            group_id: group for group_id, group in self._groups.items() if partition_of(group_id) != index
+        }
 
     def resume(self, now_ms: int) -> None:
-        """After the last record: members' time begins."""
+        """Start the timeouts of all members after the replay."""
         for group in self._groups.values():
             group.resume(now_ms)
             self._schedule(group.group_id, group.next_deadline_ms())

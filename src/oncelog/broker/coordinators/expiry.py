@@ -1,6 +1,6 @@
-"""Rounds over every group or transactional id that time concerns, in bounded steps.
+"""Rounds over all groups or transactional ids that may have expired, in bounded steps.
 
-With 100,000 groups one look at each takes seconds. Requests are served between two steps.
+With 100,000 groups a look at each takes seconds, so requests are served between the steps.
 Guarded by tests/broker/test_broker_expiry.py.
 """
 
@@ -13,7 +13,7 @@ from oncelog.log.background import BackgroundQueue, BackgroundTask
 
 
 class ExpiryRounds:
-    """One kind of round; the next one begins when the last one has ended."""
+    """Rounds of one kind. Only one round runs at a time."""
 
     def __init__(self, background: BackgroundQueue, step_entries: int) -> None:
         self._background = background
@@ -22,10 +22,10 @@ class ExpiryRounds:
         self._is_closed = False
 
     def begin(self, keys: Iterable[str], look: Callable[[str], BackgroundTask | None]) -> None:
-        """Call `look` for each key, a few in a step. A key may be gone when its turn comes.
+        """Call `look` for each key, a few per step. A key may be gone by then.
 
-        `look` may return work that takes several steps for its key alone. Does nothing while an earlier round
-        goes on. `look` raises only what ends the round.
+        `look` may return a task that takes several steps for its key alone. An error that it raises ends the
+        round. Does nothing while an earlier round is running.
         """
         if self._is_running or self._is_closed:
             return
@@ -33,7 +33,7 @@ class ExpiryRounds:
         self._background.add(self._run(list(keys), look))
 
     def close(self) -> None:
-        """End the round under way: the broker is being closed, and waits for what runs in the background."""
+        """End the current round: a broker that is being closed waits for its background tasks."""
         self._is_closed = True
 
     def _run(self, keys: list[str], look: Callable[[str], BackgroundTask | None]) -> BackgroundTask:
@@ -41,10 +41,10 @@ class ExpiryRounds:
             for count, key in enumerate(keys, 1):
                 if self._is_closed:
                     return
-                work = look(key)
-                if work is not None:
-                    with closing(work):
-                        for call in work:
+                task = look(key)
+                if task is not None:
+                    with closing(task):
+                        for call in task:
                             yield call
                             if self._is_closed:
                                 return

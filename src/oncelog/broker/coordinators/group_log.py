@@ -1,4 +1,4 @@
-"""A classic group as a record of `__consumer_offsets`, in Kafka's format."""
+"""Encoding of a classic group as a record of `__consumer_offsets`, in Kafka's format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _KEY_VERSION, _VALUE_VERSION = 2, 3
 
 
 def group_key(group_id: str) -> bytes:
-    """Return the record's key. Raises InvalidRequest for a group id that is too long."""
+    """Return the record's key. Raises InvalidRequest if the group id is too long."""
     try:
         return GroupMetadataKey(group=group_id).to_bytes(_KEY_VERSION)
     except MisuseError as error:
@@ -18,9 +18,9 @@ def group_key(group_id: str) -> bytes:
 
 
 def encode_group(group: ClassicGroup) -> tuple[bytes, bytes]:
-    """Return key and value of the group as it is, with the assignment that its members are about to get.
+    """Return the key and value of the group, with the assignment that its members will get.
 
-    Raises InvalidRequest for a text that is too long for its field.
+    Raises InvalidRequest if a string is too long for its field.
     """
     value = GroupMetadataValue(
         protocol_type=group.protocol_type or "",
@@ -37,9 +37,9 @@ def encode_group(group: ClassicGroup) -> tuple[bytes, bytes]:
 
 
 def check_member(group_id: str, member_id: str, request: JoinRequest, max_bytes: int) -> None:
-    """Check that a record can hold the group with this one member.
+    """Raise an error if no record can hold the group with this one member.
 
-    Raises InvalidRequest for a text that is too long for its field, MessageTooLarge for its metadata.
+    Raises InvalidRequest if a string is too long for its field, MessageTooLarge if the metadata is too large.
     """
     protocols = request.protocols or (("", b""),)
     name = max((name for name, _ in protocols), key=len)
@@ -76,7 +76,7 @@ def _encode_member(member: Member, protocol_name: str | None) -> GroupMetadataVa
 
 
 def decode_group(group: ClassicGroup, data: bytes, now_ms: int) -> None:
-    """Make a new group what was stored; its members' sessions begin now. Raises PeerError."""
+    """Restore a new group from a record's value. The members' sessions start now. Raises PeerError."""
     value = GroupMetadataValue.from_bytes(data)
     group.state = GroupState.STABLE if value.members else GroupState.EMPTY
     group.state_since_ms = value.current_state_timestamp if value.current_state_timestamp >= 0 else now_ms

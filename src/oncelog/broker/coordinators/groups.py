@@ -1,6 +1,7 @@
-"""The group coordinator: carries out what `rules.groups.classic` decides, keeps it in `__consumer_offsets`.
+"""The group coordinator: classic groups, and access to consumer protocol groups and committed offsets.
 
-Source: rows T6, T7; Kafka's GroupCoordinatorService, GroupMetadataManager.
+It carries out what `rules.groups.classic` decides, and stores groups in `__consumer_offsets`.
+Source: behaviours T6 and T7 (docs/behaviours.md); kafka GroupCoordinatorService, GroupMetadataManager.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from oncelog.broker.coordinators.consumer_group_log import KEY_VERSIONS as CONSU
 from oncelog.broker.coordinators.consumer_groups import RETRY_MS, ConsumerGroups
 from oncelog.broker.coordinators.expiry import ExpiryRounds
 from oncelog.broker.coordinators.group_log import decode_group, encode_group, group_key
-from oncelog.broker.coordinators.internal_topic import StateTopic, StoredBatch, Written, on_disk, when_durable
+from oncelog.broker.coordinators.internal_topic import (
+    AppendHandle,
+    InternalTopic,
+    StoredBatch,
+    when_durable,
+    when_synced,
+)
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.group_commit import FlushQueue
 from oncelog.broker.settings.dynamic_config import DynamicConfig
@@ -42,18 +49,18 @@ GROUP_KEY_VERSION = 2
 CONSUMER_PROTOCOL_TYPE = "consumer"
 FIRST_NOT_FOUND_COMMIT_VERSION = 9
 METADATA_RECORDS = 4
-"""How many times message.max.bytes the metadata of a classic group's members may take in memory.
+"""Limit of the memory for metadata of a classic group's members, in multiples of message.max.bytes.
 
-Its record holds that of one protocol. Members that move from one assignor to another bring two.
+The group's record has the metadata of one protocol only. Members that change their assignor send two.
 """
 
 
 class GroupCoordinator:
-    """Every group of this node."""
+    """The coordinator of all groups of this broker."""
 
     def __init__(
         self,
-        topic: StateTopic,
+        topic: InternalTopic,
         settings: Settings,
         *,
         topics: Topics,
@@ -69,14 +76,14 @@ class GroupCoordinator:
         self.consumers = ConsumerGroups(topic, settings, topics, dynamic, background, limits)
         self._groups: dict[str, ClassicGroup] = {}
         self._offsets_left: set[str] = set()
-        """Deleted topics of which the log holds offsets that memory does not: the next start deletes them."""
+        """Deleted topics with offsets in the log but not in memory. The next start deletes them."""
         self._deadlines = Deadlines()
         self._expiring = ExpiryRounds(background, limits.expire_step_entries)
 
     # Groups
 
     def get(self, group_id: str) -> ClassicGroup | None:
-        """None for a group that nobody joined; it may have committed offsets all the same.
+        """Return a classic group; None if there is none, although it may have committed offsets.
 
         Raises NotCoordinator.
         """
@@ -84,21 +91,24 @@ class GroupCoordinator:
         return self._groups.get(group_id)
 
     def group_ids(self) -> Iterable[str]:
-        """Groups with members, and groups with offsets."""
+        """Return the ids of all groups, including those that only have offsets."""
         return self.consumers.ids().union(self._groups, self.offsets.groups())
 
     def has(self, group_id: str) -> bool:
-        """Return True for a group in `group_ids`, without a look at the others. Raises NotCoordinator."""
+        """Return True if the group exists, or has offsets. Raises NotCoordinator."""
         is_group = self.get(group_id) is not None or self.consumers.get(group_id) is not None
         return is_group or self.offsets.has(group_id)
 
     def has_only_offsets(self, group_id: str) -> bool:
-        """Return True for a group that nobody has joined, but that has offsets. Raises NotCoordinator."""
+        """Return True if the group has offsets, but no client has joined it. Raises NotCoordinator."""
         has_joined = self.get(group_id) is not None or self.consumers.get(group_id) is not None
         return not has_joined and self.offsets.has(group_id)
 
-    def open(self, group_id: str, now_ms: int) -> ClassicGroup:
-        """The group, made if need be. Raises InvalidGroupId; InconsistentGroupProtocol, NotCoordinator."""
+    def get_or_create(self, group_id: str, now_ms: int) -> ClassicGroup:
+        """Return the classic group, creating it if necessary.
+
+        Raises InvalidGroupId, InconsistentGroupProtocol, NotCoordinator.
+        """
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
         group = self.get(group_id)
@@ -107,7 +117,7 @@ class GroupCoordinator:
             if consumers is not None and consumers.members:
                 raise InconsistentGroupProtocol(f"group {group_id!r} has members of the consumer protocol")
             if consumers is not None:
-                self.consumers.bury(group_id, now_ms)
+                self.consumers.write_tombstones(group_id, now_ms)
             group = self._groups[group_id] = self._new(group_id, now_ms)
         return group
 
@@ -122,27 +132,27 @@ class GroupCoordinator:
         )
 
     def consumer_heartbeat(
-        self, group_id: str, beat: Heartbeat, now_ms: int
-    ) -> tuple[HeartbeatResult, list[Written]]:
-        """Return the answer, and what must be durable before it is given.
+        self, group_id: str, request: Heartbeat, now_ms: int
+    ) -> tuple[HeartbeatResult, list[AppendHandle]]:
+        """Return the result of a heartbeat, and the appends that the response must wait for.
 
-        An empty classic group gives way to a member that joins, and stays if the member is refused: both are
-        stored in one batch. Raises GroupIdNotFound for a classic group with members; and as
-        ConsumerGroups.heartbeat.
+        A member that joins replaces an empty classic group. Both changes are stored in one batch, so the
+        classic group stays if the member is rejected.
+        Raises GroupIdNotFound for a classic group with members, and what ConsumerGroups.heartbeat raises.
         """
-        classic = self.get(group_id) if beat.epoch == 0 else None
+        classic = self.get(group_id) if request.epoch == 0 else None
         if classic is None:
-            return self.consumers.heartbeat(group_id, beat, now_ms)
+            return self.consumers.heartbeat(group_id, request, now_ms)
         if classic.state is not GroupState.EMPTY:
             raise GroupIdNotFound(f"group {group_id!r} has members of the classic protocol")
         tombstone = group_key(group_id), None
-        answer, written = self.consumers.heartbeat(group_id, beat, now_ms, [tombstone])
+        result, written = self.consumers.heartbeat(group_id, request, now_ms, [tombstone])
         classic.state = GroupState.DEAD
         del self._groups[group_id]
-        return answer, written
+        return result, written
 
-    def joined(self, group_id: str) -> ClassicGroup:
-        """A group that is there. Raises InvalidGroupId, UnknownMemberId."""
+    def get_existing(self, group_id: str) -> ClassicGroup:
+        """Return an existing classic group. Raises InvalidGroupId, UnknownMemberId, NotCoordinator."""
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
         group = self.get(group_id)
@@ -150,12 +160,12 @@ class GroupCoordinator:
             raise UnknownMemberId(f"there is no group {group_id!r}")
         return group
 
-    def settle(self, group: ClassicGroup, now_ms: int) -> None:
-        """After every call that may have changed the group: store it, and be there at its next deadline."""
+    def publish_changes(self, group: ClassicGroup, now_ms: int) -> None:
+        """Store a group that may have changed, and schedule its next deadline. Call it after every change."""
         if group.state is GroupState.DEAD:
-            return  # deleted while an earlier state of it waited for its sync
+            return  # deleted while an earlier version of it waited for its flush
         if group.is_unused:
-            # Made for a join that was refused. Only what is stored may stay, or refused joins would pile up.
+            # The group was created for a join that was rejected. Such groups must not accumulate.
             if self._groups.get(group.group_id) is group:
                 del self._groups[group.group_id]
             return
@@ -165,14 +175,14 @@ class GroupCoordinator:
 
     def _schedule(self, group: ClassicGroup, now_ms: int) -> None:
         due_ms = group.next_deadline_ms()
-        if group.is_unsaved:  # the disk refused it
+        if group.is_unsaved:  # the disk failed
             retry_ms = now_ms + RETRY_MS
             due_ms = retry_ms if due_ms is None else min(due_ms, retry_ms)
         if due_ms is not None:
             self._deadlines.set_if_earlier(group.group_id, due_ms)
 
     def _save(self, group: ClassicGroup, now_ms: int) -> None:
-        # Taken back now: a rebalance that begins before this is durable must not find it set.
+        # Clear the flag now: a rebalance that begins before this is durable may set it again.
         group.is_unsaved, version = False, group.version
         index = self.topic.partition_of(group.group_id)
         try:
@@ -186,25 +196,27 @@ class GroupCoordinator:
             if error is not None:
                 self._schedule(group, now_ms)
             elif group.is_unsaved:
-                self.settle(group, now_ms)
+                self.publish_changes(group, now_ms)
 
         when_durable(self._flush_queue, written, on_durable)
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When `tick` has something to do."""
+        """The next time at which `tick` must run."""
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Groups whose time has come."""
+        """Run the groups whose deadline has passed."""
         for group_id in self._deadlines.take(now_ms):
             group = self._groups.get(group_id)
             if group is not None:
                 group.tick(now_ms)
-                self.settle(group, now_ms)  # what cannot be stored is answered there; nothing is raised
+                self.publish_changes(
+                    group, now_ms
+                )  # what cannot be stored is answered there; nothing is raised
 
-    def delete(self, group_id: str, budget: StepBudget, now_ms: int) -> Work[Written | None]:
-        """Forget a group and its offsets, in steps between which nobody else may use the group.
+    def delete(self, group_id: str, budget: StepBudget, now_ms: int) -> Work[AppendHandle | None]:
+        """Delete a group and its offsets in steps. Other requests cannot use the group between the steps.
 
         Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator.
         """
@@ -216,25 +228,25 @@ class GroupCoordinator:
             raise NonEmptyGroup(f"group {group_id!r} has members")
         with self.topic.reserved(group_id):
             written = yield from self.delete_offsets(
-                group_id, self.offsets.places_of(group_id), budget, now_ms
+                group_id, self.offsets.partitions_of(group_id), budget, now_ms
             )
-            # Time may have ended it between two steps: that of a member id that nobody came to use.
+            # The group may have gone between two steps, when the last given out member id expired.
             group = self._groups.get(group_id)
             if group is not None:
-                written = self._bury(group, now_ms)
+                written = self._write_tombstone(group, now_ms)
             if consumers is not None:
-                written = self.consumers.bury(group_id, now_ms)
+                written = self.consumers.write_tombstones(group_id, now_ms)
         return written
 
     def _slices(self, partitions: list[TopicPartition]) -> Iterator[list[TopicPartition]]:
-        """Yield the partitions in parts whose offsets are deleted in one step each."""
+        """Return slices of the partitions, whose offsets are deleted in one step each."""
         size = self._limits.max_tombstones_per_batch
         return (partitions[first : first + size] for first in range(0, len(partitions), size))
 
     def delete_offsets(
         self, group_id: str, partitions: Collection[TopicPartition], budget: StepBudget, now_ms: int
-    ) -> Work[Written | None]:
-        """Forget offsets of a group that is reserved, in steps; return None if there were none.
+    ) -> Work[AppendHandle | None]:
+        """Delete offsets of a reserved group in steps. Return None if there were none.
 
         Raises NotCoordinator.
         """
@@ -245,7 +257,7 @@ class GroupCoordinator:
                 yield None
         return written
 
-    def _bury(self, group: ClassicGroup, now_ms: int) -> Written:
+    def _write_tombstone(self, group: ClassicGroup, now_ms: int) -> AppendHandle:
         index = self.topic.partition_of(group.group_id)
         written = self.topic.append(index, [(group_key(group.group_id), None)], now_ms)
         group.state = GroupState.DEAD
@@ -255,7 +267,10 @@ class GroupCoordinator:
     # Offsets
 
     def offsets_partition(self, group_id: str, now_ms: int) -> TopicPartition:
-        """Where a group's offsets are kept; the topic is made if need be. Raises NotCoordinator."""
+        """Return the partition that stores a group's offsets, creating the topic if necessary.
+
+        Raises NotCoordinator.
+        """
         self.topic.ensure(now_ms)
         self.topic.check(group_id)
         return TopicPartition(self.topic.name, self.topic.partition_of(group_id))
@@ -270,7 +285,7 @@ class GroupCoordinator:
         is_transactional: bool = False,
         version: int = 0,
     ) -> None:
-        """Raises what a commit by this member must be answered with (row T7)."""
+        """Raise the error for an offset commit that is not allowed: behaviour T7 (docs/behaviours.md)."""
         self.topic.check(group_id)
         consumers = self.consumers.get(group_id)
         if consumers is not None:
@@ -292,8 +307,8 @@ class GroupCoordinator:
             text = f"there is no group {group_id!r}"
             if self.offsets.of(group_id) or self.offsets.pending_of(group_id):
                 raise UnknownMemberId(f"group {group_id!r} has no members")
-            is_told = not is_transactional and version >= FIRST_NOT_FOUND_COMMIT_VERSION
-            raise GroupIdNotFound(text) if is_told else IllegalGeneration(text)
+            knows_not_found = not is_transactional and version >= FIRST_NOT_FOUND_COMMIT_VERSION
+            raise GroupIdNotFound(text) if knows_not_found else IllegalGeneration(text)
         error = group.commit_error(
             member_id, group_instance_id, generation_id, is_transactional=is_transactional
         )
@@ -301,18 +316,18 @@ class GroupCoordinator:
             raise error(f"group {group_id!r} is at generation {group.generation_id}: {group.state.value}")
 
     def note_commit(self, group_id: str, member_id: str, now_ms: int) -> None:
-        """Extend the session of a classic group's member whose commit was accepted."""
+        """Renew the session of a classic group's member whose commit was accepted."""
         group = self._groups.get(group_id)
         if group is not None:
             group.note_commit(member_id, now_ms)
 
-    def has_members_of_another_type(self, group_id: str) -> bool:
-        """Return True for a group whose members speak another protocol than consumers, as Connect's do."""
+    def has_non_consumer_members(self, group_id: str) -> bool:
+        """Return True if the group's protocol type is not that of consumers, as in Kafka Connect."""
         group = self._groups.get(group_id)
         return group is not None and bool(group.members) and group.protocol_type != CONSUMER_PROTOCOL_TYPE
 
     def subscribed_topics(self, group_id: str) -> set[str] | None:
-        """Return the topics that the group's members read; None where that cannot be told."""
+        """Return the topics that the group's members subscribe to; None if that is not known."""
         if self.consumers.get(group_id) is not None:
             return self.consumers.subscribed_topics(group_id)
         group = self._groups.get(group_id)
@@ -330,18 +345,20 @@ class GroupCoordinator:
         return topics
 
     def on_marker(self, index: int, producer_id: int, is_commit: bool, now_ms: int) -> None:
-        """A transaction ended in a partition of the offsets topic."""
+        """Apply the end of a transaction in a partition of the offsets topic."""
         self.offsets.on_marker(index, producer_id, is_commit)
 
-    def delete_offsets_of(self, deleted: Iterable[str], now_ms: int) -> Generator[None, None, None]:
-        """Delete what was committed for deleted topics, in bounded steps.
+    def delete_topic_offsets(self, deleted: Iterable[str], now_ms: int) -> Generator[None, None, None]:
+        """Delete the offsets of deleted topics in bounded steps.
 
-        Until the last step no topic of their names can be made: its readers would begin at these offsets.
-        What cannot be written now, or is left when the broker stops, the next start deletes.
+        Until the last step no topic with these names can be created: its readers would start at these
+        offsets. The next start deletes what cannot be written now, or remains when the broker stops.
         """
         topics = self._topics
-        deletions = {name: each for name in deleted if (each := topics.offsets_to_delete.get(name))}
-        before = {name: each.before for name, each in deletions.items() if each.before is not None}
+        deletions = {name: deletion for name in deleted if (deletion := topics.offsets_to_delete.get(name))}
+        before = {
+            name: deletion.before for name, deletion in deletions.items() if deletion.before is not None
+        }
         if not before:
             return
         with topics.names_held(before):
@@ -353,67 +370,65 @@ class GroupCoordinator:
             except StopIteration as done:
                 self._offsets_left |= done.value
         done_names = {name: deletions[name] for name in before if name not in self._offsets_left}
-        # Also where a replay has found the tombstones: they may be in the system's cache only.
+        # This applies to tombstones that a replay found, too: they may only be in the page cache.
         indexes = {index for name in done_names for index in before[name]}
-        written = [self.topic.newest(index) for index in sorted(indexes)]
-        on_disk(self._flush_queue, written, lambda: topics.forget_deletions(done_names))
+        written = [self.topic.last_append(index) for index in sorted(indexes)]
+        when_synced(self._flush_queue, written, lambda: topics.forget_deletions(done_names))
 
     def resume_deletions(self, now_ms: int) -> None:
-        """Finish deletions of topics that a stop or crash left. Raises StorageError."""
+        """Finish deletions of topics that a stop or crash interrupted. Raises StorageError."""
         for name, deletion in list(self._topics.offsets_to_delete.items()):
-            before = self.topic.ends() if deletion.before is None else deletion.before
-            # A power loss may have cut the log: what is appended from now on is not the deleted topic's.
-            ends = {index: self.topic.newest(index).last_offset + 1 for index in before}
+            before = self.topic.log_end_offsets() if deletion.before is None else deletion.before
+            # A power loss may have truncated the log: records from now on do not belong to the deleted topic.
+            ends = {index: self.topic.last_append(index).last_offset + 1 for index in before}
             self._topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})
-        for _ in self.delete_offsets_of(list(self._topics.offsets_to_delete), now_ms):
+        for _ in self.delete_topic_offsets(list(self._topics.offsets_to_delete), now_ms):
             pass
 
-    def forget_expired(self, now_ms: int) -> None:
-        """Forget offsets past their retention, and empty groups that have none left."""
+    def expire(self, now_ms: int) -> None:
+        """Delete expired offsets, and empty groups without offsets, in a background round."""
         budget = StepBudget(self._limits.request_step_elements)
-        self._expiring.begin(
-            self.group_ids(), lambda group_id: self._forget_expired(group_id, budget, now_ms)
-        )
+        self._expiring.begin(self.group_ids(), lambda group_id: self._expire_group(group_id, budget, now_ms))
 
-    def _forget_expired(self, group_id: str, budget: StepBudget, now_ms: int) -> BackgroundTask:
+    def _expire_group(self, group_id: str, budget: StepBudget, now_ms: int) -> BackgroundTask:
         try:
             for partitions in self._slices([*self.offsets.of(group_id)]):
-                self._forget_expired_offsets(group_id, partitions, now_ms)
+                self._expire_offsets(group_id, partitions, now_ms)
                 if budget.spend(len(partitions)):
                     yield None
             if not self.offsets.has(group_id):
-                self._forget_empty(group_id, now_ms)
+                self._expire_empty_group(group_id, now_ms)
         except BrokerError:
-            return  # it cannot be written now, or it is being deleted; the next round tries again
+            return  # the log failed, or the group is being deleted; the next round tries again
 
-    def _forget_expired_offsets(self, group_id: str, partitions: list[TopicPartition], now_ms: int) -> None:
-        """Forget those of these offsets that are past their retention. Raises NotCoordinator."""
+    def _expire_offsets(self, group_id: str, partitions: list[TopicPartition], now_ms: int) -> None:
+        """Delete the expired ones among these offsets. Raises NotCoordinator."""
         group = self.get(group_id)
         is_empty = group is None or group.state is GroupState.EMPTY
         if group is not None and not is_empty and group.state is not GroupState.STABLE:
-            return  # who reads which topic is known after the rebalance
+            return  # subscriptions are known only after the rebalance
         subscribed = self.subscribed_topics(group_id)
         if subscribed is None:
-            return  # its members may read any of the topics
+            return  # the members may subscribe to any of the topics
         since_ms = group.state_since_ms if group is not None and is_empty and group.protocol_type else None
-        self.offsets.forget_expired(group_id, partitions, subscribed, since_ms, now_ms)
+        self.offsets.expire(group_id, partitions, subscribed, since_ms, now_ms)
 
-    def _forget_empty(self, group_id: str, now_ms: int) -> None:
-        """Forget a group without offsets, if it has no members. Raises NotCoordinator."""
+    def _expire_empty_group(self, group_id: str, now_ms: int) -> None:
+        """Delete a group without offsets if it has no members. Raises NotCoordinator."""
         group, consumers = self.get(group_id), self.consumers.get(group_id)
         if consumers is not None and not consumers.members:
-            self.consumers.bury(group_id, now_ms)
+            self.consumers.write_tombstones(group_id, now_ms)
         if group is not None and group.state is GroupState.EMPTY and group.next_deadline_ms() is None:
-            self._bury(group, now_ms)
+            self._write_tombstone(group, now_ms)
 
     def close(self) -> None:
-        """End the round under way."""
+        """End the current round."""
         self._expiring.close()
 
     # The start
 
     def load(self, now_ms: int) -> None:
-        """Read back groups and offsets; a partition that cannot be read is in `topic.damaged`."""
+        """Replay groups and offsets. Partitions that cannot be read are in `topic.damaged` afterwards."""
 
         def read(index: int, batches: Iterator[StoredBatch]) -> None:
             for batch in batches:
@@ -422,12 +437,14 @@ class GroupCoordinator:
 
         self.topic.load(read, self._forget_partition)
         for group in list(self._groups.values()):
-            self.settle(group, now_ms)
+            self.publish_changes(group, now_ms)
         self.consumers.resume(now_ms)
 
     def _forget_partition(self, index: int) -> None:
         partition_of = self.topic.partition_of
-        self._groups = {name: each for name, each in self._groups.items() if partition_of(name) != index}
+        self._groups = {
+            group_id: group for group_id, group in self._groups.items() if partition_of(group_id) != index
+        }
         self.consumers.forget_partition(index)
         self.offsets.forget_partition(index)
 

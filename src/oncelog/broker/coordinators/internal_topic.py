@@ -1,14 +1,15 @@
-"""A coordinator's memory as a topic: what is decided is appended before it holds, and read back at start.
+"""Internal topics: the durable state of a coordinator. Changes are appended first, and replayed at start.
 
-A coordinator that cannot write is none: clients get NOT_COORDINATOR, as Kafka's, which all of them retry.
+`__transaction_state` and `__consumer_offsets` are compacted, use Kafka's record formats, and keep all records
+of one key in one partition. One broker leads all partitions, so it coordinates everything.
 
-An append holds as soon as it stands in the log; answers and what others write because of it wait until it
-is durable. That is enough, for all records of one key are in one partition: what was appended later is not
-durable before.
+A change is in force as soon as its record is in the log. Responses, and writes to other partitions that
+follow from it, wait until the record is durable. Since all records of a key are in one partition, a later
+record is never durable before an earlier one. See tests/broker/test_broker_coordinator_kills.py.
 
-`__transaction_state` and `__consumer_offsets` are such topics: compacted, in Kafka's record formats, a key
-always in the same partition. One node leads all of them, so it coordinates everything.
-Source: Kafka's TransactionStateManager, CoordinatorRuntime; transactions, section 1.
+If the coordinator cannot write, it answers NOT_COORDINATOR, as Kafka does; every client retries that error.
+KAFKA_STORAGE_ERROR would be fatal for a transactional producer.
+Source: kafka TransactionStateManager, CoordinatorRuntime.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from oncelog.wire.batch import build_batch, iter_batches, read_header
 from oncelog.wire.message import Message
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
 
-Then = Callable[[BrokerError | None], None]
-"""Told once: None when what was appended is as durable as its topic promises, else why it is not."""
+OnDurable = Callable[[BrokerError | None], None]
+"""Called once: with None when the appends are as durable as their topic requires, else with the error."""
 
 
-class Written(NamedTuple):
-    """An append whose durability may be waited for."""
+class AppendHandle(NamedTuple):
+    """A handle to wait for the durability of an append."""
 
     topic: Topic
     partition: Partition
@@ -49,7 +50,7 @@ class Written(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """The first place of a partition that could not be read back; `file` as a human finds it."""
+    """The first offset of a partition that could not be replayed, and the path of its file."""
 
     topic_partition: TopicPartition
     file: str
@@ -58,9 +59,10 @@ class Damage(NamedTuple):
 
 
 class StoredBatch(NamedTuple):
-    """A batch of the topic as replay meets it.
+    """A batch of an internal topic during replay.
 
-    `producer_id` None: not within a transaction. `is_commit` None: no marker; a marker has no records.
+    `producer_id` is None outside of transactions. `is_commit` is None unless the batch is a marker, which has
+    no records.
     """
 
     base_offset: int
@@ -70,7 +72,7 @@ class StoredBatch(NamedTuple):
 
 
 def java_hash(text: str) -> int:
-    """String.hashCode of Java: over UTF-16 code units, as a signed 32-bit number."""
+    """Return Java's String.hashCode: over UTF-16 code units, as a signed 32-bit number."""
     value = 0
     data = text.encode("utf-16-le", "surrogatepass")
     for low, high in zip(data[::2], data[1::2], strict=True):
@@ -79,15 +81,15 @@ def java_hash(text: str) -> int:
 
 
 def partition_for(key: str, partition_count: int) -> int:
-    """The partition that keeps a key. The absolute value of the smallest number is 0, as in Kafka."""
+    """Return the partition of a key. The smallest hash value counts as 0, as in Kafka's Utils.abs."""
     value = java_hash(key)
     return 0 if value == -(1 << 31) else abs(value) % partition_count
 
 
-class StateTopic:
-    """One such topic; made when first needed, with `partition_count` partitions that never change.
+class InternalTopic:
+    """One internal topic. It is created when first needed, with a number of partitions that never changes.
 
-    `note_stored` gets each append. `max_record_bytes` returns the limit of a record when it is appended.
+    `note_stored` is called with each append. `max_record_bytes` returns the current size limit of a record.
     """
 
     def __init__(
@@ -102,37 +104,37 @@ class StateTopic:
         self.name, self._partition_count = name, partition_count
         self._topics, self._note_stored, self._max_record_bytes = topics, note_stored, max_record_bytes
         self.damaged: dict[int, Damage] = {}
-        """Partitions that could not be read back: until a start finds them whole, nobody coordinates them."""
+        """Partitions that could not be replayed. Their keys have no coordinator until the next start."""
 
         self._reserved: set[str] = set()
 
     @property
     def topic(self) -> Topic | None:
-        """None while nothing was ever written."""
+        """The topic; None before the first append."""
         return self._topics.get(self.name)
 
     @property
     def partition_count(self) -> int:
-        """As many as there are; before the topic is made, as many as there will be."""
+        """The number of partitions, also before the topic is created."""
         topic = self.topic
         return len(topic.partitions) if topic else self._partition_count
 
     def ensure(self, now_ms: int) -> Topic:
-        """The topic, made if need be. Raises NotCoordinator."""
+        """Return the topic, creating it if necessary. Raises NotCoordinator."""
         topic = self.topic
         if topic is not None:
             return topic
         try:
             return self._topics.create(self.name, self._partition_count, {}, now_ms)
         except (StorageError, KafkaStorageError) as error:
-            raise NotCoordinator(f"{self.name} cannot be made: {error}") from error
+            raise NotCoordinator(f"{self.name} cannot be created: {error}") from error
 
     def partition_of(self, key: str) -> int:
-        """Where records of a key belong: a group id, a transactional id."""
+        """Return the partition for a key: a group id or a transactional id."""
         return partition_for(key, self.partition_count)
 
     def check(self, key: str) -> None:
-        """Raises NotCoordinator for a key that is reserved, or whose partition could not be read back."""
+        """Raise NotCoordinator if the key is reserved, or its partition could not be replayed."""
         if key in self._reserved:
             raise NotCoordinator(f"{key!r} is being deleted; try again")
         if self.damaged:
@@ -140,7 +142,7 @@ class StateTopic:
 
     @contextmanager
     def reserved(self, key: str) -> Iterator[None]:
-        """Let only the caller use a key, over several steps: `check` refuses all others, who try again."""
+        """Reserve a key for the caller over several steps. `check` rejects other requests, which retry."""
         self._reserved.add(key)
         try:
             yield
@@ -148,30 +150,30 @@ class StateTopic:
             self._reserved.discard(key)
 
     def check_partition(self, index: int) -> None:
-        """Raises NotCoordinator for a partition that could not be read back."""
+        """Raise NotCoordinator if the partition could not be replayed."""
         damage = self.damaged.get(index) if self.damaged else None
         if damage is not None:
             raise NotCoordinator(
                 f"{damage.topic_partition} is damaged at offset {damage.offset}; see docs/operations.md"
             )
 
-    def append(self, index: int, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> Written:
-        """Append (key, value or tombstone) as one batch.
+    def append(self, index: int, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> AppendHandle:
+        """Append records, as (key, value) or (key, None) for a tombstone, in one batch.
 
-        Raises NotCoordinator, MessageTooLarge for a record above the largest; nothing holds then.
+        Raises NotCoordinator, or MessageTooLarge for a record above the limit; then nothing is appended.
         """
-        # A tombstone always fits: what it ends fitted before.
+        # Tombstones have no limit: the record that they delete was within it.
         largest = max((len(key) + len(value) for key, value in records if value is not None), default=0)
         limit = largest if self._max_record_bytes is None else self._max_record_bytes()
         if largest > limit:
             raise MessageTooLarge(f"a record of {self.name} may take {limit} bytes, this one takes {largest}")
-        made = [NewRecord(now_ms, key, value) for key, value in records]
-        return self.append_batch(index, build_batch(made), now_ms)
+        batch = build_batch([NewRecord(now_ms, key, value) for key, value in records])
+        return self.append_batch(index, batch, now_ms)
 
-    def append_batch(self, index: int, batch: bytearray, now_ms: int) -> Written:
-        """Append a batch that the coordinator built, of a transaction for instance.
+    def append_batch(self, index: int, batch: bytearray, now_ms: int) -> AppendHandle:
+        """Append a batch that the coordinator built, for example within a transaction.
 
-        Raises what the append rule says of it (InvalidProducerEpoch), NotCoordinator.
+        Raises NotCoordinator, or the error of the append rule, such as InvalidProducerEpoch.
         """
         topic = self.ensure(now_ms)
         self.check_partition(index)
@@ -181,29 +183,29 @@ class StateTopic:
         except KafkaStorageError as error:
             raise NotCoordinator(str(error)) from error
         self._note_stored(partition, len(batch))
-        return Written(topic, partition, appended.last_offset)
+        return AppendHandle(topic, partition, appended.last_offset)
 
-    def newest(self, index: int) -> Written:
-        """The last append to a partition: what was decided before, and may not be durable yet."""
+    def last_append(self, index: int) -> AppendHandle:
+        """Return the last append to a partition, which may not be durable yet."""
         topic = self.topic
         assert topic is not None
         partition = topic.partition(index)
-        return Written(topic, partition, partition.log_end_offset - 1)
+        return AppendHandle(topic, partition, partition.log_end_offset - 1)
 
-    def ends(self) -> dict[int, int]:
-        """Return where the log ends, for each partition; nothing while the topic is not made."""
+    def log_end_offsets(self) -> dict[int, int]:
+        """Return the log end offset of each partition; nothing before the topic is created."""
         topic = self.topic
         return {} if topic is None else {i: p.log_end_offset for i, p in enumerate(topic.partitions)}
 
-    def close_long_segments(self, now_ms: int) -> None:
-        """Have what is as long as what it would be compacted into ready for compaction (row T2)."""
+    def roll_for_compaction(self, now_ms: int) -> None:
+        """Roll long active segments so that they can be compacted: behaviour T2 (docs/behaviours.md)."""
         topic = self.topic
         for partition in topic.partitions if topic else ():
-            with suppress(KafkaStorageError):  # whoever appends next is told
+            with suppress(KafkaStorageError):  # the next append raises the error
                 partition.cleaner.roll_for_compaction(now_ms)
 
     def replay(self, index: int) -> Iterator[StoredBatch]:
-        """Every batch of a partition in the order it was appended.
+        """Return all batches of a partition in the order of their offsets.
 
         Raises CorruptMessage, KafkaStorageError.
         """
@@ -211,10 +213,10 @@ class StateTopic:
         return iter(() if topic is None else _Replay(topic.partition(index)))
 
     def load(self, read: Callable[[int, Iterator[StoredBatch]], None], forget: Callable[[int], None]) -> None:
-        """Have every partition read; one that cannot be read whole is forgotten and `damaged`.
+        """Call `read` for every partition. If one cannot be read completely, `forget` it and mark it damaged.
 
-        Nothing of it is kept: an older state of a key would be taken for the newest one.
-        Source: Kafka's CoordinatorRuntime, whose coordinator of such a partition fails.
+        A part of a partition must not be used: an older state of a key would pass for its latest one.
+        Source: kafka CoordinatorRuntime, in which the coordinator of such a partition fails.
         """
         topic = self.topic
         for index, partition in enumerate(topic.partitions if topic else ()):
@@ -224,12 +226,12 @@ class StateTopic:
             except (BrokerError, PeerError, StorageError, ValueError) as error:
                 forget(index)
                 offset = error.offset if isinstance(error, UnreadableRecord) else batches.offset
-                where = TopicPartition(self.name, index)
-                self.damaged[index] = Damage(where, partition.file_at(offset), offset, str(error))
+                tp = TopicPartition(self.name, index)
+                self.damaged[index] = Damage(tp, partition.file_at(offset), offset, str(error))
 
 
 class UnreadableRecord(StorageError):
-    """A stored record that means nothing to us, met after its batch was passed."""
+    """A stored record that cannot be decoded, found after its batch was read."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"the record at offset {offset}: {reason}")
@@ -237,45 +239,45 @@ class UnreadableRecord(StorageError):
 
 
 class _Replay:
-    """Every batch of a partition in the order it was appended. `offset`: of the one that is looked at."""
+    """An iterator over all batches of a partition. `offset` is the position reached so far."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
         self.offset = partition.log_start_offset
 
     def __iter__(self) -> Iterator[StoredBatch]:
-        """Raises CorruptMessage, KafkaStorageError."""
+        """Yield the batches. Raises CorruptMessage, KafkaStorageError."""
         partition = self._partition
         offset = partition.log_start_offset
         while offset < partition.log_end_offset:
-            found = partition.read(offset, partition.config.limits.coordinator_read_bytes)
-            data = memoryview(found.records)
+            read_result = partition.read(offset, partition.config.limits.coordinator_read_bytes)
+            data = memoryview(read_result.records)
             for position, header in iter_batches(data):
                 self.offset = header.base_offset
                 yield _stored_batch(data[position : position + header.size_bytes])
                 self.offset = header.last_offset + 1
-            if found.next_offset <= offset:
+            if read_result.next_offset <= offset:
                 end = partition.log_end_offset
-                raise CorruptMessage(f"no batch is stored from offset {offset} on, the log ends at {end}")
-            offset = found.next_offset
+                raise CorruptMessage(f"there is no batch at offset {offset}, but the log ends at {end}")
+            offset = read_result.next_offset
 
 
-def must_wait(written: Iterable[Written]) -> bool:
-    """Whether any append is not yet as durable as its topic's flush.messages asks."""
-    return any(_waits(each) for each in written)
+def is_pending_flush(written: Iterable[AppendHandle]) -> bool:
+    """Return True if any append is not yet as durable as its topic's flush.messages requires."""
+    return any(_must_wait(handle) for handle in written)
 
 
-def when_durable(flush_queue: FlushQueue, written: Iterable[Written], then: Then) -> None:
-    """Call `then` once every append is as durable as its topic's flush.messages asks: at once, mostly.
+def when_durable(flush_queue: FlushQueue, written: Iterable[AppendHandle], then: OnDurable) -> None:
+    """Call `then` once every append is as durable as its topic's flush.messages requires, mostly at once.
 
-    What cannot be made durable is NotCoordinator of a coordinator's records, else KafkaStorageError.
+    If a flush fails, `then` gets NotCoordinator for appends to internal topics, else KafkaStorageError.
     """
-    waiting = [each for each in written if _waits(each)]
+    waiting = [handle for handle in written if _must_wait(handle)]
     if not waiting:
         then(None)
         return
     left, first_error = len(waiting), None
-    failure = NotCoordinator if all(each.topic.is_internal for each in waiting) else KafkaStorageError
+    failure = NotCoordinator if all(handle.topic.is_internal for handle in waiting) else KafkaStorageError
 
     def on_flushed(error: Exception | None) -> None:
         nonlocal left, first_error
@@ -284,13 +286,13 @@ def when_durable(flush_queue: FlushQueue, written: Iterable[Written], then: Then
         if not left:
             then(None if first_error is None else failure(f"not flushed: {first_error}"))
 
-    for each in waiting:
-        flush_queue.add(each.partition, FlushWaiter(each.last_offset, on_flushed))
+    for handle in waiting:
+        flush_queue.add(handle.partition, FlushWaiter(handle.last_offset, on_flushed))
 
 
-def on_disk(flush_queue: FlushQueue, written: Iterable[Written], then: Callable[[], None]) -> None:
-    """Call `then` once every append is synced, whatever flush.messages asks; never if that fails."""
-    waiting = [each for each in written if each.last_offset >= each.partition.recovery_point]
+def when_synced(flush_queue: FlushQueue, written: Iterable[AppendHandle], then: Callable[[], None]) -> None:
+    """Call `then` once every append is synced, whatever flush.messages says; never if a sync fails."""
+    waiting = [handle for handle in written if handle.last_offset >= handle.partition.recovery_point]
     left = len(waiting)
     if not waiting:
         then()
@@ -301,19 +303,19 @@ def on_disk(flush_queue: FlushQueue, written: Iterable[Written], then: Callable[
         if not left:
             then()
 
-    for each in waiting:
-        flush_queue.add(each.partition, FlushWaiter(each.last_offset, on_flushed))
+    for handle in waiting:
+        flush_queue.add(handle.partition, FlushWaiter(handle.last_offset, on_flushed))
 
 
-def answer_when_durable(
+def respond_when_durable(
     flush_queue: FlushQueue,
-    written: Iterable[Written],
+    written: Iterable[AppendHandle],
     answer: Message,
     refusal: Callable[[BrokerError], Message],
 ) -> Message | PendingResponse:
-    """Return the answer, or a PendingResponse until the appends are durable.
+    """Return the response, or a PendingResponse until the appends are durable.
 
-    `refusal` makes the answer of a failure.
+    `refusal` returns the response for an error.
     """
     pending = PendingResponse(blocks_pipeline=False)
     when_durable(
@@ -322,8 +324,8 @@ def answer_when_durable(
     return answer if pending.is_done else pending
 
 
-def _waits(written: Written) -> bool:
-    topic, partition, last_offset = written
+def _must_wait(handle: AppendHandle) -> bool:
+    topic, partition, last_offset = handle
     if partition.unflushed_record_count < topic.flush_messages:
         return False
     return last_offset >= partition.recovery_point

@@ -1,23 +1,23 @@
-"""The one way a transaction marker reaches a partition: from a finished transaction, and from operators."""
+"""The writer of transaction markers, for ended transactions and for WriteTxnMarkers requests of operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from oncelog.broker.coordinators.internal_topic import Written
-from oncelog.broker.coordinators.internal_topics import CONSUMER_OFFSETS
+from oncelog.broker.coordinators.internal_topic import AppendHandle
+from oncelog.broker.coordinators.internal_topic_config import CONSUMER_OFFSETS
 from oncelog.broker.topics.topics import Topics
 from oncelog.log.partition import Partition
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.control import encode_end_marker
 
 MARKER_COST = 10
-"""How many other elements of a request a marker takes the time of: it is a batch of its own."""
+"""Cost of a marker, in elements of a request. It is high because each marker is a batch of its own."""
 
 
 class Marker(NamedTuple):
-    """The outcome of a producer's transaction, as its coordinator of `coordinator_epoch` says."""
+    """The outcome of a producer's transaction, from the coordinator with this epoch."""
 
     producer_id: int
     producer_epoch: int
@@ -26,10 +26,10 @@ class Marker(NamedTuple):
 
 
 class MarkerWriter:
-    """Appends transaction markers to partitions.
+    """The writer of transaction markers to partitions.
 
-    `note_stored` gets each append. `on_offsets_marker` gets the markers of `__consumer_offsets`, as
-    partition, producer id, True for a commit, and `now_ms`.
+    `note_stored` is called with each append. `on_offsets_marker` is called for markers in
+    `__consumer_offsets`, with partition, producer id, True for a commit, and `now_ms`.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class MarkerWriter:
     ) -> None:
         self._topics, self._note_stored, self._on_offsets_marker = topics, note_stored, on_offsets_marker
 
-    def write(self, tp: TopicPartition, marker: Marker, now_ms: int) -> Written:
-        """Append the marker. What it commits or drops counts at once for readers and for committed offsets.
+    def write(self, tp: TopicPartition, marker: Marker, now_ms: int) -> AppendHandle:
+        """Append the marker. It takes effect at once for readers and for committed offsets.
 
         Raises UnknownTopicOrPartition, InvalidProducerEpoch, TransactionCoordinatorFenced, KafkaStorageError.
         """
@@ -53,4 +53,4 @@ class MarkerWriter:
         self._note_stored(partition, len(batch))
         if tp.topic == CONSUMER_OFFSETS:
             self._on_offsets_marker(tp.partition, marker.producer_id, marker.is_commit, now_ms)
-        return Written(topic, partition, appended.last_offset)
+        return AppendHandle(topic, partition, appended.last_offset)

@@ -1,15 +1,15 @@
-"""Committed offsets: the store over `__consumer_offsets`.
+"""Committed offsets, kept in memory and stored in `__consumer_offsets`.
 
-A tombstone ends what is committed for its key and what is pending in open transactions, here and in `replay`:
-what is in memory is always what a replay of the log gives (behaviour T15).
-Source: rows T6, T7; Kafka's OffsetMetadataManager.
+A tombstone deletes the committed offset of its key and all pending ones, here and in `replay`. Memory is
+always what a replay of the log yields: behaviour T15 (docs/behaviours.md).
+Source: behaviours T6 and T7; kafka OffsetMetadataManager.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 
-from oncelog.broker.coordinators.internal_topic import StateTopic, StoredBatch, Written
+from oncelog.broker.coordinators.internal_topic import AppendHandle, InternalTopic, StoredBatch
 from oncelog.broker.stepwise import StepBudget, Work, run_work
 from oncelog.errors import BrokerError, MessageTooLarge
 from oncelog.limits import Limits
@@ -26,27 +26,27 @@ _KEY_VERSION, _VALUE_VERSION, _EXPIRING_VALUE_VERSION = 1, 3, 1
 
 _Offsets = dict[TopicPartition, CommittedOffset]
 OffsetRecord = tuple[bytes, bytes]
-"""Key and value of a committed offset, as `__consumer_offsets` holds it."""
+"""Key and value of the record of a committed offset."""
 
 
 class Offsets:
-    """Every committed offset of every group of this node, and those that wait for a marker."""
+    """All committed offsets of all groups, and the pending offsets of open transactions."""
 
-    def __init__(self, topic: StateTopic, settings: Settings, limits: Limits) -> None:
+    def __init__(self, topic: InternalTopic, settings: Settings, limits: Limits) -> None:
         self._topic, self._settings, self._limits = topic, settings, limits
         self._committed: dict[str, _Offsets] = {}
         self._pending: dict[tuple[int, int], dict[str, _Offsets]] = {}
-        """(partition of the topic, producer id) -> group -> offsets of the open transaction."""
+        """(partition of `__consumer_offsets`, producer id) -> group -> offsets of the open transaction."""
         self._transactions: dict[str, set[tuple[int, int]]] = {}
-        """Group -> keys of `_pending` under which it has offsets."""
+        """Group -> keys of `_pending` with offsets of the group."""
         self._pending_keys: dict[str, dict[TopicPartition, set[tuple[int, int]]]] = {}
-        """Group -> partition -> keys of `_pending` under which an offset for it waits.
+        """Group -> partition -> keys of `_pending` with an offset for it.
 
-        Without it each offset that is deleted took a look at all open transactions of its group.
+        Without this index, deleting an offset would look at all open transactions of its group.
         See test_offsets_are_deleted_without_a_look_at_each_open_transaction.
         """
         self._indexes: dict[str, set[int]] = {}
-        """Topic -> partitions of `__consumer_offsets` that hold offsets of it, or once did."""
+        """Topic -> partitions of `__consumer_offsets` that hold, or once held, offsets of the topic."""
 
     # Committing
 
@@ -56,8 +56,8 @@ class Offsets:
         offsets: Mapping[TopicPartition, CommittedOffset],
         now_ms: int,
         records: Sequence[OffsetRecord] | None = None,
-    ) -> Written:
-        """They hold from now on. `records`: what `encode` made of them.
+    ) -> AppendHandle:
+        """Commit offsets. `records` is the result of `encode`, if the caller has it.
 
         Raises NotCoordinator, MessageTooLarge.
         """
@@ -70,38 +70,39 @@ class Offsets:
     def commit_pending(
         self,
         group: str,
-        who: Identity,
+        producer: Identity,
         offsets: Mapping[TopicPartition, CommittedOffset],
         now_ms: int,
         records: Sequence[OffsetRecord] | None = None,
-    ) -> Written:
-        """They hold when the transaction commits. `records`: what `encode` made of them.
+    ) -> AppendHandle:
+        """Commit offsets within a transaction; they take effect when it commits.
 
-        Raises InvalidProducerEpoch, NotCoordinator, MessageTooLarge.
+        `records` is the result of `encode`, if the caller has it. Raises InvalidProducerEpoch,
+        NotCoordinator, MessageTooLarge.
         """
         index = self._topic.partition_of(group)
         encoded = records or self._records(group, offsets)
         batch = build_batch(
             [NewRecord(now_ms, key, value) for key, value in encoded],
-            producer_id=who.producer_id,
-            producer_epoch=who.producer_epoch,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
             is_transactional=True,
         )
         written = self._topic.append_batch(index, batch, now_ms)
-        self._add_pending(index, who.producer_id, group, _numbered(offsets, written))
+        self._add_pending(index, producer.producer_id, group, _numbered(offsets, written))
         return written
 
     def _records(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> list[OffsetRecord]:
-        """Return the records of one commit, in one step. Raises MessageTooLarge."""
+        """Return the records of a commit, encoded in one step. Raises MessageTooLarge."""
         return run_work(self.encode(group, offsets, StepBudget(len(offsets) + 1)))
 
     def encode(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], budget: StepBudget
     ) -> Work[list[OffsetRecord]]:
-        """Return the records of one commit. Raises MessageTooLarge above message.max.bytes, as Kafka does.
+        """Return the records of a commit. Raises MessageTooLarge above message.max.bytes, as Kafka does.
 
-        Each record names its group. Without the limit a small request with a group id of 32,767 bytes would
-        make that many bytes for every partition there is, in one batch.
+        Each record contains the group id. Without the limit, a small request with a group id of 32,767 bytes
+        would create a batch with that many bytes for every partition.
         """
         limit, size_bytes, records = self._settings["message.max.bytes"], 0, []
         for tp, committed in offsets.items():
@@ -109,8 +110,8 @@ class Offsets:
             size_bytes += len(key) + len(value)
             if size_bytes > limit:
                 raise MessageTooLarge(
-                    f"an offset commit may take {limit} bytes of {self._topic.name}; that of {len(offsets)} "
-                    f"partitions takes more: commit fewer at a time"
+                    f"an offset commit may take {limit} bytes of {self._topic.name}; the commit of "
+                    f"{len(offsets)} partitions takes more: commit fewer at a time"
                 )
             records.append((key, value))
             if budget.spend():
@@ -132,15 +133,15 @@ class Offsets:
             self._indexes.setdefault(topic, set()).add(index)
 
     def on_marker(self, index: int, producer_id: int, is_commit: bool) -> None:
-        """A transaction ended in a partition of the topic."""
+        """Apply or drop the pending offsets of a transaction that ended in a partition of the topic."""
         pending = self._pending.pop((index, producer_id), {})
         for group, offsets in pending.items():
             self._forget_transaction(group, (index, producer_id))
             self._forget_pending(group, (index, producer_id), offsets)
             if is_commit:
                 held = self._committed.setdefault(group, {})
-                for at, each in offsets.items():
-                    held[at] = later(held.get(at), each)
+                for tp, committed in offsets.items():
+                    held[tp] = later(held.get(tp), committed)
 
     def _forget_transaction(self, group: str, key: tuple[int, int]) -> None:
         keys = self._transactions[group]
@@ -149,7 +150,7 @@ class Offsets:
             del self._transactions[group]
 
     def _forget_pending(self, group: str, key: tuple[int, int], tps: Iterable[TopicPartition]) -> None:
-        """Note that a transaction has no offsets for these partitions any more."""
+        """Remove a transaction from the index of pending offsets of these partitions."""
         keys = self._pending_keys[group]
         for tp in tps:
             keys[tp].discard(key)
@@ -161,30 +162,30 @@ class Offsets:
     # Reading
 
     def groups(self) -> Collection[str]:
-        """Groups that have committed something, or have something pending in a transaction."""
+        """Return the groups with committed or pending offsets."""
         return self._committed.keys() | self._transactions.keys()
 
     def has(self, group: str) -> bool:
-        """Return True for a group in `groups`, without a look at the others."""
+        """Return True if the group has committed or pending offsets."""
         return group in self._committed or group in self._transactions
 
     def of(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
-        """What a group has committed."""
+        """Return the committed offsets of a group."""
         return self._committed.get(group, {})
 
     def pending_of(self, group: str) -> Collection[TopicPartition]:
-        """Partitions for which an open transaction may commit another offset, as a view."""
+        """Return a view of the partitions with a pending offset."""
         return self._pending_keys.get(group, {}).keys()
 
-    def places_of(self, group: str) -> list[TopicPartition]:
-        """Return the partitions with a committed or a pending offset, in the same order in every run."""
+    def partitions_of(self, group: str) -> list[TopicPartition]:
+        """Return the partitions with a committed or pending offset, in a deterministic order."""
         return list(dict.fromkeys([*self.of(group), *sorted(self.pending_of(group))]))
 
-    def _is_pending(self, group: str, at: TopicPartition) -> bool:
-        return at in self.pending_of(group)
+    def _is_pending(self, group: str, tp: TopicPartition) -> bool:
+        return tp in self.pending_of(group)
 
     def snapshot(self) -> tuple[dict[str, _Offsets], dict[tuple[int, int], dict[str, _Offsets]]]:
-        """Return a copy of everything: committed offsets by group, pending ones as `_pending`."""
+        """Return a copy of all committed offsets by group, and of all pending ones, keyed like `_pending`."""
         committed = {group: dict(offsets) for group, offsets in self._committed.items()}
         pending = {
             key: {group: dict(offsets) for group, offsets in groups.items()}
@@ -194,43 +195,43 @@ class Offsets:
 
     # Forgetting
 
-    def delete(self, group: str, partitions: Iterable[TopicPartition], now_ms: int) -> Written | None:
-        """Write tombstones, which end pending offsets too; None if there was nothing.
+    def delete(self, group: str, partitions: Iterable[TopicPartition], now_ms: int) -> AppendHandle | None:
+        """Delete offsets, including pending ones, by tombstones. Return None if there were none.
 
         Raises NotCoordinator.
         """
         committed = self.of(group)
-        doomed = [at for at in dict.fromkeys(partitions) if at in committed or self._is_pending(group, at)]
+        doomed = [tp for tp in dict.fromkeys(partitions) if tp in committed or self._is_pending(group, tp)]
         if not doomed:
             return None
         index, written = self._topic.partition_of(group), None
-        most = self._limits.max_tombstones_per_batch
-        for first in range(0, len(doomed), most):
-            tombstones = doomed[first : first + most]
-            written = self._topic.append(index, [(_key(group, at), None) for at in tombstones], now_ms)
-            for at in tombstones:
-                self._drop(group, at)
+        batch_size = self._limits.max_tombstones_per_batch
+        for first in range(0, len(doomed), batch_size):
+            tombstones = doomed[first : first + batch_size]
+            written = self._topic.append(index, [(_key(group, tp), None) for tp in tombstones], now_ms)
+            for tp in tombstones:
+                self._drop(group, tp)
         return written
 
-    def _drop(self, group: str, at: TopicPartition, before: int | None = None) -> bool:
-        """Drop what stands below offset `before` of the log (None: all); return True when nothing is left."""
+    def _drop(self, group: str, tp: TopicPartition, before: int | None = None) -> bool:
+        """Drop a partition's offsets with records below `before` (None: all). Return True if none is left."""
         is_empty = True
         committed = self._committed.get(group, {})
-        if at in committed:
-            is_empty = before is None or committed[at].record_offset < before
+        if tp in committed:
+            is_empty = before is None or committed[tp].record_offset < before
             if is_empty:
-                del committed[at]
+                del committed[tp]
                 if not committed:
                     del self._committed[group]
-        if not self._is_pending(group, at):
+        if not self._is_pending(group, tp):
             return is_empty
-        for key in list(self._pending_keys[group][at]):
+        for key in list(self._pending_keys[group][tp]):
             pending = self._pending[key][group]
-            if before is not None and pending[at].record_offset >= before:
+            if before is not None and pending[tp].record_offset >= before:
                 is_empty = False
                 continue
-            del pending[at]
-            self._forget_pending(group, key, (at,))
+            del pending[tp]
+            self._forget_pending(group, key, (tp,))
             if not pending:
                 self._drop_pending(group, key)
         return is_empty
@@ -242,27 +243,27 @@ class Offsets:
         self._forget_transaction(group, key)
 
     def ends_of(self, topics: Collection[str]) -> dict[str, dict[int, int]]:
-        """Return where the log ends, for each partition of it that may hold offsets of these topics.
+        """Return the log end offset of each partition of the log that may hold offsets of these topics.
 
-        A damaged partition may hold some, which nobody knows until it is repaired.
+        Damaged partitions are included: their content is unknown until they are repaired.
         """
         return {
             topic: {
-                index: self._topic.newest(index).last_offset + 1
+                index: self._topic.last_append(index).last_offset + 1
                 for index in sorted(self._indexes.get(topic, set()).union(self._topic.damaged))
             }
             for topic in topics
         }
 
     def _of_topics(self, topics: Collection[str]) -> Iterator[tuple[str, TopicPartition] | None]:
-        """Yield everybody's offsets of these topics, by a look at every offset there is.
+        """Yield (group, partition) for all offsets of these topics. This examines every offset.
 
-        None ends a step: as many groups, or a hundred times as many offsets, were looked at as a step may.
+        Yields None at the end of each step, after `expire_step_entries` groups or 100 times as many offsets.
         """
         groups = [*self._committed, *(group for group in self._transactions if group not in self._committed)]
         looked = 0
         for group in groups:
-            places = self.places_of(group)
+            places = self.partitions_of(group)
             for tp in sorted(tp for tp in places if tp.topic in topics):
                 yield group, tp
             looked += 1 + len(places) // 100
@@ -273,13 +274,13 @@ class Offsets:
     def delete_topics(
         self, before: Mapping[str, Mapping[int, int]], now_ms: int
     ) -> Generator[None, None, set[str]]:
-        """Forget what was committed for topics that are gone, in bounded steps: in memory, and by tombstones.
+        """Delete all offsets of deleted topics in bounded steps, in memory and by tombstones.
 
-        `before`: by topic, only what stands below these offsets of the log, for the name may be another
-        topic's by now. Returns the topics of which something stays in the log: the disk is full, a partition
-        is damaged, or an open transaction has new offsets for the same key, which a tombstone would end too.
+        `before` limits this per topic to records below these offsets of the log, because a new topic may have
+        the name by now. Return the topics of which offsets stay in the log: the disk is full, a partition is
+        damaged, or an open transaction has new offsets with the same key, which a tombstone would delete too.
         """
-        most = self._limits.max_tombstones_per_batch
+        batch_size = self._limits.max_tombstones_per_batch
         doomed: list[tuple[int, bytes]] = []
         left = {topic for topic, ends in before.items() if not ends.keys().isdisjoint(self._topic.damaged)}
         with_newer: set[str] = set()
@@ -293,19 +294,19 @@ class Offsets:
                     with_newer.add(tp.topic)
                     if tp not in self.of(group):
                         left.add(tp.topic)
-            if found is None or len(doomed) >= most:
+            if found is None or len(doomed) >= batch_size:
                 left |= set() if self._append_tombstones(doomed, now_ms) else before.keys()
                 doomed = []
                 yield None
         left |= set() if self._append_tombstones(doomed, now_ms) else before.keys()
-        # A topic of the name that was made meanwhile is found by these when it is deleted.
+        # Keep the index of a topic that was created with the name since: its own deletion needs it.
         # See test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it.
         for topic in before.keys() - left - with_newer:
             self._indexes.pop(topic, None)
         return left
 
     def _append_tombstones(self, doomed: Iterable[tuple[int, bytes]], now_ms: int) -> bool:
-        """Append tombstones, by partition of the topic; return False if the log does not take them all."""
+        """Append tombstones, grouped by partition of the topic. Return False if any append fails."""
         by_index: dict[int, list[tuple[bytes, None]]] = {}
         for index, key in doomed:
             by_index.setdefault(index, []).append((key, None))
@@ -316,7 +317,7 @@ class Offsets:
             return False
         return True
 
-    def forget_expired(
+    def expire(
         self,
         group: str,
         partitions: Iterable[TopicPartition],
@@ -324,20 +325,20 @@ class Offsets:
         empty_since_ms: int | None,
         now_ms: int,
     ) -> None:
-        """Forget what is older than offsets.retention.minutes among these partitions, less what members read.
+        """Delete offsets past offsets.retention.minutes, except those of topics that members subscribe to.
 
         Raises NotCoordinator.
         """
         retention_ms = self._settings["offsets.retention.minutes"] * 60_000
         committed = self.of(group)
         expired = [
-            at
-            for at in partitions
-            if at.topic not in subscribed
-            and at in committed
+            tp
+            for tp in partitions
+            if tp.topic not in subscribed
+            and tp in committed
             and is_expired(
-                committed[at],
-                is_pending=self._is_pending(group, at),
+                committed[tp],
+                is_pending=self._is_pending(group, tp),
                 empty_since_ms=empty_since_ms,
                 now_ms=now_ms,
                 retention_ms=retention_ms,
@@ -348,7 +349,7 @@ class Offsets:
     # The start
 
     def replay(self, index: int, batch: StoredBatch) -> None:
-        """Take a batch into account as it was when it was appended; other records than offsets are let be."""
+        """Apply a batch to memory. Records other than committed offsets are ignored."""
         if batch.is_commit is not None and batch.producer_id is not None:
             self.on_marker(index, batch.producer_id, batch.is_commit)
             return
@@ -358,32 +359,38 @@ class Offsets:
                 self._replay_record(index, batch.producer_id, key, record.value, record.offset)
 
     def forget_partition(self, index: int) -> None:
-        """Forget what is kept in a partition of the topic."""
+        """Forget all offsets that are stored in a partition of the topic."""
         partition_of = self._topic.partition_of
-        self._committed = {g: each for g, each in self._committed.items() if partition_of(g) != index}
-        self._pending = {key: each for key, each in self._pending.items() if key[0] != index}
-        self._transactions = {g: each for g, each in self._transactions.items() if partition_of(g) != index}
-        self._pending_keys = {g: each for g, each in self._pending_keys.items() if partition_of(g) != index}
+        self._committed = {
+            group: value for group, value in self._committed.items() if partition_of(group) != index
+        }
+        self._pending = {key: value for key, value in self._pending.items() if key[0] != index}
+        self._transactions = {
+            group: value for group, value in self._transactions.items() if partition_of(group) != index
+        }
+        self._pending_keys = {
+            group: value for group, value in self._pending_keys.items() if partition_of(group) != index
+        }
 
     def _replay_record(
         self, index: int, producer_id: int | None, key: bytes, value: bytes | None, offset: int
     ) -> None:
         named = OffsetCommitKey.from_bytes(key)
-        at = TopicPartition(named.topic, named.partition)
+        tp = TopicPartition(named.topic, named.partition)
         if value is None:
-            self._drop(named.group, at)
+            self._drop(named.group, tp)
         elif producer_id is not None:
-            self._add_pending(index, producer_id, named.group, {at: _committed(value, offset)})
+            self._add_pending(index, producer_id, named.group, {tp: _committed(value, offset)})
         else:
-            self._committed.setdefault(named.group, {})[at] = _committed(value, offset)
-            self._note_topics(index, (at,))
+            self._committed.setdefault(named.group, {})[tp] = _committed(value, offset)
+            self._note_topics(index, (tp,))
 
 
-def _key(group: str, at: TopicPartition) -> bytes:
-    return OffsetCommitKey(group=group, topic=at.topic, partition=at.partition).to_bytes(_KEY_VERSION)
+def _key(group: str, tp: TopicPartition) -> bytes:
+    return OffsetCommitKey(group=group, topic=tp.topic, partition=tp.partition).to_bytes(_KEY_VERSION)
 
 
-def _record(group: str, at: TopicPartition, committed: CommittedOffset) -> tuple[bytes, bytes]:
+def _record(group: str, tp: TopicPartition, committed: CommittedOffset) -> tuple[bytes, bytes]:
     value = OffsetCommitValue(
         offset=committed.offset,
         leader_epoch=committed.leader_epoch,
@@ -392,7 +399,7 @@ def _record(group: str, at: TopicPartition, committed: CommittedOffset) -> tuple
         expire_timestamp=committed.expire_ms,
     )
     version = _VALUE_VERSION if committed.expire_ms < 0 else _EXPIRING_VALUE_VERSION
-    return _key(group, at), value.to_bytes(version)
+    return _key(group, tp), value.to_bytes(version)
 
 
 def _committed(value: bytes, record_offset: int) -> CommittedOffset:
@@ -407,9 +414,10 @@ def _committed(value: bytes, record_offset: int) -> CommittedOffset:
     )
 
 
-def _numbered(offsets: Mapping[TopicPartition, CommittedOffset], written: Written) -> _Offsets:
-    """With the offsets of their records, which are the last ones of the batch in order."""
+def _numbered(offsets: Mapping[TopicPartition, CommittedOffset], written: AppendHandle) -> _Offsets:
+    """Set the offsets of their records, which are the last records of the batch in this order."""
     first = written.last_offset + 1 - len(offsets)
     return {
-        at: each._replace(record_offset=first + index) for index, (at, each) in enumerate(offsets.items())
+        tp: committed._replace(record_offset=first + index)
+        for index, (tp, committed) in enumerate(offsets.items())
     }

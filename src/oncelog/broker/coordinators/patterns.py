@@ -1,10 +1,9 @@
-"""Regular expressions that clients send: compiled by RE2, in linear time, within bounds.
+"""Regular expressions from clients, matched by RE2 in linear time and in bounded steps.
 
-Two requests carry one: ListTransactions (over transactional ids), ConsumerGroupHeartbeat (over topic names).
-Kafka uses RE2J for both; RE2 is the same language, and neither backtracks. Linear is not free, though: one
-match costs up to the size of the compiled program times the length of the text. That product is counted, so
-that the broker's thread stops between two texts and serves others.
-Guarded by tests/broker/test_broker_patterns.py.
+Two requests contain one: ListTransactions (for transactional ids) and ConsumerGroupHeartbeat (for topic
+names). Kafka uses RE2J, which has the same syntax as RE2; neither backtracks. A match still costs up to the
+size of the compiled program times the length of the text. That product is counted, so that the broker's
+thread can serve other requests between two texts. Guarded by tests/broker/test_broker_patterns.py.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.background import BackgroundQueue, BackgroundTask, Kind
 
 MAX_PATTERN_BYTES = 4096
-"""Far above what people write; a pattern of this length compiles in milliseconds."""
+"""Longest pattern. Real ones are far shorter; one of this length compiles in milliseconds."""
 MAX_UNICODE_CLASSES = 16
-"""Of \\p and \\P together: each costs as much to parse as 250 bytes of anything else."""
+"""Largest number of \\p and \\P together: each costs as much to parse as 250 other bytes."""
 _MAX_MEMORY_BYTES = 262_144
-"""Bounds the program to about 10,000 instructions, and what one compiled pattern keeps."""
+"""Memory limit of a compiled pattern, which allows about 10,000 instructions."""
 _COMPILING_STEPS = 200
-"""What a byte of a pattern is charged for being compiled."""
+"""Cost of compiling one byte of a pattern."""
 
 T = TypeVar("T")
 
@@ -36,11 +35,11 @@ class Pattern:
     """A compiled regular expression that matches whole texts."""
 
     def __init__(self, text: str) -> None:
-        """Raises InvalidRegularExpression."""
+        """Compile the pattern. Raises InvalidRegularExpression."""
         encoded = _encode(text)
         if len(encoded) > MAX_PATTERN_BYTES:
             raise InvalidRegularExpression(
-                f"the pattern has {len(encoded)} bytes; at most {MAX_PATTERN_BYTES} are taken"
+                f"the pattern has {len(encoded)} bytes; at most {MAX_PATTERN_BYTES} are allowed"
             )
         if text.count("\\p") + text.count("\\P") > MAX_UNICODE_CLASSES:
             raise InvalidRegularExpression(
@@ -57,22 +56,22 @@ class Pattern:
         self._size = max(int(self._compiled.programsize), 1)
 
     def matches(self, text: str) -> bool:
-        """True when the whole text matches."""
+        """Return True if the whole text matches."""
         return self._compiled.fullmatch(_encode(text)) is not None
 
     def steps(self, text: str) -> int:
-        """Return the cost of matching `text`, at most."""
+        """Return the maximum cost of matching `text`."""
         return self._size * (len(text) + 1)
 
 
 def _encode(text: str) -> bytes:
-    # The wire decoder lets no lone surrogate through; a stored pattern may hold anything.
+    # The wire decoder rejects lone surrogates, but a stored pattern may contain them.
     return text.encode("utf-8", "surrogatepass")
 
 
 def _reason(error: Exception) -> str:
-    told = error.args[0] if error.args else ""
-    return told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+    reason = error.args[0] if error.args else ""
+    return reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
 
 
 def matching_texts(
@@ -81,39 +80,39 @@ def matching_texts(
     text_of: Callable[[T], str],
     step_cost: int = DEFAULT_LIMITS.pattern_step_cost,
 ) -> Generator[None, None, list[T]]:
-    """Return the candidates that match; yields after each `step_cost` of work."""
-    found, steps = [], 0
+    """Return the candidates that match. Yields after each `step_cost` of work."""
+    matches, steps = [], 0
     for candidate in candidates:
         text = text_of(candidate)
         if pattern.matches(text):
-            found.append(candidate)
+            matches.append(candidate)
         steps += pattern.steps(text)
         if steps >= step_cost:
             steps = 0
             yield
-    return found
+    return matches
 
 
 @dataclass(slots=True)
 class _Resolution:
     """The topics that match one pattern.
 
-    `pattern` None: not compiled yet, or `is_refused`. `examined`: how many of the listed names were matched.
-    `was_complete`: every name was matched once, so that `names` lack at most what was listed since.
+    `pattern` is None if it is not compiled yet, or `is_rejected`. `examined` counts the listed names that
+    were matched so far. After `was_complete`, `names` can only lack names that were listed since.
     """
 
     pattern: Pattern | None = None
-    is_refused: bool = False
+    is_rejected: bool = False
     examined: int = 0
     was_complete: bool = False
     names: list[str] = field(default_factory=list)
 
 
 class TopicPatterns:
-    """Topics by pattern: each name is matched once with each pattern, whoever asks and however often.
+    """The topics that match each pattern. Each name is matched only once with each pattern.
 
-    A pattern whose first look at all topics is too much for one heartbeat is resolved in the background;
-    until then it matches nothing, as on Kafka, which always resolves in the background.
+    If matching all topics is too much work for one heartbeat, a pattern is resolved in the background. Until
+    then it matches nothing, as in Kafka, which always resolves patterns in the background.
     """
 
     def __init__(
@@ -128,17 +127,17 @@ class TopicPatterns:
         self._unresolved: dict[str, None] = {}
         self._is_resolving = False
         self.revision = 0
-        """Raised whenever what `find` returns for a pattern has changed, but for deleted topics."""
+        """Incremented whenever the result of `find` changes for a pattern, except by deleted topics."""
 
     def __len__(self) -> int:
         return len(self._resolutions)
 
     def begin(self) -> None:
-        """Begin a heartbeat, which may do `step_cost` of work before the rest waits."""
+        """Begin a heartbeat, which may do `step_cost` of work at once."""
         self._steps_left = self._step_cost
 
     def list_topics(self, names: Collection[str]) -> None:
-        """Take note of the topics there are; only names that were never listed will be matched."""
+        """Set the names of the existing topics. Only names that were never listed will be matched."""
         if len(self._in_order) > 2 * len(names) + 1000:
             self._forget_deleted(names)
         added = [name for name in names if name not in self._listed]
@@ -155,9 +154,9 @@ class TopicPatterns:
             resolution.names = [name for name in resolution.names if name in there]
 
     def find(self, text: str) -> list[str]:
-        """Return the names that match, perhaps of topics deleted since; none while it is being resolved.
+        """Return the names that match, perhaps of deleted topics; none while the pattern is being resolved.
 
-        A pattern that RE2 refuses matches nothing: a data directory of an older version may hold one.
+        A pattern that RE2 rejects matches nothing: a data directory of an older version may contain one.
         """
         resolution = self._resolutions.get(text)
         is_new = resolution is None
@@ -166,7 +165,7 @@ class TopicPatterns:
         found_count = len(resolution.names) if resolution.was_complete else -1
         self._steps_left = self._advance(text, resolution, self._steps_left)
         if not is_new and resolution.was_complete and len(resolution.names) != found_count:
-            # Else members go on with what an earlier heartbeat was told.
+            # Otherwise other members would keep the result of an earlier heartbeat.
             # See test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members.
             self.revision += 1
         if self._is_behind(resolution):
@@ -176,29 +175,31 @@ class TopicPatterns:
                 self._background.add(self._resolve(), Kind.REQUEST)
         return resolution.names if resolution.was_complete else []
 
-    def is_pending(self, texts: Collection[str]) -> bool:
-        """True while `find` may return less than what matches one of these patterns."""
+    def is_unresolved(self, texts: Collection[str]) -> bool:
+        """Return True while `find` may lack names that match one of these patterns."""
         return any(text in self._resolutions and self._is_behind(self._resolutions[text]) for text in texts)
 
     def keep(self, texts: Collection[str]) -> None:
-        """Forget every other pattern."""
-        self._resolutions = {text: each for text, each in self._resolutions.items() if text in texts}
+        """Forget all other patterns."""
+        self._resolutions = {
+            text: resolution for text, resolution in self._resolutions.items() if text in texts
+        }
 
     def close(self) -> None:
-        """Stop resolving: the broker is being closed, and waits for what runs in the background."""
+        """Stop resolving: a broker that is being closed waits for its background tasks."""
         self._unresolved.clear()
 
     def _is_behind(self, resolution: _Resolution) -> bool:
-        return not resolution.is_refused and resolution.examined < len(self._in_order)
+        return not resolution.is_rejected and resolution.examined < len(self._in_order)
 
     def _advance(self, text: str, resolution: _Resolution, steps: int) -> int:
-        """Match names until `steps` are used up; return what is left of them."""
-        if steps > 0 and resolution.pattern is None and not resolution.is_refused:
+        """Match names until `steps` are used up. Return the remaining steps."""
+        if steps > 0 and resolution.pattern is None and not resolution.is_rejected:
             steps -= _COMPILING_STEPS * len(text)
             try:
                 resolution.pattern = Pattern(text)
             except InvalidRegularExpression:
-                resolution.is_refused = True
+                resolution.is_rejected = True
         pattern = resolution.pattern
         if pattern is None:
             return steps

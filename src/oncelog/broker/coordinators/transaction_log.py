@@ -1,4 +1,4 @@
-"""The coordinator's entries as records of `__transaction_state`, in Kafka's format."""
+"""Encoding of the coordinator's entries as records of `__transaction_state`, in Kafka's format."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ KEY_VERSION = 0
 
 
 def encode_key(transactional_id: str) -> bytes:
-    """The record's key."""
+    """Return the record's key."""
     return TransactionLogKey(transactional_id=transactional_id).to_bytes(KEY_VERSION)
 
 
 def decode_key(data: bytes) -> str:
-    """Raises PeerError."""
+    """Return the transactional id of a key. Raises PeerError."""
     return TransactionLogKey.from_bytes(data).transactional_id
 
 
 def encode_value(entry: TransactionEntry, version: int) -> bytes:
-    """The record's value; version 0 keeps nothing of KIP-890."""
-    by_topic = groupby(sorted(entry.partitions), key=lambda at: at.topic)
+    """Return the record's value. Version 0 has no fields of KIP-890."""
+    by_topic = groupby(sorted(entry.partitions), key=lambda tp: tp.topic)
     partitions = [
-        TransactionLogValue.PartitionsSchema(topic=topic, partition_ids=[at.partition for at in group])
+        TransactionLogValue.PartitionsSchema(topic=topic, partition_ids=[tp.partition for tp in group])
         for topic, group in by_topic
     ]
     return TransactionLogValue(
@@ -43,7 +43,7 @@ def encode_value(entry: TransactionEntry, version: int) -> bytes:
 
 
 def decode_value(transactional_id: str, data: bytes) -> TransactionEntry:
-    """Raises PeerError; ValueError for a state that is not known."""
+    """Return the entry of a value. Raises PeerError, or ValueError for an unknown state."""
     value = TransactionLogValue.from_bytes(data)
     return TransactionEntry(
         transactional_id=transactional_id,

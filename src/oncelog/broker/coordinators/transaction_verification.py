@@ -1,15 +1,16 @@
-"""May transactional batches be stored in a partition? Asked of the transaction coordinator.
+"""Verification that a transactional batch belongs to an open transaction before it is stored (KIP-890).
 
-A partition where this epoch of the producer has a transaction open already needs no question. Else newer
-requests (Produce 12, TxnOffsetCommit 5) make their partitions part of the transaction themselves (KIP-890);
-with older ones they must be part of it (transaction.partition.verification.enable). What the coordinator
-refuses is translated for Produce:
+A partition in which this epoch of the producer already has an open transaction needs no verification.
+Otherwise, newer requests (Produce 12, TxnOffsetCommit 5) add their partitions to the transaction themselves.
+With older ones the partition must be part of it already, if transaction.partition.verification.enable is set.
+For Produce, the coordinator's errors are translated:
 
     PRODUCER_FENCED                              INVALID_PRODUCER_EPOCH
-    TRANSACTION_ABORTABLE                        INVALID_TXN_STATE where clients do not know it
-    CONCURRENT_TRANSACTIONS                      NOT_ENOUGH_REPLICAS, retried, for older requests
-    COORDINATOR_*, NOT_COORDINATOR               NOT_ENOUGH_REPLICAS, retried
-Source: row T5; Kafka's AddPartitionsToTxnManager, ReplicaManager.
+    TRANSACTION_ABORTABLE                        INVALID_TXN_STATE, if the client does not know it
+    CONCURRENT_TRANSACTIONS                      NOT_ENOUGH_REPLICAS, which older clients retry
+    COORDINATOR_*, NOT_COORDINATOR               NOT_ENOUGH_REPLICAS, which clients retry
+
+Source: behaviour T5 (docs/behaviours.md); kafka AddPartitionsToTxnManager, ReplicaManager.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from oncelog.broker.coordinators.internal_topic import Written, must_wait, when_durable
+from oncelog.broker.coordinators.internal_topic import AppendHandle, is_pending_flush, when_durable
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.broker.group_commit import FlushQueue
 from oncelog.broker.purgatory import PendingResponse
@@ -46,26 +47,33 @@ from oncelog.wire.batch import read_header
 from oncelog.wire.messages import ProduceRequest
 
 
-class Dialect(NamedTuple):
-    """What a version of a request means here. `adds`: its partitions join the transaction by it."""
+class ClientCapabilities(NamedTuple):
+    """The transactional features of a request version.
 
-    adds: bool
-    knows_abortable: bool
+    `adds_partitions`: the request adds its partitions to the transaction.
+    """
+
+    adds_partitions: bool
+    supports_abortable_error: bool
 
 
-class Admission:
-    """One request's batches. `outside`: partitions where their producer has no transaction open yet.
+class TransactionVerification:
+    """The verification of one request's transactional batches.
 
-    `is_early`: it is not durable yet that they are part of the transaction, so nothing may be stored. Stored
-    before, a batch could survive a power loss that the coordinator's record does not: a transaction that
-    nobody ends, or the next one ends with its own (docs/model, STORE_EARLY).
+    `unverified` has the partitions in which the producer has no open transaction yet. Partitions that the
+    client may not write to must not be in it, or they would join the transaction before they are rejected.
+
+    While `awaits_durability`, the record that makes them part of the transaction is not durable, so nothing
+    may be stored. Otherwise a power loss could lose that record but not the batch: then nobody would end its
+    transaction, or the next transaction would end it. A model found this (docs/model, STORE_EARLY). See
+    test_nothing_is_stored_before_it_is_durable_where_it_belongs.
     """
 
     def __init__(
         self,
         transactional_id: str,
-        outside: Mapping[TopicPartition, Identity],
-        dialect: Dialect,
+        unverified: Mapping[TopicPartition, Identity],
+        capabilities: ClientCapabilities,
         now_ms: int,
         *,
         transactions: TransactionCoordinator,
@@ -74,22 +82,25 @@ class Admission:
     ) -> None:
         self._transactional_id, self._now_ms = transactional_id, now_ms
         self._transactions, self._flush_queue, self._settings = transactions, flush_queue, settings
-        self._outside, self._dialect = outside, dialect
+        self._unverified, self._capabilities = unverified, capabilities
         self._refusals: dict[Identity, BrokerError] = {}
-        self._written: list[Written] = []
-        if dialect.adds:
+        self._written: list[AppendHandle] = []
+        if capabilities.adds_partitions:
             self._add()
-        elif outside and settings["transaction.partition.verification.enable"]:
-            # An answer of AddPartitionsToTxn was not waited for, or said that the disk failed.
+        elif unverified and settings["transaction.partition.verification.enable"]:
+            # The client may not have waited for AddPartitionsToTxn, or its append may not be durable yet.
             # See test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable.
-            self._written += transactions.newest(transactional_id)
+            self._written += transactions.last_append(transactional_id)
 
     @property
-    def is_early(self) -> bool:
-        return must_wait(self._written)
+    def awaits_durability(self) -> bool:
+        """True while the coordinator's records for this request are not durable."""
+        return is_pending_flush(self._written)
 
-    def later(self, again: Callable[[], Answer], refuse: Callable[[BrokerError], Answer]) -> PendingResponse:
-        """The answer to an early request, which is handled `again` when it is not early any more."""
+    def resume_when_durable(
+        self, again: Callable[[], Answer], refuse: Callable[[BrokerError], Answer]
+    ) -> PendingResponse:
+        """Return a pending response, for which `again` handles the request once the records are durable."""
         pending = PendingResponse(blocks_pipeline=True)
 
         def on_durable(error: BrokerError | None) -> None:
@@ -98,43 +109,43 @@ class Admission:
         when_durable(self._flush_queue, self._written, on_durable)
         return pending
 
-    def check(self, at: TopicPartition, *, is_continued: bool = False) -> None:
-        """Raises what the client is to be told when its batch for this partition may not be stored.
+    def check(self, tp: TopicPartition, *, is_continued: bool = False) -> None:
+        """Raise the error for the client if its batch for this partition must not be stored.
 
-        `is_continued`: others were served since. What this request made part of the transaction may be part
-        of none by now: an end of the old kind leaves the epoch as it is. See
+        `is_continued` is true if other requests were served since this one began. The transaction may have
+        ended meanwhile, and a classic end does not change the epoch. See
         test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_no_more_batches.
         """
-        who = self._outside.get(at)
-        if who is None:
+        producer = self._unverified.get(tp)
+        if producer is None:
             return
-        if who in self._refusals:
-            raise self._refusals[who]
+        if producer in self._refusals:
+            raise self._refusals[producer]
         is_verified = self._settings["transaction.partition.verification.enable"]
-        if is_continued if self._dialect.adds else is_verified:
+        if is_continued if self._capabilities.adds_partitions else is_verified:
             try:
-                self._transactions.verify(self._transactional_id, who, at)
-                self._transactions.end_leftovers(who, (at,), self._now_ms)
+                self._transactions.verify(self._transactional_id, producer, tp)
+                self._transactions.end_leftovers(producer, (tp,), self._now_ms)
             except BrokerError as error:
                 raise self._translated(error) from None
 
-    def was_open(self, at: TopicPartition) -> bool:
-        """Return True if the coordinator was not asked about the partition's batch."""
-        return at not in self._outside
+    def was_open(self, tp: TopicPartition) -> bool:
+        """Return True if the partition's batch needed no verification."""
+        return tp not in self._unverified
 
-    def begins_epoch(self, at: TopicPartition) -> bool:
-        """True when the partition's batch begins a transaction with an epoch of its own there."""
-        return self._dialect.adds and at in self._outside
+    def begins_epoch(self, tp: TopicPartition) -> bool:
+        """Return True if the partition's batch begins a transaction with an epoch of its own there."""
+        return self._capabilities.adds_partitions and tp in self._unverified
 
     def _add(self) -> None:
-        for who in set(self._outside.values()):
-            partitions = [at for at, owner in self._outside.items() if owner == who]
+        for producer in set(self._unverified.values()):
+            partitions = [tp for tp, owner in self._unverified.items() if owner == producer]
             try:
                 transactions = self._transactions
-                done = transactions.add_partitions(self._transactional_id, who, partitions, self._now_ms)
-                transactions.end_leftovers(who, partitions, self._now_ms)
+                done = transactions.add_partitions(self._transactional_id, producer, partitions, self._now_ms)
+                transactions.end_leftovers(producer, partitions, self._now_ms)
             except BrokerError as error:
-                self._refusals[who] = self._translated(error)
+                self._refusals[producer] = self._translated(error)
             else:
                 self._written += done.written
 
@@ -142,36 +153,38 @@ class Admission:
         text = str(error)
         if isinstance(error, ProducerFenced):
             return InvalidProducerEpoch(text)
-        if isinstance(error, TransactionAbortable) and not self._dialect.knows_abortable:
+        if isinstance(error, TransactionAbortable) and not self._capabilities.supports_abortable_error:
             return InvalidTxnState(text)
-        is_early = isinstance(error, ConcurrentTransactions) and not self._dialect.adds
-        if is_early or isinstance(
+        is_retried_by_older_clients = (
+            isinstance(error, ConcurrentTransactions) and not self._capabilities.adds_partitions
+        )
+        if is_retried_by_older_clients or isinstance(
             error, (CoordinatorNotAvailable, CoordinatorLoadInProgress, NotCoordinator)
         ):
             return NotEnoughReplicas(text)
         return error
 
 
-def admit_produce(state: BrokerState, request: Request, now_ms: int) -> Admission:
-    """The transactional batches of a Produce request.
+def verify_produce(state: BrokerState, request: Request, now_ms: int) -> TransactionVerification:
+    """Return the verification of a Produce request's transactional batches.
 
-    Raises InvalidProducerIdMapping when they are of several producers: nothing of the request is stored.
+    Raises InvalidProducerIdMapping if they are from several producers; then nothing is stored.
     """
     message, version = request.message, request.header.api_version
-    dialect = Dialect(adds=version >= 12, knows_abortable=version >= 11)
+    capabilities = ClientCapabilities(adds_partitions=version >= 12, supports_abortable_error=version >= 11)
     batches = list(_transactional_batches(state.topics, request))
-    if len({who for _, who, *_ in batches}) > 1:
+    if len({producer for _, producer, *_ in batches}) > 1:
         raise InvalidProducerIdMapping("the transactional batches of a request must be of one producer")
-    outside = {}
-    for at, who, partition, sequence in batches:
-        if _needs_question(partition, who):
-            outside[at] = who
+    unverified = {}
+    for tp, producer, partition, sequence in batches:
+        if _needs_verification(partition, producer):
+            unverified[tp] = producer
             if sequence is not None:
-                partition.begin_verification(*who, sequence, raises_epoch=dialect.adds)
-    return Admission(
+                partition.begin_verification(*producer, sequence, raises_epoch=capabilities.adds_partitions)
+    return TransactionVerification(
         message.transactional_id or "",
-        outside,
-        dialect,
+        unverified,
+        capabilities,
         now_ms,
         transactions=state.transactions,
         flush_queue=state.flush_queue,
@@ -179,42 +192,46 @@ def admit_produce(state: BrokerState, request: Request, now_ms: int) -> Admissio
     )
 
 
-def _needs_question(partition: Partition, who: Identity) -> bool:
-    """True unless the transaction is open in the partition, or the partition knows a newer epoch.
+def _needs_verification(partition: Partition, producer: Identity) -> bool:
+    """Return True unless the transaction is open in the partition, or the partition knows a newer epoch.
 
-    An older epoch is refused when it comes to be appended. As in Kafka it must not become part of the
-    transaction before that.
+    An older epoch is rejected by the append. As in Kafka, its partition must not join the transaction before.
     """
-    return not partition.has_open_transaction(*who) and not knows_newer_epoch(partition, who)
+    return not partition.has_open_transaction(*producer) and not knows_newer_epoch(partition, producer)
 
 
 def check_still_open(partition: Partition, batch: memoryview) -> None:
-    """Raise InvalidTxnState if the transaction has ended since a batch was found to be part of it.
+    """Raise InvalidTxnState if the transaction has ended since a batch was verified.
 
-    Stored behind its marker, the batch would begin a transaction that nobody ends. A newer epoch, which most
-    ends bring, is left to the log.
+    A batch after the marker would begin a transaction that nobody ends. If the end has raised the epoch, the
+    append rejects the batch.
     """
     header = read_header(batch)
     if header.producer_id is None or header.producer_epoch is None:
         return
-    if _needs_question(partition, Identity(header.producer_id, header.producer_epoch)):
+    if _needs_verification(partition, Identity(header.producer_id, header.producer_epoch)):
         raise InvalidTxnState(
-            f"the transaction ended in {partition.topic_partition} while others were served"
+            f"the transaction has ended in {partition.topic_partition} since the batch was verified"
         )
 
 
-def knows_newer_epoch(partition: Partition, who: Identity) -> bool:
-    """True when the partition has seen a newer epoch of this producer."""
-    known = partition.producer(who.producer_id)
+def knows_newer_epoch(partition: Partition, producer: Identity) -> bool:
+    """Return True if the partition has seen a newer epoch of this producer."""
+    known = partition.producer(producer.producer_id)
     return (
-        known is not None and known.producer_epoch is not None and known.producer_epoch > who.producer_epoch
+        known is not None
+        and known.producer_epoch is not None
+        and known.producer_epoch > producer.producer_epoch
     )
 
 
 def _transactional_batches(
     topics: Topics, request: Request
 ) -> Iterator[tuple[TopicPartition, Identity, Partition, int | None]]:
-    """Yield the partitions whose batch is transactional, with its producer and base sequence."""
+    """Yield each partition with a transactional batch, with the batch's producer and base sequence.
+
+    Topics that the client may not write to are left out: they must not join the transaction.
+    """
     message: ProduceRequest = request.message
     for topic in message.topic_data:
         may_write = request.is_authorized(ResourceType.TOPIC, topic.name)
@@ -225,9 +242,9 @@ def _transactional_batches(
             try:
                 header = read_header(part.records)
             except BrokerError:
-                continue  # refused when it comes to be appended
+                continue  # the append rejects it
             if not header.is_transactional or header.producer_id is None or header.producer_epoch is None:
                 continue
-            who = Identity(header.producer_id, header.producer_epoch)
-            at = TopicPartition(topic.name, part.index)
-            yield at, who, known.partitions[part.index], header.base_sequence
+            producer = Identity(header.producer_id, header.producer_epoch)
+            tp = TopicPartition(topic.name, part.index)
+            yield tp, producer, known.partitions[part.index], header.base_sequence

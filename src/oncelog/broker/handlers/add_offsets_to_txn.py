@@ -6,7 +6,7 @@ Source: KIP-98; Kafka's KafkaApis.handleAddOffsetsToTxnRequest.
 
 from __future__ import annotations
 
-from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.handlers.transactional import code_for
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
@@ -34,4 +34,4 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         done = state.transactions.add_partitions(message.transactional_id, producer, [tp], now_ms)
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(state.flush_queue, done.written, AddOffsetsToTxnResponse(), refusal)
+    return respond_when_durable(state.flush_queue, done.written, AddOffsetsToTxnResponse(), refusal)

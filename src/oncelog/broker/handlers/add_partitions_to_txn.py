@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from oncelog.broker.coordinators.internal_topic import Written, answer_when_durable
+from oncelog.broker.coordinators.internal_topic import AppendHandle, respond_when_durable
 from oncelog.broker.handlers.transactional import code_for
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
@@ -68,7 +68,7 @@ def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
             message.v3_and_below_transactional_id, producer, message.v3_and_below_topics
         )
         answer = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
-    return answer_when_durable(
+    return respond_when_durable(
         state.flush_queue, work.written, answer, lambda error: _refuse_all(answer, error)
     )
 
@@ -81,7 +81,7 @@ class _Adding:
         self.state, self.now_ms, self.request = state, now_ms, request
         self.knows_fenced = version >= FIRST_FENCED_VERSION
         self.is_by_client = version < FIRST_BATCHED_VERSION
-        self.written: list[Written] = []
+        self.written: list[AppendHandle] = []
         self.budget = StepBudget(state.limits.request_step_elements)
 
     def results(

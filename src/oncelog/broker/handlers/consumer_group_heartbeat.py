@@ -9,7 +9,7 @@ Source: KIP-848; Kafka's GroupCoordinatorService and GroupMetadataManager.
 from __future__ import annotations
 
 from oncelog.broker.coordinators.consumer_group_log import by_topic_id, topic_id_partitions
-from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.errors import (
@@ -44,7 +44,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         answer, written = state.groups.consumer_heartbeat(message.group_id, beat, now_ms)
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(
+    return respond_when_durable(
         state.flush_queue, written, _response(state, message.group_id, answer), refusal
     )
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from oncelog.broker.coordinators.internal_topics import (
+from oncelog.broker.coordinators.internal_topic_config import (
     METADATA_LOG,
     check_internal_settings,
     with_internal_settings,

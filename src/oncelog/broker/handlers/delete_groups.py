@@ -6,7 +6,7 @@ Kafka. Source: KIP-229; Kafka's GroupCoordinatorService.
 
 from __future__ import annotations
 
-from oncelog.broker.coordinators.internal_topic import Written, answer_when_durable
+from oncelog.broker.coordinators.internal_topic import AppendHandle, respond_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
@@ -25,7 +25,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: DeleteGroupsRequest = request.message
-    written: list[Written] = []
+    written: list[AppendHandle] = []
     response, budget = DeleteGroupsResponse(results=[]), StepBudget(state.limits.request_step_elements)
     for group_id in dict.fromkeys(message.groups_names):
         result = DeleteGroupsResponse.DeletableGroupResult(group_id=group_id)
@@ -45,4 +45,4 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
             result.error_code = result.error_code or error.code
         return response
 
-    return answer_when_durable(state.flush_queue, written, response, refusal)
+    return respond_when_durable(state.flush_queue, written, response, refusal)

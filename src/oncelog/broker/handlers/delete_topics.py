@@ -102,7 +102,7 @@ def _delete(state: BrokerState, planned: Sequence[_Planned], now_ms: int) -> Wor
             for index in range(len(topic.partitions)):
                 state.fetch_purgatory.complete_all(TopicPartition(topic.name, index))
     yield from state.topics.remove_in_steps(topics)
-    yield from state.groups.delete_offsets_of([topic.name for topic in topics], now_ms)
+    yield from state.groups.delete_topic_offsets([topic.name for topic in topics], now_ms)
 
 
 def _key(requested: _Requested) -> tuple[str | None, bytes]:

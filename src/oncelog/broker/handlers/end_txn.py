@@ -8,7 +8,7 @@ TransactionCoordinator.endTransaction.
 
 from __future__ import annotations
 
-from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.handlers.transactional import code_for
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
@@ -38,7 +38,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         )
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(state.flush_queue, done.written, _response(done.entry), refusal)
+    return respond_when_durable(state.flush_queue, done.written, _response(done.entry), refusal)
 
 
 def _response(entry: TransactionEntry) -> EndTxnResponse:

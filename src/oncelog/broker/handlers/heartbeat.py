@@ -19,7 +19,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> HeartbeatRespon
     message: HeartbeatRequest = request.message
     try:
         request.authorize(ResourceType.GROUP, message.group_id)
-        group = state.groups.joined(message.group_id)
+        group = state.groups.get_existing(message.group_id)
     except BrokerError as error:
         return HeartbeatResponse(error_code=error.code)
     code = group.heartbeat(message.member_id, message.group_instance_id, message.generation_id, now_ms)

@@ -12,7 +12,7 @@ TransactionCoordinator.handleInitProducerId.
 
 from __future__ import annotations
 
-from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.handlers.transactional import code_for
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
@@ -66,7 +66,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     answer = InitProducerIdResponse(
         producer_id=done.entry.producer_id, producer_epoch=done.entry.producer_epoch
     )
-    return answer_when_durable(state.flush_queue, done.written, answer, refusal)
+    return respond_when_durable(state.flush_queue, done.written, answer, refusal)
 
 
 def _new_producer_id(state: BrokerState, request: Request, now_ms: int) -> int:

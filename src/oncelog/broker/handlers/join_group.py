@@ -40,14 +40,16 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         # Before a group is created for it: a member that no record can hold must leave nothing behind.
         check_member(group_id, message.member_id or fresh_id, joining, state.settings["message.max.bytes"])
         is_new = not message.member_id or state.groups.has_only_offsets(group_id)
-        group = state.groups.open(group_id, now_ms) if is_new else state.groups.joined(group_id)
+        group = (
+            state.groups.get_or_create(group_id, now_ms) if is_new else state.groups.get_existing(group_id)
+        )
     except BrokerError as error:
         return _response(JoinResult(error.code, message.member_id), version)
     # A member that closes during a rebalance sends LeaveGroup right behind this request. See
     # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
     pending = PendingResponse(blocks_pipeline=True, runs_next_request=True)
     group.join(joining, fresh_id, now_ms, lambda answer: pending.resolve(_response(answer, version)))
-    state.groups.settle(group, now_ms)
+    state.groups.publish_changes(group, now_ms)
     return pending
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, UnknownMemberId
@@ -37,13 +37,13 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         request.authorize(ResourceType.GROUP, message.group_id)
         if message.group_id and state.groups.consumers.get(message.group_id):
             return _leave_consumer_group(state, message.group_id, identities, response, now_ms)
-        group = state.groups.joined(message.group_id)
+        group = state.groups.get_existing(message.group_id)
     except UnknownMemberId as error:
         return response([error.code] * len(identities))
     except BrokerError as error:
         return LeaveGroupResponse(error_code=error.code)
     codes = group.leave([(member.member_id, member.group_instance_id) for member in identities], now_ms)
-    state.groups.settle(group, now_ms)
+    state.groups.publish_changes(group, now_ms)
     return response(codes)
 
 
@@ -57,7 +57,7 @@ def _leave_consumer_group(
     """Remove members of the consumer protocol. Raises as ConsumerGroups.leave."""
     named = [(identity.member_id, identity.group_instance_id) for identity in identities]
     codes, written = state.groups.consumers.leave(group_id, named, now_ms)
-    return answer_when_durable(
+    return respond_when_durable(
         state.flush_queue, written, response(codes), lambda error: LeaveGroupResponse(error_code=error.code)
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.coordinators.offsets import OffsetRecord
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
@@ -85,7 +85,7 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
         return refusal(InvalidCommitOffsetSize(str(error)))
     except BrokerError as error:
         return refusal(error)
-    return answer_when_durable(state.flush_queue, written, response, refusal)
+    return respond_when_durable(state.flush_queue, written, response, refusal)
 
 
 def _name_topics(state: BrokerState, message: OffsetCommitRequest) -> None:

@@ -6,7 +6,7 @@ INVALID_GROUP_ID (empty); GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP (members of anothe
 
 from __future__ import annotations
 
-from oncelog.broker.coordinators.internal_topic import answer_when_durable
+from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
@@ -50,7 +50,7 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
             raise GroupIdNotFound
     except BrokerError as error:
         return refusal(error)
-    if state.groups.has_members_of_another_type(message.group_id):
+    if state.groups.has_non_consumer_members(message.group_id):
         return refusal(NonEmptyGroup())
     subscribed = state.groups.subscribed_topics(message.group_id)
     response, budget = OffsetDeleteResponse(topics=[]), StepBudget(state.limits.request_step_elements)
@@ -75,7 +75,7 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
             written = yield from state.groups.delete_offsets(message.group_id, doomed, budget, now_ms)
         except BrokerError as error:
             return refusal(error)
-    return answer_when_durable(state.flush_queue, [written] if written else [], response, refusal)
+    return respond_when_durable(state.flush_queue, [written] if written else [], response, refusal)
 
 
 def _code(state: BrokerState, request: Request, at: TopicPartition, subscribed: set[str] | None) -> int:

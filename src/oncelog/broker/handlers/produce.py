@@ -26,7 +26,11 @@ import struct
 from collections.abc import Callable
 
 from oncelog.broker.append_events import AppendEvent, Verdict
-from oncelog.broker.coordinators.transaction_verification import Admission, admit_produce, check_still_open
+from oncelog.broker.coordinators.transaction_verification import (
+    TransactionVerification,
+    check_still_open,
+    verify_produce,
+)
 from oncelog.broker.group_commit import FlushWaiter
 from oncelog.broker.purgatory import Disconnect, PendingResponse
 from oncelog.broker.request import Answer, Request
@@ -93,11 +97,11 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         ):
             return work.refuse(TransactionalIdAuthorizationFailed())
         try:
-            admission = work.admission = admit_produce(state, request, now_ms)
+            verification = work.verification = verify_produce(state, request, now_ms)
         except InvalidProducerIdMapping as error:
             return work.refuse(error)
-        if admission.is_early:
-            later = admission.later(lambda: handle(state, request, now_ms), work.refuse)
+        if verification.awaits_durability:
+            later = verification.resume_when_durable(lambda: handle(state, request, now_ms), work.refuse)
             later.request_bytes = _keep_records(message)
             return later
     return work.answer(lambda topic, data: work.partition(topic, data, lacks_id))
@@ -125,7 +129,6 @@ class _Produce:
     """One Produce request that is being carried out."""
 
     __slots__ = (
-        "admission",
         "first_error",
         "is_continued",
         "message",
@@ -135,6 +138,7 @@ class _Produce:
         "request",
         "response",
         "state",
+        "verification",
         "waiting"
     )  # fmt: skip
 
@@ -143,7 +147,7 @@ class _Produce:
         self.waiting = self.opened_cost = 0
         self.is_continued = False
         """True from the second step on: other requests may have changed what the first step checked."""
-        self.admission: Admission | None = None
+        self.verification: TransactionVerification | None = None
         self.first_error: BrokerError | None = None
         self.pending: PendingResponse | None = None
         self.response: ProduceResponse | None = None
@@ -174,11 +178,11 @@ class _Produce:
                 f"min.insync.replicas of {tp.topic} is {topic.min_insync_replicas}; a single broker has 1"
             )
         begins_epoch = False
-        if self.admission is not None and _is_transactional(batch):
-            self.admission.check(tp, is_continued=self.is_continued)
-            if self.is_continued and self.admission.was_open(tp):
+        if self.verification is not None and _is_transactional(batch):
+            self.verification.check(tp, is_continued=self.is_continued)
+            if self.is_continued and self.verification.was_open(tp):
                 check_still_open(partition, batch)
-            begins_epoch = self.admission.begins_epoch(tp)
+            begins_epoch = self.verification.begins_epoch(tp)
         result.log_start_offset = partition.log_start_offset  # also in the result of a refused batch
         opened_before = partition.opened_cost
         try:

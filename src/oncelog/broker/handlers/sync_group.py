@@ -22,7 +22,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         request.authorize(ResourceType.GROUP, message.group_id)
         if request.header.api_version >= FIRST_SAID_VERSION and not is_said:
             raise InconsistentGroupProtocol("protocol type and name must be given")
-        group = state.groups.joined(message.group_id)
+        group = state.groups.get_existing(message.group_id)
     except BrokerError as error:
         return _response(SyncResult(error.code))
     # A member that ends during a rebalance sends LeaveGroup behind this. See
@@ -37,7 +37,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         now_ms,
         lambda answer: pending.resolve(_response(answer)),
     )
-    state.groups.settle(group, now_ms)
+    state.groups.publish_changes(group, now_ms)
     return pending
 
 

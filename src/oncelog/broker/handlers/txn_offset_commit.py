@@ -10,8 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oncelog.broker.coordinators.internal_topic import answer_when_durable
-from oncelog.broker.coordinators.transaction_verification import Admission, Dialect, knows_newer_epoch
+from oncelog.broker.coordinators.internal_topic import respond_when_durable
+from oncelog.broker.coordinators.transaction_verification import (
+    ClientCapabilities,
+    TransactionVerification,
+    knows_newer_epoch,
+)
 from oncelog.broker.handlers.offset_commit import CommitRows
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import refusal_of
@@ -88,10 +92,10 @@ def _store(
 ) -> Answer:
     """Store the offsets in one step. Raises what the transaction coordinator and the group refuse with."""
     message: TxnOffsetCommitRequest = request.message
-    who = Identity(message.producer_id, message.producer_epoch)
-    admission = _admit(state, message, who, request.header.api_version, now_ms)
-    if admission.is_early:
-        return admission.later(
+    producer = Identity(message.producer_id, message.producer_epoch)
+    verification = _admit(state, message, producer, request.header.api_version, now_ms)
+    if verification.awaits_durability:
+        return verification.resume_when_durable(
             lambda: handle(state, request, now_ms),
             lambda error: refusal(CoordinatorNotAvailable(str(error))),
         )
@@ -105,31 +109,32 @@ def _store(
     records, written = rows.records(), []
     if records:
         offsets = state.groups.offsets
-        written.append(offsets.commit_pending(message.group_id, who, rows.offsets, now_ms, records))
-    return answer_when_durable(state.flush_queue, written, response, refusal)
+        written.append(offsets.commit_pending(message.group_id, producer, rows.offsets, now_ms, records))
+    return respond_when_durable(state.flush_queue, written, response, refusal)
 
 
 def _admit(
-    state: BrokerState, message: TxnOffsetCommitRequest, who: Identity, version: int, now_ms: int
-) -> Admission:
-    at = state.groups.offsets_partition(message.group_id, now_ms)
-    _, partition = state.topics.partition(at)
-    if knows_newer_epoch(partition, who):
+    state: BrokerState, message: TxnOffsetCommitRequest, producer: Identity, version: int, now_ms: int
+) -> TransactionVerification:
+    tp = state.groups.offsets_partition(message.group_id, now_ms)
+    _, partition = state.topics.partition(tp)
+    if knows_newer_epoch(partition, producer):
         raise InvalidProducerEpoch(
-            f"a newer epoch of producer id {who.producer_id} than {who.producer_epoch} is known"
+            f"a newer epoch of producer id {producer.producer_id} than {producer.producer_epoch} is known"
         )
-    outside = {} if partition.has_open_transaction(*who) else {at: who}
-    dialect = Dialect(
-        adds=version >= FIRST_ADDING_VERSION, knows_abortable=version >= FIRST_ABORTABLE_VERSION
+    unverified = {} if partition.has_open_transaction(*producer) else {tp: producer}
+    capabilities = ClientCapabilities(
+        adds_partitions=version >= FIRST_ADDING_VERSION,
+        supports_abortable_error=version >= FIRST_ABORTABLE_VERSION,
     )
-    admission = Admission(
+    verification = TransactionVerification(
         message.transactional_id,
-        outside,
-        dialect,
+        unverified,
+        capabilities,
         now_ms,
         transactions=state.transactions,
         flush_queue=state.flush_queue,
         settings=state.settings,
     )
-    admission.check(at)
-    return admission
+    verification.check(tp)
+    return verification

@@ -7,7 +7,7 @@ seen.
 
 from __future__ import annotations
 
-from oncelog.broker.coordinators.internal_topic import Written, answer_when_durable
+from oncelog.broker.coordinators.internal_topic import AppendHandle, respond_when_durable
 from oncelog.broker.coordinators.markers import MARKER_COST, Marker
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
@@ -32,7 +32,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _write_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: WriteTxnMarkersRequest = request.message
-    written: list[Written] = []
+    written: list[AppendHandle] = []
     may_alter = request.access.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
     if not (may_alter or request.is_authorized(ResourceType.CLUSTER)):
         return _refused(message)
@@ -47,7 +47,7 @@ def _write_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer
             partition.error_code = partition.error_code or error.code
         return answer
 
-    return answer_when_durable(state.flush_queue, written, answer, refusal)
+    return respond_when_durable(state.flush_queue, written, answer, refusal)
 
 
 def _refused(message: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
@@ -76,7 +76,7 @@ def _write(
     state: BrokerState,
     asked: WriteTxnMarkersRequest.WritableTxnMarker,
     now_ms: int,
-    written: list[Written],
+    written: list[AppendHandle],
     budget: StepBudget,
 ) -> Work[WriteTxnMarkersResponse.WritableTxnMarkerResult]:
     marker = Marker(

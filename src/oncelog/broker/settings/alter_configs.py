@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from oncelog.broker.coordinators.internal_topics import check_internal_settings
+from oncelog.broker.coordinators.internal_topic_config import check_internal_settings
 from oncelog.broker.request import Request
 from oncelog.broker.settings.config_text import ResourceType
 from oncelog.broker.settings.dynamic_config import MAX_GROUP_NAME_CHARS, checked_broker

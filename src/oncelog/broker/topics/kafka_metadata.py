@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from oncelog.broker.coordinators.internal_topics import METADATA_LOG
+from oncelog.broker.coordinators.internal_topic_config import METADATA_LOG
 from oncelog.errors import BrokerError, PeerError, StorageError
 from oncelog.log.disk import Disk
 from oncelog.wire.batch import iter_batches, verify_crc

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from oncelog.broker.coordinators.internal_topics import INTERNAL_TOPICS, METADATA_LOG
+from oncelog.broker.coordinators.internal_topic_config import INTERNAL_TOPICS, METADATA_LOG
 from oncelog.broker.coordinators.producer_ids import stored_next_id, write_next_id
 from oncelog.broker.quota_manager import FILE_NAME as QUOTAS_FILE
 from oncelog.broker.quota_manager import QuotaChange, Quotas

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from oncelog.broker.coordinators.internal_topics import INTERNAL_TOPICS, with_internal_settings
+from oncelog.broker.coordinators.internal_topic_config import INTERNAL_TOPICS, with_internal_settings
 from oncelog.broker.request_limits import MAX_PARTITIONS
 from oncelog.broker.state_file import NotDurable, read_state, write_state
 from oncelog.broker.stepwise import run_work

@@ -290,7 +290,7 @@ MUTANTS = [
     Mutant("an abort is written as a commit", ((_COORDINATOR, "_write_markers", _always_commit),)),
     Mutant(
         "data before the transaction is durable",
-        ((transaction_verification.Admission, "is_early", property(false)),),
+        ((transaction_verification.TransactionVerification, "awaits_durability", property(false)),),
     ),
     Mutant(
         "markers before the decision is durable",

@@ -114,13 +114,13 @@ MUTANTS = [
     ),
     Mutant(
         "a damaged coordinator's partition stops the start",
-        ((internal_topic.StateTopic, "load", _load_or_raise),),
+        ((internal_topic.InternalTopic, "load", _load_or_raise),),
         world=ROTTEN,
         findings=("C16",),
     ),
     Mutant(
         "a damaged coordinator's partition is read up to there",
-        ((internal_topic.StateTopic, "load", _load_in_part),),
+        ((internal_topic.InternalTopic, "load", _load_in_part),),
         world=ROTTEN,
     ),
     Mutant(

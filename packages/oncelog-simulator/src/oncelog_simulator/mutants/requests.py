@@ -59,11 +59,13 @@ def _delete_as_it_was(self: Any, group_id: str, budget: Any, now_ms: int) -> Any
     if (group and group.state is not GroupState.EMPTY) or (consumers and consumers.members):
         raise NonEmptyGroup(f"group {group_id!r} has members")
     with self.topic.reserved(group_id):
-        written = yield from self.delete_offsets(group_id, self.offsets.places_of(group_id), budget, now_ms)
+        written = yield from self.delete_offsets(
+            group_id, self.offsets.partitions_of(group_id), budget, now_ms
+        )
         if group is not None:
-            written = self._bury(group, now_ms)
+            written = self._write_tombstone(group, now_ms)
         if consumers is not None:
-            written = self.consumers.bury(group_id, now_ms)
+            written = self.consumers.write_tombstones(group_id, now_ms)
     return written
 
 
@@ -223,7 +225,7 @@ _STEPS = "broker/test_broker_steps.py"
 MUTANTS: list[Mutant | ClientMutant] = [
     Mutant(
         "a marker that failed is written again everywhere",
-        ((transactions, "must_wait", true),),
+        ((transactions, "is_pending_flush", true),),
         findings=("R253",),
         guards=(
             "broker/test_broker_transactions.py::test_only_a_marker_whose_fate_is_unknown_is_written_again",
@@ -359,7 +361,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
     ),
     Mutant(
         "a deleted group is stored again when an earlier sync ends",
-        ((groups.GroupCoordinator, "settle", _settle_the_dead),),
+        ((groups.GroupCoordinator, "publish_changes", _settle_the_dead),),
         "deletions",
         findings=("R380",),
         guards=(

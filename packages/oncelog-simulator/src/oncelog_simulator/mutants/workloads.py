@@ -78,7 +78,7 @@ def _no_steps(*_: Any) -> Iterator[None]:
 
 def _bury_in_memory(self: Any, group: Any, now_ms: int) -> Any:
     del self._groups[group.group_id]
-    return self.topic.newest(self.topic.partition_of(group.group_id))
+    return self.topic.last_append(self.topic.partition_of(group.group_id))
 
 
 def _marker_of_own_epoch(self: Any, entry: Any, tp: TopicPartition) -> Any:
@@ -182,15 +182,15 @@ def _add_in_memory(self: Any, changes: Any, now_ms: int) -> None:
 
 
 _SAVED = ClassicGroup.complete_save
-_APPEND = internal_topic.StateTopic.append
+_APPEND = internal_topic.InternalTopic.append
 _DELETE_TOPICS = coordinators_offsets.Offsets.delete_topics
 _DELETE = topics_topics.Topics.delete
 _TAKE = cleaner.Compaction._take
 _SUPERSEDED = compaction.LatestOffsets.is_superseded
 _OFFSETS = coordinators_offsets.Offsets
-REFUSED: tuple[Patch, ...] = ((internal_topic.StateTopic, "append", _append_or_refuse),)
+REFUSED: tuple[Patch, ...] = ((internal_topic.InternalTopic, "append", _append_or_refuse),)
 """A disk that takes no tombstones every other minute, as one that fills within a request."""
-REFUSED_IDS: tuple[Patch, ...] = ((internal_topic.StateTopic, "append", _append_in_time),)
+REFUSED_IDS: tuple[Patch, ...] = ((internal_topic.InternalTopic, "append", _append_in_time),)
 """A transaction coordinator that cannot write for 300 of every 900 ms."""
 FULL_DISKS: tuple[Patch, ...] = ((simulation, "draw_faults", _draw_full_disks),)
 """A disk that is full for two of every five seconds."""
@@ -203,7 +203,7 @@ MUTANTS = [
     Mutant("a group's generation is not stored", ((groups, "encode_group", _no_generation),)),
     Mutant(
         "a deleted group's pending offsets come with their commit",
-        ((_OFFSETS, "places_of", _committed_places), (_OFFSETS, "_drop", _drop_committed)),
+        ((_OFFSETS, "partitions_of", _committed_places), (_OFFSETS, "_drop", _drop_committed)),
         "deletions",
         findings=("C6",),
     ),
@@ -221,7 +221,7 @@ MUTANTS = [
     ),
     Mutant(
         "a deleted topic leaves its offsets",
-        ((groups.GroupCoordinator, "delete_offsets_of", _no_steps),),
+        ((groups.GroupCoordinator, "delete_topic_offsets", _no_steps),),
         "deletions",
     ),
     Mutant(
@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     Mutant(
         "a deleted group is deleted in memory only",
-        ((groups.GroupCoordinator, "_bury", _bury_in_memory),),
+        ((groups.GroupCoordinator, "_write_tombstone", _bury_in_memory),),
         "deletions",
     ),
     Mutant(
@@ -244,12 +244,12 @@ MUTANTS = [
     ),
     Mutant(
         "an expired transactional id is forgotten in memory only",
-        ((_COORDINATOR, "forget_expired", _forget_in_memory),),
+        ((_COORDINATOR, "expire", _forget_in_memory),),
         "deletions",
     ),
     Mutant(
         "a transactional id with an open transaction expires",
-        ((_COORDINATOR, "forget_expired", _forget_all),),
+        ((_COORDINATOR, "expire", _forget_all),),
         "deletions",
     ),
     Mutant(

@@ -1,6 +1,6 @@
-"""The coordinators' topics and the settings they have however they came about.
+"""Names and settings of the internal topics, however the topics were created.
 
-They are always compacted: deleting old segments would forget groups' offsets and transactional ids.
+They are always compacted: deleting old segments would lose committed offsets and transactional ids.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from oncelog.settings import Settings
 CONSUMER_OFFSETS, TRANSACTION_STATE = "__consumer_offsets", "__transaction_state"
 INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
 METADATA_LOG = "__cluster_metadata"
-"""Apache Kafka's own log in its directories; never a topic of ours."""
+"""The metadata log in directories of Apache Kafka; never a topic of this broker."""
 
 _POLICY = "cleanup.policy"
-# Not Kafka's day: every transaction leaves a marker in the offsets' log, and a start reads them all.
+# Kafka's default is a day. Every transaction leaves a marker in the log of offsets, and a start reads all of
+# it.
 _MARKERS_STAY_MS = "600000"
 
 
 def with_internal_settings(name: str, own: Mapping[str, str], broker: Settings) -> dict[str, str]:
-    """A topic's own settings; an internal topic's with what its coordinator needs."""
+    """Return a topic's own settings, with those that its coordinator requires if it is internal."""
     if name not in INTERNAL_TOPICS:
         return dict(own)
     defaults = {"delete.retention.ms": _MARKERS_STAY_MS}
@@ -34,10 +35,10 @@ def with_internal_settings(name: str, own: Mapping[str, str], broker: Settings) 
 
 
 def check_internal_settings(name: str, own: Mapping[str, str]) -> None:
-    """Raises InvalidConfig where an internal topic would no longer be compacted."""
+    """Raise InvalidConfig if an internal topic would no longer be compacted."""
     policy = own.get(_POLICY, "compact")
     if name in INTERNAL_TOPICS and policy != "compact":
         raise InvalidConfig(
-            f"cleanup.policy={policy}: {name} stays compacted; else groups' offsets and transactional ids"
+            f"cleanup.policy={policy}: {name} must be compacted, or committed offsets and transactional ids"
             " would be deleted by age"
         )
