@@ -1,1 +1,1 @@
-"""What code that does I/O shares: clock, threads, event loop, TLS, log events."""
+"""Shared by all code that does I/O: clocks, random numbers, threads with event loops, TLS and log events."""

@@ -1,4 +1,4 @@
-"""The broker's log: one line per event, `key=value` fields, on standard error when serving."""
+"""The broker's log: one line per event with `key=value` fields."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def log_event(level: str, event: str, *, exc_info: BaseException | None = None, **fields: Any) -> None:
-    """Write one event; fields are values that print on one line."""
+    """Log an event. `level`: debug, info, warning or error."""
     number = _LEVELS[level]
     if logger.isEnabledFor(number):
-        text = " ".join([f"event={_shown(event)}", *(f"{key}={_shown(v)}" for key, v in fields.items())])
+        text = " ".join(
+            [f"event={_format_value(event)}", *(f"{key}={_format_value(v)}" for key, v in fields.items())]
+        )
         logger.log(number, text, exc_info=exc_info)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     text = str(value)
-    # Control characters of a client's names must not reach the terminal that shows the log.
+    # Control characters in names from clients must not reach the terminal that shows the log.
     return text if text.isprintable() and text and not set(' "=') & set(text) else json.dumps(text)
 
 
 def log_to_stderr(level: str = "info") -> None:
-    """For `oncelog serve`: time, level and event on standard error."""
+    """Write time, level and event to standard error, as `oncelog serve` does."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         logging.Formatter("time=%(asctime)s.%(msecs)03d level=%(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")

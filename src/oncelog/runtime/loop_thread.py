@@ -1,4 +1,4 @@
-"""A thread with an asyncio loop, on which the synchronous faces run the asynchronous ones."""
+"""A thread with an event loop, on which the blocking clients run the asyncio clients."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from oncelog.errors import MisuseError, TimedOut
 
 T = TypeVar("T")
 _CLOSED = "this client is closed; make a new one"
-_CLOSED_MEANWHILE = "this client was closed by another thread during this call; make a new one"
+_CLOSED_BY_OTHER_THREAD = "this client was closed by another thread during this call; make a new one"
 _FINALIZED = "the interpreter is ending, and this client's thread with it: close clients before, or by atexit"
 _SIGNAL_SECONDS = 0.5
-"""The longest time that the exception of a signal handler may wait for a blocking call."""
+"""The longest time for which a blocking call may delay the exception of a signal handler."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's loop where uvloop is installed, else asyncio's."""
+    """Return a new event loop: uvloop's if it is installed, otherwise asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -34,9 +34,9 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def check_running_loop(own: asyncio.AbstractEventLoop | None, client: str) -> asyncio.AbstractEventLoop:
-    """Return the running loop. Raises MisuseError when it is not the client's own.
+    """Return the running loop. Raises MisuseError if it is not the client's own.
 
-    Futures and connections of one loop never end in another: every call would wait for ever.
+    Futures and connections of one loop never complete in another one, so every call would wait without end.
     """
     running = asyncio.get_running_loop()
     if own is not None and running is not own:
@@ -49,7 +49,7 @@ def check_running_loop(own: asyncio.AbstractEventLoop | None, client: str) -> as
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """End a loop. A client that is amid TLS' handshake cannot be told; uvloop then says "busy" (EBUSY)."""
+    """Close a loop. Ignore EBUSY, which uvloop raises if a TLS handshake is in progress."""
     try:
         loop.close()
     except OSError as error:
@@ -58,7 +58,7 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class ClientThread(Protocol):
-    """What the blocking faces need of the thread that carries their asyncio ones; see LoopThread."""
+    """The thread of a blocking client, which runs its asyncio client. Documented in LoopThread."""
 
     @property
     def is_running(self) -> bool: ...
@@ -75,24 +75,27 @@ class ClientThread(Protocol):
 
 
 def bounded(timeout: float | None) -> float | None:
-    """Return a time-out that threads can wait for; the longest one stands for infinity."""
+    """Return a time-out that threading accepts: longer ones become threading.TIMEOUT_MAX."""
     return None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
 
 
 def result_of(submitted: concurrent.futures.Future[T]) -> T:
-    """Wait for what `ClientThread.submit` began. Raises MisuseError when another thread closes the client."""
+    """Wait for the result of `ClientThread.submit`.
+
+    Raises MisuseError if another thread closes the client.
+    """
     try:
         return submitted.result()
     except concurrent.futures.CancelledError:
-        raise MisuseError(_CLOSED_MEANWHILE) from None
+        raise MisuseError(_CLOSED_BY_OTHER_THREAD) from None
 
 
 class _Call(Generic[T]):
     """A coroutine that runs on a loop's thread while the caller's thread waits.
 
-    The caller may be interrupted at any moment, so it takes no lock: Condition and Future lose one that a
-    signal handler's exception leaves held, and the loop's thread would then wait for it without end. What
-    happened stands in attributes that the loop's thread writes; the queue says only that there is news.
+    A signal handler may raise in the caller at any moment, so the caller takes no lock: the exception would
+    leave the lock of a Condition or Future held, and the loop's thread would wait for it without end.
+    Instead, the loop's thread writes attributes, and a queue wakes the caller.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
@@ -103,12 +106,12 @@ class _Call(Generic[T]):
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def start(self) -> None:
-        """Hand the coroutine over. Raises MisuseError when the loop has been closed."""
+        """Start the coroutine on the loop. Raises MisuseError if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self._start)
         except RuntimeError:
             self._coroutine.close()
-            raise MisuseError(_CLOSED_MEANWHILE) from None
+            raise MisuseError(_CLOSED_BY_OTHER_THREAD) from None
 
     def _start(self) -> None:
         if self._is_cancelled:
@@ -121,7 +124,7 @@ class _Call(Generic[T]):
         self._news.put(None)
 
     def cancel(self) -> None:
-        """Cancel the coroutine, if it was started; calls of this and `start` keep their order."""
+        """Cancel the coroutine. Calls of this method and of `start` take effect in their order."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -132,11 +135,14 @@ class _Call(Generic[T]):
             self._coroutine.close()
             self._end()
 
-    def wait(self, timeout: float | None, is_over: Callable[[], bool]) -> bool:
-        """Wait until the coroutine has ended; false after `timeout` seconds, or when the loop is over."""
-        # A signal that comes after the last bytecode and before the wait begins does not end the wait.
+    def wait(self, timeout: float | None, has_loop_ended: Callable[[], bool]) -> bool:
+        """Wait until the coroutine has ended.
+
+        Return False after `timeout` seconds, or if the loop has ended.
+        """
+        # A signal between the last bytecode and the start of the wait does not end it, so each wait is short.
         while not self._has_ended and (timeout is None or timeout > 0):
-            if is_over():  # it was stopped before it came to this call
+            if has_loop_ended():  # the loop ended before it ran this call
                 return self._has_ended
             seconds = _SIGNAL_SECONDS if timeout is None else min(_SIGNAL_SECONDS, timeout)
             with suppress(queue.Empty):
@@ -145,24 +151,25 @@ class _Call(Generic[T]):
         return self._has_ended
 
     def result(self) -> T:
-        """Return what the coroutine returned, or raise what it raised."""
-        if self._task is None or not self._task.done():  # the loop ended before it came to this call
-            raise MisuseError(_CLOSED_MEANWHILE)
+        """Return the coroutine's result, or raise its exception."""
+        if self._task is None or not self._task.done():  # the loop ended before it ran this call
+            raise MisuseError(_CLOSED_BY_OTHER_THREAD)
         return self._task.result()
 
 
 class LoopThread:
-    """One daemon thread that runs one loop until `stop`. Its methods may be called from any other thread.
+    """A daemon thread that runs one event loop until `stop`. Its methods may be called from any other thread.
 
-    `loop`: a new event loop by default; the simulator gives one of its own.
+    `loop` defaults to a new event loop. The simulator passes one of its own.
     """
 
     def __init__(self, name: str = "oncelog-client", loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._process_id = os.getpid()
         self._loop = loop or new_event_loop()
         self._stopped = False
-        # Not Thread.is_alive: a signal handler that raises in there makes a running thread look ended.
-        self._is_over = False
+        # Instead of Thread.is_alive, which returns False for a running thread after a signal handler raised
+        # in it.
+        self._is_loop_closed = False
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -176,10 +183,10 @@ class LoopThread:
                 self._drain()
                 close_loop(self._loop)
             finally:
-                self._is_over = True
+                self._is_loop_closed = True
 
     def _drain(self) -> None:
-        # Cancelled tasks, and calls of other threads that came last, may start further ones.
+        # Cancelled tasks, and the last calls from other threads, may start further tasks.
         self._loop.run_until_complete(asyncio.sleep(0))
         while tasks := asyncio.all_tasks(self._loop):
             for task in tasks:
@@ -196,7 +203,7 @@ class LoopThread:
         return not self._stopped and self._process_id == os.getpid() and not sys.is_finalizing()
 
     def _check(self) -> None:
-        if sys.is_finalizing():  # the thread stands still, wherever it is: a call would wait without end
+        if sys.is_finalizing():  # daemon threads are stopped, so a call would wait without end
             raise MisuseError(_FINALIZED)
         if self._process_id != os.getpid():
             raise MisuseError(
@@ -206,7 +213,7 @@ class LoopThread:
             raise MisuseError(_CLOSED)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine on the loop. Raises MisuseError when closed or after a fork."""
+        """Start a coroutine on the loop. Raises MisuseError if the client is closed, or after a fork."""
         try:
             self._check()
         except MisuseError:
@@ -215,13 +222,13 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the loop and wait `timeout` seconds for it (None: as long as it takes).
+        """Run a coroutine on the loop and return its result. Wait at most `timeout` seconds (None: no limit).
 
-        An exception of a signal handler, such as KeyboardInterrupt, cancels the coroutine, waits for its
-        end, and is raised then. Nothing of it goes on unseen.
+        If a signal handler raises, as for KeyboardInterrupt, the coroutine is cancelled, and the exception is
+        raised once it has ended. So no part of the call continues in the background.
 
-        Raises TimedOut after cancelling it; MisuseError when called on the loop's own thread,
-        which would wait for itself (a blocking call inside a delivery callback).
+        Raises TimedOut after cancelling the coroutine. Raises MisuseError on the loop's own thread, which
+        would wait for itself, as in a blocking call inside a delivery callback.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
@@ -236,13 +243,13 @@ class LoopThread:
         call = _Call(self._loop, coroutine)
         try:
             call.start()
-            has_ended = call.wait(timeout, self._loop_is_over)
+            has_ended = call.wait(timeout, self._has_loop_ended)
         except BaseException:
-            with suppress(RuntimeError):  # the loop has ended, and the coroutine with it
+            with suppress(RuntimeError):  # the loop and the coroutine have ended
                 call.cancel()
-                call.wait(None, self._loop_is_over)
+                call.wait(None, self._has_loop_ended)
             raise
-        if not has_ended and not self._is_over:
+        if not has_ended and not self._is_loop_closed:
             call.cancel()
             raise TimedOut(f"not finished within {timeout:g} s")
         return self._result_of(call)
@@ -252,37 +259,38 @@ class LoopThread:
             self._is_stopping = True
             self._loop.stop()
 
-    def _loop_is_over(self) -> bool:
-        return self._is_over
+    def _has_loop_ended(self) -> bool:
+        return self._is_loop_closed
 
     def _result_of(self, call: _Call[T]) -> T:
         try:
             return call.result()
         except asyncio.CancelledError:
-            if self._stopped:  # by another thread, which has cancelled every task
-                raise MisuseError(_CLOSED_MEANWHILE) from None
+            if self._stopped:  # another thread called `stop`, which cancels every task
+                raise MisuseError(_CLOSED_BY_OTHER_THREAD) from None
             raise
 
     def wait_for(self, news: queue.SimpleQueue[None], timeout: float) -> None:
-        """Wait for an entry, `timeout` seconds at most, and briefly: a signal may come before the wait."""
+        """Wait for an entry, at most `timeout` seconds, and in short steps so that signal handlers run."""
         with suppress(queue.Empty):
             news.get(timeout=min(timeout, _SIGNAL_SECONDS))
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function on the loop's thread, soon; calls keep their order."""
+        """Call a function on the loop's thread. Calls keep their order."""
         self._check()
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            raise MisuseError(_CLOSED_MEANWHILE) from None
+            raise MisuseError(_CLOSED_BY_OTHER_THREAD) from None
 
     def stop(self) -> None:
-        """End the thread; tasks still running are cancelled. Safe to call twice, after a fork and at exit."""
+        """Cancel all tasks and end the thread. Safe to call twice, after a fork and at exit."""
         if self._process_id != os.getpid() or sys.is_finalizing():
             self._stopped = True
             return
         self._stopped = True
-        with suppress(RuntimeError):  # it has been closed
-            self._loop.call_soon_threadsafe(self._stop_loop)  # again, if an interrupt came before this line
+        with suppress(RuntimeError):  # the loop is closed
+            # Also if `_stopped` was set before: an interrupt may have ended an earlier call before this line.
+            self._loop.call_soon_threadsafe(self._stop_loop)
         if threading.current_thread() is not self._thread:
             self._thread.join()

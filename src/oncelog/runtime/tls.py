@@ -1,7 +1,7 @@
-"""TLS contexts from settings, both sides; certificates in PEM files or as PEM text.
+"""TLS contexts of clients and servers from their settings. Certificates are PEM files or PEM text.
 
-A server's files are looked at again while it runs: what has changed holds for the next connection. Files
-that cannot be read leave the old ones in use.
+A server checks its files while it runs, and uses changed ones for new connections. If they cannot be read, it
+keeps using the old ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def uses_sasl(settings: Settings) -> bool:
 
 
 def check_mechanisms(mechanisms: Collection[str]) -> None:
-    """Raises ConfigError when a SASL mechanism is not known or needs a package that is not installed."""
+    """Raise ConfigError if a SASL mechanism is unknown or needs a package that is not installed."""
     unknown = [name for name in mechanisms if name not in MECHANISMS]
     if unknown or not mechanisms:
         raise ConfigError(
@@ -53,12 +53,12 @@ def check_mechanisms(mechanisms: Collection[str]) -> None:
 
 
 def client_context(settings: Settings) -> ssl.SSLContext | None:
-    """None without TLS. Raises ConfigError for files that are not there or not what they should be."""
+    """Return a client's context; None without TLS. Raises ConfigError for missing or invalid files."""
     if not uses_tls(settings):
         return None
-    what, trusted = _trusted(settings)
-    context = _reading(
-        lambda: ssl.create_default_context(ssl.Purpose.SERVER_AUTH, **trusted), what, _AUTHORITIES
+    source, trusted = _trusted(settings)
+    context = _load(
+        lambda: ssl.create_default_context(ssl.Purpose.SERVER_AUTH, **trusted), source, _AUTHORITIES
     )
     _set_versions(context, settings)
     if settings["ssl.endpoint.identification.algorithm"] != "https":
@@ -77,80 +77,82 @@ def _server_context(settings: Settings) -> ssl.SSLContext:
             "ssl.keystore.location to a PEM file with the chain and its private key"
         )
     context.verify_mode = _CLIENT_AUTH[settings["ssl.client.auth"]]
-    what, trusted = _trusted(settings)
+    source, trusted = _trusted(settings)
     if context.verify_mode is not ssl.CERT_NONE:
         if not trusted:
             raise ConfigError(
-                f"ssl.client.auth={settings['ssl.client.auth']} needs ssl.truststore.location: whose "
-                "certificates are to be believed?"
+                f"ssl.client.auth={settings['ssl.client.auth']} needs ssl.truststore.location: the "
+                "authorities whose client certificates are accepted"
             )
-        _reading(lambda: context.load_verify_locations(**trusted), what, _AUTHORITIES)
+        _load(lambda: context.load_verify_locations(**trusted), source, _AUTHORITIES)
     return context
 
 
 def _set_versions(context: ssl.SSLContext, settings: Settings) -> None:
-    wanted = settings["ssl.enabled.protocols"]
-    unknown = [name for name in wanted if name not in _VERSIONS]
-    if unknown or not wanted:
-        raise ConfigError(f"ssl.enabled.protocols={','.join(wanted)}: expected {' and '.join(_VERSIONS)}")
-    versions = [_VERSIONS[name] for name in wanted]
+    names = settings["ssl.enabled.protocols"]
+    unknown = [name for name in names if name not in _VERSIONS]
+    if unknown or not names:
+        raise ConfigError(f"ssl.enabled.protocols={','.join(names)}: expected {' and '.join(_VERSIONS)}")
+    versions = [_VERSIONS[name] for name in names]
     context.minimum_version, context.maximum_version = min(versions), max(versions)
 
 
 def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
-    """Return what names whom to trust, and the arguments of load_verify_locations.
+    """Return the source of the trusted authorities, for error texts, and the arguments of
+    load_verify_locations.
 
-    No arguments: whom the system trusts. Raises ConfigError.
+    No arguments: the authorities of the operating system. Raises ConfigError.
     """
     files = [key for key in ("ssl.truststore.location", "ssl.ca.location") if settings.get(key)]
     text = settings["ssl.truststore.certificates"]
     if len(files) + bool(text) > 1:
         names = [*files, *(["ssl.truststore.certificates"] if text else [])]
-        raise ConfigError(f"{' and '.join(names)} say whom to trust; keep one of them")
+        raise ConfigError(f"{' and '.join(names)} set the same; keep one of them")
     if text:
         return "ssl.truststore.certificates", {"cadata": text.value}
     if not files:
         return "the system's certificates", {}
-    what = f"{files[0]}={settings[files[0]]!r}"
-    _reading(lambda: os.stat(settings[files[0]]), what, _AUTHORITIES)
-    return what, {"cafile": settings[files[0]]}
+    source = f"{files[0]}={settings[files[0]]!r}"
+    _load(lambda: os.stat(settings[files[0]]), source, _AUTHORITIES)
+    return source, {"cafile": settings[files[0]]}
 
 
 def _load_own(context: ssl.SSLContext, settings: Settings) -> bool:
-    """This side's certificate; False when none is set."""
+    """Load this side's certificate. Return False if none is configured. Raises ConfigError."""
     key_password = settings["ssl.key.password"]
-    # Without a password OpenSSL would ask for one on the terminal.
+    # An empty password, because OpenSSL would ask for one on the terminal otherwise.
     password = key_password.value if key_password else ""
     chain, key = settings["ssl.keystore.certificate.chain"], settings["ssl.keystore.key"]
     if chain or key:
         if not (chain and key):
             raise ConfigError("set both ssl.keystore.certificate.chain and ssl.keystore.key, or neither")
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # 0600; OpenSSL reads files only
+        # A file of mode 0600, because OpenSSL loads certificates from files only.
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
             file.write(f"{chain.value}\n{key.value}\n")
             file.flush()
-            _reading(lambda: context.load_cert_chain(file.name, None, password), "ssl.keystore.*", _OWN)
+            _load(lambda: context.load_cert_chain(file.name, None, password), "ssl.keystore.*", _OWN)
         return True
     certificate = settings["ssl.keystore.location"] or settings.get("ssl.certificate.location")
     if not certificate:
         return False
     key_file = settings.get("ssl.key.location")
-    what = "ssl.keystore.location" if settings["ssl.keystore.location"] else "ssl.certificate.location"
-    what = f"{what}={certificate!r}"
-    _reading(lambda: context.load_cert_chain(certificate, key_file, password), what, _OWN)
+    key = "ssl.keystore.location" if settings["ssl.keystore.location"] else "ssl.certificate.location"
+    source = f"{key}={certificate!r}"
+    _load(lambda: context.load_cert_chain(certificate, key_file, password), source, _OWN)
     return True
 
 
-def _reading(load: Callable[[], T], what: str, content: str) -> T:
-    """Return what `load` returns. Raises ConfigError, whatever is wrong with the file."""
+def _load(load: Callable[[], T], source: str, content: str) -> T:
+    """Return the result of `load`. Raises ConfigError for every error of its file."""
     try:
         return load()
     except FileNotFoundError:
-        raise ConfigError(f"{what}: there is no such file") from None
+        raise ConfigError(f"{source}: there is no such file") from None
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise ConfigError(f"{what} cannot be used: {error}; it must be PEM, {content}") from error
+        raise ConfigError(f"{source} cannot be used: {error}; it must be PEM, {content}") from error
 
 
-_TOLD = frozenset(
+_ALERTED = frozenset(
     {
         "CERTIFICATE_VERIFY_FAILED",
         "NO_SHARED_CIPHER",
@@ -158,55 +160,55 @@ _TOLD = frozenset(
         "UNSUPPORTED_PROTOCOL",
     }
 )
-"""Failures of a client that speaks TLS and takes an alert; others are ended at once."""
+"""Handshake failures for which the client gets a TLS alert. For others the connection is closed at once."""
 
 
 class _ServerSide(ssl.SSLObject):
-    """The broker's side of a connection, whose client learns by an alert why its handshake failed.
+    """The server side of a TLS connection, which sends the client an alert if its handshake fails.
 
-    asyncio closes the socket of a handshake that failed while the alert is still in its buffer. So the
-    failure is raised when the client sends more, and asyncio sends the alert before. A client that does
-    neither this nor close meets the deadline of the handshake.
-    See test_a_client_whose_certificate_is_refused_learns_why.
+    asyncio closes the socket of a failed handshake while the alert is still in its buffer. So this class
+    raises the failure only when the client sends more, and asyncio sends the alert before. A client that
+    neither sends nor closes runs into the time-out of the handshake. See
+    test_a_client_whose_certificate_is_refused_learns_why.
     """
 
     _failure: ssl.SSLError | None = None
 
     def do_handshake(self) -> None:
-        """Raises SSLError."""
+        """Continue the handshake. Raises SSLError."""
         if self._failure is not None:
             raise self._failure
         try:
             super().do_handshake()
         except ssl.SSLError as error:
-            if error.reason not in _TOLD:
+            if error.reason not in _ALERTED:
                 raise
             log_event("debug", "TLS handshake failed", error=repr(error))
             self._failure = error
-            raise ssl.SSLWantReadError("the alert is to be sent") from error
+            raise ssl.SSLWantReadError("the alert must be sent first") from error
 
 
 class ServerTls:
-    """The TLS of a listener. `context` is for the next connection, and is replaced when files change.
+    """The TLS of a listener. `context` is for new connections, and is replaced if files change.
 
     A new context has new ticket keys and an empty session cache. So a client whose authority was removed
-    cannot come back by resuming a session of before; a context exchanged during the handshake
-    (`sni_callback`) would not prevent that, since tickets belong to the context that began it.
+    cannot resume an earlier session. A context that is replaced during the handshake (`sni_callback`) would
+    not prevent that, because tickets belong to the context that began the handshake.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._seen = self._failed = self._stamps()
-        """Of the files that `context` was made of, and of the last ones that could not be used."""
+        """Stamps of the files in `context`, and of the latest files that could not be used."""
         self.context = _server_context(settings)
 
     def _stamps(self) -> list[tuple[int, int] | None]:
         return [_stamp(self._settings[key]) for key in _FILES]
 
     def refresh(self) -> None:
-        """Read files again that have changed.
+        """Load the certificates again if their files have changed.
 
-        Files that could not be read are tried again: `chmod` and `chown` leave their stamps as they are.
+        Files that could not be read are retried on each call: `chmod` and `chown` do not change their stamps.
         See test_a_renewed_certificate_that_could_not_be_read_is_read_later.
         """
         stamps = self._stamps()
@@ -224,32 +226,33 @@ class ServerTls:
 
 
 class WatchedFile:
-    """A text file's present content, for `file:///PATH`; None while it cannot be read."""
+    """The present content of a text file, given as `file:///PATH`. `text` is None until it could be read."""
 
-    def __init__(self, url: str, what: str) -> None:
+    def __init__(self, url: str, setting: str) -> None:
         if not url.startswith("file://"):
-            raise ConfigError(f"{what}={url!r}: only file:///PATH is served")
-        self._path, self._what = url.removeprefix("file://"), what
+            raise ConfigError(f"{setting}={url!r}: only file:///PATH is served")
+        self._path, self._setting = url.removeprefix("file://"), setting
         self._seen: tuple[int, int] | None = None
         self._failed: tuple[int, int] | None = None
         self.text: str | None = None
 
     def refresh(self) -> str | None:
+        """Read the file if it has changed, and return `text`."""
         stamp = _stamp(self._path)
         if stamp is not None and stamp != self._seen:
             try:
                 self.text = Path(self._path).read_text()
             except (OSError, UnicodeDecodeError) as error:
                 if stamp != self._failed:
-                    log_event("error", f"{self._what} cannot be read", error=error)
-                self._failed = stamp  # tried again, as in ServerTls.refresh
+                    log_event("error", f"{self._setting} cannot be read", error=error)
+                self._failed = stamp  # retried, as in ServerTls.refresh
             else:
                 self._seen = stamp
         return self.text
 
 
 def _stamp(path: str | None) -> tuple[int, int] | None:
-    """What changes with a file's content."""
+    """Return modification time and inode, which change with the content; None if there is no such file."""
     if not path:
         return None
     try:
