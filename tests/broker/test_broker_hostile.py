@@ -119,7 +119,7 @@ def test_a_client_that_never_says_who_it_is_is_cut_off(tmp_path: Path) -> None:
         for each in slow[:10]:
             assert each.read_frame() is not None
         wait_until(lambda: broker.metrics()["connections"] == 20)
-        pass_time(broker, server.STRANGER_MS + 1)
+        pass_time(broker, server.AUTHENTICATION_MS + 1)
         assert all(each.is_closed() for each in slow)
         assert ended(broker, "authentication") == 20
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncelog.server.gc_tuner import LONG_SECONDS, Collector
+from oncelog.server.gc_tuner import LONG_SECONDS, GcTuner
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_survivors_of_a_long_full_collection_are_set_aside(
 ) -> None:
     gc.unfreeze()
     times = iter([100.0, 100.0 + seconds * LONG_SECONDS])
-    collector = Collector(lambda: next(times))
+    collector = GcTuner(lambda: next(times))
     collector("start", {"generation": generation})
     collector("stop", {"generation": generation})
     assert (gc.get_freeze_count() > 0) == is_frozen
@@ -34,6 +34,6 @@ def test_survivors_of_a_long_full_collection_are_set_aside(
 
 def test_what_is_there_at_the_start_is_set_aside() -> None:
     kept = [[number] for number in range(1000)]
-    Collector().install()
+    GcTuner().install()
     assert gc.get_freeze_count() > len(kept)
-    assert isinstance(gc.callbacks[-1], Collector)
+    assert isinstance(gc.callbacks[-1], GcTuner)

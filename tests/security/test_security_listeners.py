@@ -25,7 +25,7 @@ from oncelog.client.admin.types import ConfigResource
 from oncelog.config import BROKER
 from oncelog.errors import AuthenticationError, ConfigError, StorageError, TopicAuthorizationFailed
 from oncelog.server.embedded import Broker, checked_listeners
-from oncelog.server.listener import Accepted, listen
+from oncelog.server.listener import AcceptedConnection, listen
 from oncelog.wire.messages import DescribeClusterRequest, FindCoordinatorRequest, MetadataRequest
 
 MAP = "listener.security.protocol.map"
@@ -262,7 +262,7 @@ def test_an_ipv6_address_that_is_not_there_keeps_no_other_from_being_listened_on
             return list(found)
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
-        listening = await listen(Accepted, host, 0)
+        listening = await listen(AcceptedConnection, host, 0)
         try:
             return [each.getsockname()[0] for each in listening.sockets]
         finally:

@@ -1,4 +1,4 @@
-"""A listener at work: its socket, its TLS, and what its connections are held to."""
+"""A listener in operation: its sockets, its TLS, and the authentication of its connections."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from oncelog.rules.security.authorization import ANONYMOUS
 from oncelog.rules.security.principal import distinguished_name, principal_mapper
 from oncelog.runtime.tls import ServerTls, check_mechanisms, uses_sasl, uses_tls
 from oncelog.server.listen_errors import listen_error_text
-from oncelog.server.listener import Listen
+from oncelog.server.listener import AcceptedConnection, Listen
 
 
 class Acceptor:
-    """Raises ConfigError for settings of TLS or SASL that cannot be used."""
+    """Accepts connections on one listener.
+
+    Raises ConfigError for TLS or SASL settings that cannot be used.
+    """
 
     def __init__(self, listener: Listener, listen: Listen) -> None:
         settings = listener.settings
@@ -24,20 +27,23 @@ class Acceptor:
         self.needs_sasl = uses_sasl(settings)
         if self.needs_sasl:
             check_mechanisms(settings["sasl.enabled.mechanisms"])
-        self._name_of = principal_mapper(settings["ssl.principal.mapping.rules"])
+        self._principal_name = principal_mapper(settings["ssl.principal.mapping.rules"])
         self._tls = ServerTls(settings) if uses_tls(settings) else None
         self._listen = listen
         self._opened: Any = None
 
     def principal_of(self, transport: asyncio.BaseTransport) -> str:
-        """Whom the client's certificate names, where it has shown one. Raises ConfigError."""
+        """Return the principal of the client's certificate; ANONYMOUS without one.
+
+        Raises ConfigError if no rule of ssl.principal.mapping.rules matches.
+        """
         certificate = transport.get_extra_info("peercert")
         if not certificate:
             return ANONYMOUS
-        return f"User:{self._name_of(distinguished_name(certificate['subject']))}"
+        return f"User:{self._principal_name(distinguished_name(certificate['subject']))}"
 
-    async def start(self, connect: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Listen; `connect` makes what serves a connection. Raises StorageError."""
+    async def start(self, connect: Callable[[], AcceptedConnection]) -> None:
+        """Listen. `connect` returns the protocol of a new connection. Raises StorageError."""
         host, port = self.listener.host, self.listener.port
         tls = self._tls
         context = None if tls is None else lambda: tls.context
@@ -48,11 +54,11 @@ class Acceptor:
         self.listener = self.listener.bound(self._opened.sockets[0].getsockname()[1])
 
     def refresh(self) -> None:
-        """Read certificates again that have changed."""
+        """Reload certificates whose files have changed."""
         if self._tls is not None:
             self._tls.refresh()
 
     def stop(self) -> None:
-        """No more connections; those that are there stay."""
+        """Accept no more connections. Existing ones stay open."""
         if self._opened is not None:
             self._opened.close()

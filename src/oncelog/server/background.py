@@ -16,7 +16,8 @@ from oncelog.runtime.event_log import log_event
 
 WORK_SECONDS = 0.002
 """The longest time for which background work delays requests, unless a single step takes longer."""
-REST_SECONDS = 0.004
+PAUSE_SECONDS = 0.004
+"""The pause after each piece of background work."""
 
 
 class BackgroundRunner:
@@ -60,7 +61,7 @@ class BackgroundRunner:
                     _report(error)
                 if has_begun_call and not self._background.is_ready:
                     break  # a deletion has a call in every step: the call itself is the pause
-                await asyncio.sleep(REST_SECONDS)
+                await asyncio.sleep(PAUSE_SECONDS)
 
     def _work(self) -> bool:
         """Run steps until the time is up or only calls remain; return True if a call has begun."""

@@ -22,7 +22,6 @@ from oncelog.runtime.clock import Clock
 from oncelog.runtime.event_log import log_event
 from oncelog.server.acceptor import Acceptor
 from oncelog.server.connection_auth import ConnectionAuth
-from oncelog.server.listener import Accepted
 from oncelog.server.memory_account import MemoryAccount
 from oncelog.server.request_handler import MAX_ROUND_REQUESTS, RequestHandler
 from oncelog.server.request_reader import NO_BYTES, RequestReader
@@ -91,7 +90,7 @@ class ConnectionOwner(Protocol):
         ...
 
 
-class Connection(Accepted):
+class Connection(asyncio.BufferedProtocol):
     """One connection, as asyncio's protocol of it."""
 
     def __init__(self, server: ConnectionOwner, acceptor: Acceptor, connection_id: int) -> None:

@@ -1,4 +1,4 @@
-"""The real disk: POSIX files at positions, fdatasync, atomic replacement, flock."""
+"""The disk of the operating system: POSIX files at positions, fdatasync, atomic replacement, flock."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from oncelog.runtime.event_log import log_event
 
 _FILE_MODE = 0o644
 _REWRITE_BYTES = 1 << 20
-TELL_EVERY_SECONDS = 60.0
+LOG_EVERY_SECONDS = 60.0
+"""Interval at which the same kind of disk error is logged."""
 
 
 class RealFile:
-    """A file, opened when it is first used, so that ten thousand idle ones take no descriptors.
+    """A file that is opened at its first use, so that ten thousand idle files need no descriptors.
 
-    `sync` and `rewrite` may run for seconds in a thread. `close` does not wait for them, for it is called by
-    the thread that serves requests: the last of them closes the descriptor then. Guarded by
+    `sync` and `rewrite` may run for seconds in a thread. `close` is called by the thread that serves
+    requests, so it does not wait for them: the last of them closes the descriptor. See
     test_closing_a_file_does_not_wait_for_its_sync.
     """
 
@@ -34,7 +35,7 @@ class RealFile:
     def __init__(self, path: str, fd: int | None = None) -> None:
         self._path = path
         self._fd = fd
-        # Held for moments, and while the file is opened.
+        # Held for short times, and while the file is opened.
         self._lock = threading.Lock()
         self._user_count = 0
         self._fd_to_close: int | None = None
@@ -69,13 +70,13 @@ class RealFile:
                 return
             view = memoryview(data)
             while written < len(view):
-                # A nearly full disk takes a part first and fails at the next call.
+                # A nearly full disk writes a part and fails at the next call.
                 step = os.pwrite(fd, view[written:], position + written)
                 if step == 0:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 written += step
         except OSError as error:
-            _tell(error, self._path)
+            _log_refusal(error, self._path)
             raise
 
     def truncate(self, size: int) -> None:
@@ -96,7 +97,7 @@ class RealFile:
 
     @contextmanager
     def _in_use(self) -> Iterator[int]:
-        """Give the descriptor, which stays valid meanwhile; -1 when the file is closed."""
+        """Yield the descriptor, which stays valid during the block; -1 if the file is closed."""
         with self._lock:
             if self._fd is None:
                 self._fd = _open(self._path, os.O_RDWR)
@@ -107,11 +108,11 @@ class RealFile:
         finally:
             with self._lock:
                 self._user_count -= 1
-                last = None
+                fd_to_close = None
                 if not self._user_count:
-                    last, self._fd_to_close = self._fd_to_close, None
-            if last is not None:
-                os.close(last)
+                    fd_to_close, self._fd_to_close = self._fd_to_close, None
+            if fd_to_close is not None:
+                os.close(fd_to_close)
 
     def rest(self) -> None:
         with self._lock:
@@ -130,7 +131,7 @@ class RealFile:
 
 
 def _open(path: str, flags: int) -> int:
-    """Raises OSError; one that is about too many open files says what to do."""
+    """Open a file and return its descriptor. Raises OSError, with advice if too many files are open."""
     try:
         return os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
     except OSError as error:
@@ -139,23 +140,23 @@ def _open(path: str, flags: int) -> int:
 
 
 def _advise(error: OSError, path: str) -> None:
-    """Raise an error that says what to do if this one is about too many open files."""
+    """Raise an error with advice if this one means that too many files are open."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         advice = f"{error.strerror}: the limit is {limit}; raise it (ulimit -n, LimitNOFILE=)"
         advised = OSError(error.errno, advice, path)
-        _tell(advised, path)
+        _log_refusal(advised, path)
         raise advised from error
 
 
-_told: dict[int | None, float] = {}
+_logged_at: dict[int | None, float] = {}
 
 
-def _tell(error: OSError, path: str) -> None:
-    """Log that the disk refuses something, each reason once in a while: every retry meets it."""
+def _log_refusal(error: OSError, path: str) -> None:
+    """Log a disk error, but each error number at most once per LOG_EVERY_SECONDS: retries repeat it."""
     now = system.current().monotonic_ns() / 1e9
-    if now - _told.get(error.errno, -TELL_EVERY_SECONDS) >= TELL_EVERY_SECONDS:
-        _told[error.errno] = now
+    if now - _logged_at.get(error.errno, -LOG_EVERY_SECONDS) >= LOG_EVERY_SECONDS:
+        _logged_at[error.errno] = now
         log_event("error", "disk refuses", path=path, error=explain(error))
 
 
@@ -163,15 +164,15 @@ def _tell(error: OSError, path: str) -> None:
 _fdatasync = getattr(os, "fdatasync", os.fsync)
 
 
-def _sync(how: Callable[[int], None], fd: int, path: str) -> None:
+def _sync(sync: Callable[[int], None], fd: int, path: str) -> None:
     try:
-        how(fd)
+        sync(fd)
     except OSError as error:
         raise SyncFailed(error.errno, error.strerror, path) from error
 
 
 class RealLock:
-    """A file lock of the operating system; it ends with the process."""
+    """A file lock of the operating system, which is released when the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -183,7 +184,7 @@ class RealLock:
 
 
 class RealDisk:
-    """The directory `root`, made when it is not there."""
+    """The files below the directory `root`, which is created if it does not exist."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -201,8 +202,8 @@ class RealDisk:
             raise
 
     def exists(self, path: str) -> bool:
-        # os.path.exists takes every error for "not there":
-        # test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records.
+        # Not os.path.exists, which returns False for every error.
+        # See test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records.
         try:
             os.stat(self._prefix + path)
         except (FileNotFoundError, NotADirectoryError):
@@ -216,7 +217,7 @@ class RealDisk:
         full = self._prefix + path
         if create:
             return RealFile(full, _open(full, os.O_RDWR | os.O_CREAT))
-        os.stat(full)  # FileNotFoundError comes now
+        os.stat(full)  # raises FileNotFoundError now instead of at the first use
         return RealFile(full)
 
     def read(self, path: str) -> bytes:
@@ -226,7 +227,7 @@ class RealDisk:
     def replace(self, path: str, data: bytes, *, sync: bool = True, is_private: bool = False) -> None:
         full = self._prefix + path
         temporary = full + ".tmp"
-        # Opened before the rename, so that only a failed sync comes after it.
+        # Opened before the rename, so that after it only the sync can fail.
         parent = _open(os.path.dirname(full), os.O_RDONLY) if sync else None
         try:
             with open(temporary, "wb", opener=_open_private if is_private else None) as file:
@@ -266,7 +267,8 @@ class RealDisk:
         if not os.path.islink(full):
             shutil.rmtree(full)
             return
-        # Somebody moved a partition to another volume. The directory there may be a mount point: it stays.
+        # An administrator moved the partition to another volume. Keep the directory there: it may be a mount
+        # point.
         if os.path.isdir(full):
             for entry in os.scandir(full):
                 if entry.is_dir(follow_symlinks=False):
@@ -279,8 +281,8 @@ class RealDisk:
         _sync_directory(self._prefix + path)
 
     def volume(self) -> tuple[int, int]:
-        found = os.statvfs(self.root)
-        return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        stats = os.statvfs(self.root)
+        return stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
 
     def mutex(self) -> AbstractContextManager[object]:
         return threading.Lock()

@@ -1,7 +1,7 @@
-"""A whole broker: the node on the real disk, the real clock and a real socket.
+"""A complete broker: its state on a real disk, a clock and a server.
 
-`Broker` runs it in a thread of this process; `run_foreground` is `oncelog serve`. Both refuse a data
-directory that another process holds.
+`Broker` runs it in a thread of this process. `run_foreground` is `oncelog serve`. Both refuse a data
+directory that another process has locked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from oncelog.runtime.loop_thread import LoopThread, close_loop, new_event_loop
 from oncelog.runtime.tls import uses_sasl, uses_tls
 from oncelog.server.background import BackgroundRunner
 from oncelog.server.disk import RealDisk
-from oncelog.server.gc_tuner import Collector
+from oncelog.server.gc_tuner import GcTuner
 from oncelog.server.listener import Listen, listen
 from oncelog.server.metrics_http import MetricsServer, metrics_token
 from oncelog.server.server import Server
@@ -46,7 +46,10 @@ METRICS_HOST = "127.0.0.1"
 
 
 class RunningBroker:
-    """A node with its servers, on the loop that called `start`. `metrics`: host and port; None without."""
+    """A broker with its servers, on the event loop that called `start`.
+
+    `metrics`: host and port of the metrics endpoint; None without it.
+    """
 
     def __init__(
         self,
@@ -63,11 +66,11 @@ class RunningBroker:
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
-        """As they are bound."""
+        """The listeners with the ports to which they are bound."""
         return tuple(acceptor.listener for acceptor in self.server.acceptors)
 
     async def start(self) -> None:
-        """Listen. Raises StorageError when an address cannot be bound; the log is then closed again."""
+        """Listen. Raises StorageError, and closes the log, if an address cannot be bound."""
         self.background.start()
         try:
             await self.server.start()
@@ -78,11 +81,18 @@ class RunningBroker:
             raise
         self.node.log_manager.remove_deleted()
         topic_count = len(self.node.topics)
-        for each in self.listeners:
-            log_event("info", "listening", name=each.name, host=each.host, port=each.port, topics=topic_count)
+        for listener in self.listeners:
+            log_event(
+                "info",
+                "listening",
+                name=listener.name,
+                host=listener.host,
+                port=listener.port,
+                topics=topic_count,
+            )
 
     async def stop(self) -> None:
-        """Connections end, then the log is closed with snapshots and the clean-shutdown marker."""
+        """Close all connections, then the log, with snapshots and the clean-shutdown marker."""
         if self.metrics_server is not None:
             await self.metrics_server.stop()
         await self.server.stop()
@@ -92,26 +102,30 @@ class RunningBroker:
 
 
 def checked_listeners(settings: Settings) -> tuple[Listener, ...]:
-    """Who listens beyond loopback must know its clients. Raises ConfigError unless `oncelog.insecure`."""
+    """Return the listeners of the settings.
+
+    Raises ConfigError for a listener beyond loopback without authentication, unless `oncelog.insecure` is
+    set.
+    """
     listeners = listeners_of(settings, socket.gethostname())
     for listener in listeners:
         if not settings["oncelog.insecure"] and not is_loopback(listener.host):
-            _check_locked(listener)
+            _check_authenticated(listener)
     return listeners
 
 
-def _check_locked(listener: Listener) -> None:
+def _check_authenticated(listener: Listener) -> None:
     settings = listener.settings
     readable = {"PLAIN", "OAUTHBEARER"} & set(settings["sasl.enabled.mechanisms"])
     if uses_sasl(settings) and not uses_tls(settings) and readable:
-        why = f"{' and '.join(sorted(readable))} would send secrets that anybody can read; use SASL_SSL"
+        reason = f"{' and '.join(sorted(readable))} would send secrets that anybody can read; use SASL_SSL"
     elif uses_sasl(settings) or (uses_tls(settings) and settings["ssl.client.auth"] == "required"):
         return
     else:
-        why = "anybody could connect; use SASL_SSL, or SSL with ssl.client.auth=required"
+        reason = "anybody could connect; use SASL_SSL, or SSL with ssl.client.auth=required"
     raise ConfigError(
         f"listening on {listener.host or 'every interface'} ({listener.name}) with "
-        f"security.protocol={settings['security.protocol']}: {why} (docs/security.md), {_OR_INSECURE}"
+        f"security.protocol={settings['security.protocol']}: {reason} (docs/security.md), {_OR_INSECURE}"
     )
 
 
@@ -119,7 +133,7 @@ _OR_INSECURE = "or say --insecure (oncelog.insecure=true) where the network keep
 
 
 def check_metrics(host: str, settings: Settings) -> None:
-    """Metrics beyond loopback want a token. Raises ConfigError unless `oncelog.insecure`.
+    """Raise ConfigError for metrics beyond loopback without a token, unless `oncelog.insecure` is set.
 
     Raises ConfigError for an empty token, too.
     """
@@ -132,7 +146,7 @@ def check_metrics(host: str, settings: Settings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to it."""
+    """Return True if only this computer can connect to the host."""
     if host == "localhost":
         return True
     try:
@@ -144,29 +158,29 @@ def is_loopback(host: str) -> bool:
 def open_node(
     data_dir: Path, settings: Settings, clock: Clock, on_append: Callable[[AppendEvent], None] | None = None
 ) -> BrokerState:
-    """Lock the directory, recover what is in it. Raises StorageError, also when it is in use."""
+    """Lock a data directory and recover its log. Raises StorageError, also if the directory is in use."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         disk = RealDisk(data_dir)
     except OSError as error:
-        # These come from making it: the path, not its disk, is wrong.
+        # These errors of mkdir mean that the path is wrong, not its disk.
         is_wrong_path = isinstance(error, (FileNotFoundError, NotADirectoryError, FileExistsError))
-        remedy = "; name another directory with --data-dir or ONCELOG_DATA_DIR" if is_wrong_path else ""
-        raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}{remedy}") from error
+        hint = "; name another directory with --data-dir or ONCELOG_DATA_DIR" if is_wrong_path else ""
+        raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}{hint}") from error
     node = recover_node(disk, settings, clock, on_append)
     _log_opening(data_dir, node)
     return node
 
 
 def _log_opening(data_dir: Path, node: BrokerState) -> None:
-    """What the start found, and what it had to repair."""
+    """Log the result of a recovery: its state, and every repair."""
     is_clean, partitions = node.log_manager.was_clean, node.log_manager.partitions
     log_event("info", "data directory opened", path=data_dir, clean=is_clean, partitions=len(partitions))
     for note in node.takeover_notes:
         log_event("warning", "directory taken over", what=note)
-    for at, partition in partitions.items():
+    for tp, partition in partitions.items():
         for report in partition.recovery_reports:
-            log_event("warning", "log repaired", partition=at, what=report)
+            log_event("warning", "log repaired", partition=tp, what=report)
     for coordinator in (node.transactions, node.groups):
         for damage in coordinator.topic.damaged.values():
             log_event(
@@ -187,7 +201,7 @@ def recover_node(
     on_append: Callable[[AppendEvent], None] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> BrokerState:
-    """`open_node` on any disk, with any limits."""
+    """Recover a broker from any disk, with any limits. Raises StorageError."""
     now_ms, new_uuid = clock.now_ms(), system.current().new_uuid
     manager = LogManager.open(
         disk, node_id=settings["node.id"], new_uuid=new_uuid, now_ms=now_ms, limits=limits
@@ -208,7 +222,7 @@ def recover_node(
 
 @contextmanager
 def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
-    """A data directory that no broker uses meanwhile. Raises StorageError when one does."""
+    """Lock a data directory, so that no broker uses it meanwhile. Raises StorageError if one does."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         disk = RealDisk(data_dir)
@@ -224,12 +238,13 @@ def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
 
 
 class Broker:
-    """A broker inside this process, in a thread of its own; a context manager.
+    """A broker inside this process, in a thread of its own. A context manager.
 
-    `data_dir` None: a temporary directory, removed on `stop`. `port` 0: a free one, kept over
-    `stop` and `start`. `config` takes Kafka's broker keys; its `listeners` stand instead of `host` and
-    `port`. `on_append` is called in the broker's thread with every Produce verdict. Raises ConfigError at
-    once, StorageError from `start`.
+    `data_dir` None: a temporary directory, which `stop` removes. `port` 0: a free port, which is kept when
+    the broker is stopped and started. `config` has Kafka's broker keys; its `listeners` replace `host` and
+    `port`. `metrics_port` opens the metrics endpoint on loopback. `on_append` is called in the broker's
+    thread with the result of every batch in a Produce request. The constructor raises ConfigError, `start`
+    StorageError.
     """
 
     def __init__(
@@ -245,7 +260,7 @@ class Broker:
         self._settings = BROKER.parse({"listeners": address_text(host, port), **(config or {})})
         self._listeners = checked_listeners(self._settings)
         self._is_temporary = data_dir is None
-        # A temporary directory is made by `start`: a broker that never runs must leave none.
+        # `start` creates a temporary directory, so that a broker that never runs leaves none.
         self.data_dir = Path(data_dir) if data_dir is not None else _temporary_name()
         self._metrics = None if metrics_port is None else (METRICS_HOST, metrics_port)
         self._on_append = on_append
@@ -253,7 +268,10 @@ class Broker:
         self._thread: LoopThread | None = None
 
     def start(self) -> Self:
-        """Open the data directory and listen. Raises StorageError, MisuseError when it runs already."""
+        """Open the data directory and listen.
+
+        Raises StorageError, and MisuseError if the broker runs already.
+        """
         if self._running is not None:
             raise MisuseError("the broker is running; stop it before starting it again")
         try:
@@ -281,7 +299,7 @@ class Broker:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def stop(self) -> None:
-        """Clean stop; may be called twice."""
+        """Stop the broker cleanly. May be called twice."""
         if self._running is not None and self._thread is not None:
             running, self._running = self._running, None
             try:
@@ -300,34 +318,35 @@ class Broker:
 
     @property
     def host(self) -> str:
-        """Where its first listener is."""
+        """The host of the first listener."""
         return self._listeners[0].host
 
     @property
     def port(self) -> int:
-        """The port of its first listener; 0 before the first start when a free one was asked for."""
+        """The port of the first listener; 0 before the first start if a free port was requested."""
         return self._listeners[0].port
 
     @property
     def metrics_port(self) -> int | None:
-        """The port of the Prometheus endpoint; None without one."""
+        """The port of the metrics endpoint; None without it."""
         server = self._running.metrics_server if self._running else None
         return server.port if server else None
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients of the first listener take as bootstrap.servers."""
+        """The bootstrap.servers for clients of the first listener."""
         return self._listeners[0].bootstrap_servers
 
     @property
     def listeners(self) -> dict[str, str]:
-        """Name of each listener -> what its clients take as bootstrap.servers."""
+        """The bootstrap.servers for clients of each listener, by its name."""
         return {listener.name: listener.bootstrap_servers for listener in self._listeners}
 
     def metrics(self) -> dict[str, float]:
-        """Counters since `start` and present gauges: Prometheus' names without prefix and `_total`.
+        """Return the counters since `start` and the present gauges.
 
-        Raises MisuseError when it does not run.
+        The keys are Prometheus' names without prefix and `_total`. Raises MisuseError if the broker does not
+        run.
         """
         if self._running is None or self._thread is None:
             raise MisuseError("the broker is not running; metrics are there between start and stop")
@@ -343,7 +362,7 @@ async def _start(
 ) -> RunningBroker:
     try:
         running = RunningBroker(node, clock, listeners, metrics)
-    except ConfigError:  # of certificates
+    except ConfigError:  # invalid certificates
         node.close(clock.now_ms())
         raise
     await running.start()
@@ -361,18 +380,23 @@ def run_foreground(
     metrics: tuple[str, int] | None = None,
     on_ready: Callable[[Sequence[Listener], int | None], None],
 ) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP. Call `on_ready(listeners, metrics port)` once it listens."""
+    """Serve until SIGTERM, SIGINT or SIGHUP.
+
+    Call `on_ready(listeners, metrics port)` when the broker listens.
+
+    Raises ConfigError and StorageError.
+    """
     listeners = checked_listeners(settings)
     if metrics is not None:
         check_metrics(metrics[0], settings)
     clock = Clock()
     node = open_node(data_dir, settings, clock)
-    Collector().install()
+    GcTuner().install()
 
     async def serve() -> None:
         stopped = asyncio.Event()
         numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
             numbers.append(signal.SIGHUP)
         for number in numbers:
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)

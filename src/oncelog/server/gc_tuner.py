@@ -1,7 +1,7 @@
-"""Keeps the cyclic garbage collector from holding up requests in a process that only serves.
+"""Limits the pauses of Python's cyclic garbage collector in a broker process.
 
-Ten thousand partitions are a quarter of a million objects, which live as long as the broker; every full
-collection would look at all of them, 60 ms each time.
+Ten thousand partitions are a quarter of a million objects that live as long as the broker. Every full
+collection would visit all of them, which takes 60 ms.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from collections.abc import Callable
 from typing import Any
 
 LONG_SECONDS = 0.02
-"""After a full collection that took longer, what survived it is looked at no more."""
+"""After a full collection that took longer, the surviving objects are frozen (`gc.freeze`)."""
 
 
-class Collector:
-    """For `gc.callbacks`. What is set aside and dies later in a cycle is not freed: rare and little."""
+class GcTuner:
+    """A callback for `gc.callbacks`.
+
+    Reference cycles among frozen objects are never freed: they are few and small.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._began = 0.0
 
     def install(self) -> None:
-        """From now on, and what is there already is set aside."""
+        """Freeze all present objects and watch further collections."""
         gc.collect()
         gc.freeze()
         gc.callbacks.append(self)

@@ -1,7 +1,6 @@
-"""The listening socket: each connection is looked at before anything is done for it.
+"""Listening sockets that check the connection limits before they spend memory or a TLS handshake on a client.
 
-That is before memory and TLS' handshake are spent on it. When descriptors run out, accepting rests and is
-tried again; clients wait in the system's queue meanwhile.
+If no file descriptor is free, accepting pauses and is retried. Clients wait in the operating system's queue.
 """
 
 from __future__ import annotations
@@ -10,59 +9,66 @@ import asyncio
 import errno
 import socket
 import ssl
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol, cast
 
 from oncelog.runtime.event_log import log_event
 
 BACKLOG = 1_024
-ACCEPTS_A_TURN = 64
-"""So many connections are taken before those that are there have their turn."""
+MAX_ACCEPTS_PER_TURN = 64
+"""Connections accepted in one turn of the event loop, before existing ones are served."""
 RETRY_SECONDS = 1.0
 HANDSHAKE_SECONDS = 60.0
-"""The server's own deadline is shorter."""
+"""Time-out of asyncio for a TLS handshake. The server's own (`server.HANDSHAKE_MS`) is shorter."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-"""Seconds, seconds, times: a peer that is gone without a word is noticed in two minutes."""
+"""TCP keep-alive (seconds, seconds, probes): a peer that disappears is detected within two minutes."""
 
 
-class Accepted(asyncio.BufferedProtocol, ABC):
-    """What the listener needs of a connection."""
+class AcceptedConnection(Protocol):
+    """The protocol of an accepted connection, as the listener uses it.
 
-    @abstractmethod
+    It is also an asyncio.BufferedProtocol.
+    """
+
     def admit(self, peer: Any, descriptor: int | None) -> bool:
-        """Whether it may stay; from then on it counts until `connection_lost`."""
+        """Register the connection until `connection_lost`. Return False to reject it."""
+        ...
 
-    @abstractmethod
     def prepare(self, handshake: asyncio.Task[None]) -> None:
-        """Its transport comes by this."""
+        """Store the task that performs the handshake and connects the transport."""
+        ...
+
+    def connection_lost(self, error: Exception | None) -> None: ...
 
 
 class ListeningSockets:
-    """Listens with one or several sockets (a name may have more than one address).
+    """The listening sockets of one listener: one per address of its host name.
 
-    `context`: asked for each connection that is accepted; None without TLS.
+    `factory` returns the protocol of a new connection. `context` is called for each connection and returns
+    its TLS context; None without TLS.
     """
 
-    def __init__(self, factory: Callable[[], Accepted], context: Callable[[], ssl.SSLContext] | None) -> None:
+    def __init__(
+        self, factory: Callable[[], AcceptedConnection], context: Callable[[], ssl.SSLContext] | None
+    ) -> None:
         self._factory, self._context = factory, context
         self._loop = asyncio.get_running_loop()
-        self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
         self.sockets: list[socket.socket] = []
 
     async def open(self, host: str, port: int) -> None:
-        """Raises OSError."""
+        """Bind and listen. Raises OSError."""
         self.sockets = await bind_sockets(host, port)
         for listening in self.sockets:
             self._listen(listening)
 
     def _listen(self, listening: socket.socket) -> None:
-        self._resting.pop(listening, None)
+        self._paused.pop(listening, None)
         self._loop.add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS_A_TURN):
+        for _ in range(MAX_ACCEPTS_PER_TURN):
             try:
                 accepted, peer = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -70,29 +76,32 @@ class ListeningSockets:
             except OSError as error:
                 log_event("error", "cannot accept connections", error=error, retry_seconds=RETRY_SECONDS)
                 self._loop.remove_reader(listening)
-                self._resting[listening] = self._loop.call_later(RETRY_SECONDS, self._listen, listening)
+                self._paused[listening] = self._loop.call_later(RETRY_SECONDS, self._listen, listening)
                 return
             accepted.setblocking(False)
             connection = self._factory()
             if connection.admit(peer, accepted.fileno()):
-                connection.prepare(self._loop.create_task(self._hand_over(accepted, connection)))
+                connection.prepare(self._loop.create_task(self._connect(accepted, connection)))
             else:
                 accepted.close()
 
-    async def _hand_over(self, accepted: socket.socket, connection: Accepted) -> None:
+    async def _connect(self, accepted: socket.socket, connection: AcceptedConnection) -> None:
         context = None if self._context is None else self._context()
         seconds = None if context is None else HANDSHAKE_SECONDS
         try:
             await self._loop.connect_accepted_socket(
-                lambda: connection, accepted, ssl=context, ssl_handshake_timeout=seconds
+                lambda: cast(asyncio.BaseProtocol, connection),
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=seconds,
             )
         except (OSError, asyncio.CancelledError) as error:
             log_event("debug", "no TLS handshake", error=repr(error))
             connection.connection_lost(None)
 
     def close(self) -> None:
-        """No more connections; those that are there stay."""
-        for timer in self._resting.values():
+        """Accept no more connections. Existing ones stay open."""
+        for timer in self._paused.values():
             timer.cancel()
         for listening in self.sockets:
             self._loop.remove_reader(listening)
@@ -100,16 +109,16 @@ class ListeningSockets:
 
 
 async def bind_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen on all addresses of a host, or of the machine if it is empty.
+    """Return sockets that listen on all addresses of a host; of all interfaces if it is empty.
 
-    Raises OSError.
+    An IPv6 address that this computer lacks is skipped if there is another one. Raises OSError.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(
+    infos = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     sockets: list[socket.socket] = []
     missing: OSError | None = None
-    for family, kind, protocol, _, address in dict.fromkeys(found):
+    for family, kind, protocol, _, address in dict.fromkeys(infos):
         try:
             sockets.append(_bind(family, kind, protocol, address))
         except OSError as error:
@@ -117,7 +126,7 @@ async def bind_sockets(host: str, port: int) -> list[socket.socket]:
                 for listening in sockets:
                     listening.close()
                 raise
-            # /etc/hosts names ::1 for localhost also where IPv6 is off, as in many containers.
+            # /etc/hosts has ::1 for localhost even if IPv6 is disabled, as in many containers.
             missing = error
     if missing is not None:
         if not sockets:
@@ -143,25 +152,26 @@ def _bind(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
 
 
 def _keep_alive(listening: socket.socket) -> None:
-    """What is accepted inherits it."""
+    """Enable TCP keep-alive. Accepted sockets inherit it."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
-        if hasattr(socket, name):  # macOS has another name for the first one
+        if hasattr(socket, name):  # macOS has another name for TCP_KEEPIDLE
             listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 Listen = Callable[..., Awaitable[Any]]
-"""(protocol factory, host, port, ssl=the context of the next connection) -> what has `sockets`, `close()`."""
+"""(protocol factory, host, port, ssl=context of the next connection) -> an object with `sockets` and
+`close()`."""
 
 
 async def listen(
-    factory: Callable[[], Accepted],
+    factory: Callable[[], AcceptedConnection],
     host: str,
     port: int,
     *,
     ssl: Callable[[], ssl.SSLContext] | None = None,
 ) -> ListeningSockets:
-    """Listen as asyncio's `create_server` does, which the simulator gives instead. Raises OSError."""
+    """Listen, and return the sockets. Raises OSError. The simulator passes a function of its own instead."""
     listener = ListeningSockets(factory, ssl)
     await listener.open(host, port)
     return listener

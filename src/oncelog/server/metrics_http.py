@@ -1,4 +1,4 @@
-"""Prometheus' text format over HTTP: `GET /metrics`, nothing else."""
+"""The metrics endpoint: `GET /metrics` over HTTP, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oncelog.settings import Settings
 REQUEST_SECONDS = 5.0
 MAX_REQUEST_BYTES = 16_384
 MAX_CONNECTIONS = 20
-"""At once; more are closed. So readers of metrics cannot take the descriptors that are kept for the log."""
+"""Simultaneous connections. More are closed, so scrapers cannot use up the file descriptors of the log."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -30,10 +30,10 @@ def metrics_token(settings: Settings) -> bytes | None:
 
 
 class MetricsServer:
-    """A tiny HTTP/1.1 server on the broker's loop; one request a connection. `port` 0: a free one.
+    """An HTTP/1.1 server on the broker's event loop, with one request per connection. `port` 0: a free port.
 
-    With oncelog.metrics.token it answers only to `Authorization: Bearer` and that token.
-    Raises ConfigError if the token is empty.
+    If oncelog.metrics.token is set, requests need the header `Authorization: Bearer` with that token. Raises
+    ConfigError if the token is empty.
     """
 
     def __init__(self, node: BrokerState, host: str, port: int) -> None:
@@ -65,16 +65,16 @@ class MetricsServer:
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head))
+                writer.write(self._response(head))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a scraper that went away, or no scraper at all
+            pass  # the client disconnected, or sent no HTTP request
         finally:
             self._connection_count -= 1
-            # Aborted, not closed: a client that does not take its answer would keep the descriptor.
+            # Aborted, not closed, if bytes are left: a client that does not read would keep the descriptor.
             writer.close() if not writer.transport.get_write_buffer_size() else writer.transport.abort()
 
-    def _answer(self, head: bytes) -> bytes:
+    def _response(self, head: bytes) -> bytes:
         request_line, *headers = head.split(b"\r\n")
         method, path, *_ = [*request_line.split(b" "), b"", b""]
         token = _bearer(headers)
@@ -89,7 +89,7 @@ class MetricsServer:
 
 
 def _bearer(headers: list[bytes]) -> bytes | None:
-    """Return the token that a request shows; None without one."""
+    """Return the bearer token of a request; None without one."""
     for header in headers:
         name, _, value = header.partition(b":")
         scheme, _, token = value.strip().partition(b" ")

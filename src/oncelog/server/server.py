@@ -1,7 +1,7 @@
-"""The server: one thread, one event loop, every connection, and the node they share.
+"""The server: one thread with one event loop, all connections, and the broker state that they share.
 
-After each round of requests the node wakes fetches, appends that wait for the disk are flushed in
-threads (one fdatasync for all that gathered), and the timer is set for what is due next.
+After each round of requests it completes fetches and sets the timer for the next deadline. It also flushes
+the partitions whose appends wait for the disk: in threads, with one fdatasync for all appends of a partition.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ RECEIVE_BUFFER_BYTES = 1 << 20
 FLUSH_THREADS = 4
 SWEEP_SECONDS = 1.0
 SWEEP_SLICE = 200
-"""So many connections are looked at before requests have their turn again."""
+"""Connections whose deadlines are checked in one turn of the event loop."""
 HANDSHAKE_MS = 10_000
-"""How long a client may take for TLS' handshake."""
-STRANGER_MS = 30_000
-"""How long a connection may stay without saying who it is, where it must."""
+"""Time-out of the TLS handshake."""
+AUTHENTICATION_MS = 30_000
+"""Time-out of SASL authentication."""
 LINGER_MS = 5_000
-"""How long a connection being closed may take to read its last answers."""
-LOGGED_ENDS = 20
-"""So many closed connections are logged one by one in SWEEP_SECONDS; of more there is the number."""
+"""Time that a client gets to read its last responses before its connection is aborted."""
+MAX_LOGGED_CLOSES = 20
+"""Closed connections that are logged individually per SWEEP_SECONDS. Of the others, the number is logged."""
 
-_WORDS = {
+_CLOSE_TEXTS = {
     CloseReason.CONNECTIONS: "max.connections is reached",
     CloseReason.ADDRESS: "max.connections.per.ip is reached",
     CloseReason.DESCRIPTORS: "too many open files; raise the limit (ulimit -n, LimitNOFILE=)",
@@ -65,7 +65,7 @@ _WORDS = {
 
 
 class Server:
-    """Serves a node on its listeners. Raises ConfigError for settings that cannot be used."""
+    """Serves the broker on its listeners. Raises ConfigError for settings that cannot be used."""
 
     def __init__(
         self, node: BrokerState, clock: Clock, listeners: Sequence[Listener], listen: Listen = listen
@@ -80,7 +80,7 @@ class Server:
         )
         self.deadlines = Deadlines(
             handshake=HANDSHAKE_MS,
-            authentication=STRANGER_MS,
+            authentication=AUTHENTICATION_MS,
             request=settings["oncelog.request.read.timeout.ms"],
             idle=settings["connections.max.idle.ms"],
             linger=LINGER_MS,
@@ -102,11 +102,11 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._sweeper: asyncio.Handle | None = None
-        self._ends = 0
+        self._close_count = 0
         self._is_stopping = False
 
     async def start(self) -> None:
-        """Listen on all of them. Raises StorageError; `stop` then frees those that did."""
+        """Listen on all listeners. Raises StorageError; `stop` then closes those that were opened."""
         self._refresh_files()
         for acceptor in self.acceptors:
             await acceptor.start(partial(self._connect, acceptor))
@@ -123,7 +123,7 @@ class Server:
         return Connection(self, acceptor, next(self._ids))
 
     async def stop(self) -> None:
-        """No more requests: the listeners, every connection and the flush threads end."""
+        """Close the listeners and every connection, and wait for the flush threads."""
         self._is_stopping = True
         for acceptor in self.acceptors:
             acceptor.stop()
@@ -132,7 +132,7 @@ class Server:
         await asyncio.sleep(0)
         while self._flushing:
             await asyncio.gather(*self._flushing, return_exceptions=True)
-        # Not before: what ends a flush sets the timer again.
+        # Last, because the end of a flush sets the timer.
         for timer in (self._timer, self._sweeper):
             if timer is not None:
                 timer.cancel()
@@ -140,19 +140,19 @@ class Server:
         await asyncio.sleep(0)
 
     def opened(self, connection: Connection, descriptor: int | None) -> bool:
-        """A connection is there. Whether it may stay."""
+        """Register a new connection. Return False, and close it, if a limit is exceeded."""
         self.connections[connection] = None
         self.node.connection_count = len(self.connections)
         self.node.metrics.connections_opened += 1
         limit = _descriptor_limit()
         bound = self._limiter.enter(connection.address, descriptor=descriptor, descriptor_limit=limit)
         if bound is not None:
-            connection.close(_WORDS[bound], bound=bound, at_once=True)
+            connection.close(_CLOSE_TEXTS[bound], bound=bound, at_once=True)
             self.lost(connection)
         return bound is None
 
     def lost(self, connection: Connection) -> None:
-        """A connection is gone; may be told twice."""
+        """Remove a connection that has ended. May be called twice."""
         if connection in self.connections:
             del self.connections[connection]
             self.node.connection_count = len(self.connections)
@@ -160,22 +160,22 @@ class Server:
             connection.memory.close()
 
     def note_end(self, peer: str, reason: str, bound: CloseReason | None) -> None:
-        """Count and log a connection that the broker ends."""
+        """Count and log a connection that the broker closes."""
         self.node.metrics.connections_closed_for_cause += 1
         if bound is not None:
             self.node.metrics.connections_ended[bound] += 1
-        self._ends += 1
-        if self._ends <= LOGGED_ENDS:
+        self._close_count += 1
+        if self._close_count <= MAX_LOGGED_CLOSES:
             log_event("warning", "connection closed", peer=peer, reason=reason)
 
     def evict(self, budget: MemoryBudget[Any], bound: CloseReason, now_ms: int) -> None:
         """Close the connections that move their bytes slowest, until a memory budget is kept."""
         for connection in budget.eviction_candidates(now_ms):
             budget.release(connection)
-            connection.close(_WORDS[bound], bound=bound, at_once=True)
+            connection.close(_CLOSE_TEXTS[bound], bound=bound, at_once=True)
 
     def after_round(self, now_ms: int) -> None:
-        """What a round of requests leaves to do."""
+        """Complete fetches, start flushes and set the timer after a round of requests."""
         node = self.node
         end_round(node)
         if node.flush_queue.has_waiters:
@@ -184,7 +184,7 @@ class Server:
         self._set_timer(now_ms)
 
     def after_work(self) -> None:
-        """What work in the background leaves to do: its appends wake fetches, and wait for syncs.
+        """Do the same after background work: its appends complete fetches and wait for flushes, too.
 
         See test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once.
         """
@@ -219,38 +219,39 @@ class Server:
         try:
             tick(self.node, self.clock.now_ms())
         except Exception as error:
-            # Retention or a checkpoint that fails (a full disk) is tried again when it is next due.
+            # Retention or a checkpoint that fails, for example on a full disk, is retried when it is due
+            # again.
             log_event("error", "periodic work failed", error=repr(error), exc_info=error)
         self.after_round(self.clock.now_ms())
 
     def _sweep(self) -> None:
-        """Look at what time changes: files, and how long connections take."""
+        """Reload changed files and check the deadlines of all connections."""
         try:
             self._refresh_files()
         except Exception as error:
-            # Without the next sweep no deadline of a connection would hold.
+            # The sweep must be scheduled again, or no deadline of a connection would be kept.
             log_event("error", "files cannot be looked at", error=repr(error), exc_info=error)
-        if self._ends > LOGGED_ENDS:
-            log_event("warning", "more connections closed", count=self._ends - LOGGED_ENDS)
-        self._ends = 0
-        self._sweep_some(list(self.connections))
+        if self._close_count > MAX_LOGGED_CLOSES:
+            log_event("warning", "more connections closed", count=self._close_count - MAX_LOGGED_CLOSES)
+        self._close_count = 0
+        self._sweep_slice(list(self.connections))
 
-    def _sweep_some(self, connections: list[Connection]) -> None:
+    def _sweep_slice(self, connections: list[Connection]) -> None:
         loop, now_ms = asyncio.get_running_loop(), self.clock.now_ms()
         for connection in connections[-SWEEP_SLICE:]:
             connection.note_responses(now_ms)
             bound = expired_deadline(connection.activity(now_ms), self.deadlines, now_ms)
             if bound is not None and connection in self.connections:
-                connection.close(_WORDS[bound], bound=bound, at_once=True)
+                connection.close(_CLOSE_TEXTS[bound], bound=bound, at_once=True)
         del connections[-SWEEP_SLICE:]
         if connections:
-            self._sweeper = loop.call_soon(self._sweep_some, connections)
+            self._sweeper = loop.call_soon(self._sweep_slice, connections)
         else:
             self._sweeper = loop.call_later(SWEEP_SECONDS, self._sweep)
 
 
 def _check_sizes(settings: Settings) -> None:
-    """The largest request must have room, as Kafka asks, too."""
+    """Raise ConfigError if the largest request exceeds the memory of all requests, as Kafka does."""
     queued_bytes, largest_bytes = settings["queued.max.request.bytes"], settings["socket.request.max.bytes"]
     if 0 <= queued_bytes < largest_bytes:
         raise ConfigError(
