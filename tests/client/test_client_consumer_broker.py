@@ -95,7 +95,7 @@ def test_a_header_name_that_cannot_be_utf8_is_refused(broker: Broker, name: Any)
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-def test_every_codec(broker: Broker, codec: Compression) -> None:
+def test_records_of_every_codec_are_read(broker: Broker, codec: Compression) -> None:
     values = numbered(0, 100)
     append(broker.bootstrap_servers, T0, batch_of(*values, compression=codec))
     with consumer_of(broker) as consumer:
@@ -118,7 +118,7 @@ def test_partitions_are_read_together_each_in_order(broker: Broker) -> None:
         assert all(offsets == list(range(500)) for offsets in seen.values())
 
 
-def test_seeking(broker: Broker) -> None:
+def test_a_seek_sets_the_next_record(broker: Broker) -> None:
     append(broker.bootstrap_servers, T0, batch_of(*numbered(0, 10)), batch_of(*numbered(10, 20)))
     with consumer_of(broker) as consumer:
         consumer.assign([T0])
@@ -150,7 +150,7 @@ def test_iteration_ends_after_its_timeout(broker: Broker) -> None:
         assert [record.value for record in consumer] == numbered(0, 5)
 
 
-def test_arrow(broker: Broker) -> None:
+def test_poll_arrow_starts_at_the_position(broker: Broker) -> None:
     append(broker.bootstrap_servers, T2, batch_of(*numbered(0, 1000)))
     with consumer_of(broker) as consumer:
         consumer.assign([T2])
@@ -163,7 +163,7 @@ def test_arrow(broker: Broker) -> None:
         assert consumer.poll_arrow(0.01) is None
 
 
-def test_pause_and_resume(broker: Broker) -> None:
+def test_paused_partitions_return_nothing_until_resume(broker: Broker) -> None:
     append(broker.bootstrap_servers, T0, batch_of(b"a"))
     append(broker.bootstrap_servers, T1, batch_of(b"b"))
     with consumer_of(broker) as consumer:
@@ -176,7 +176,7 @@ def test_pause_and_resume(broker: Broker) -> None:
         assert poll_all(consumer, 1) == [b"a"]
 
 
-def test_offsets(broker: Broker) -> None:
+def test_offsets_are_found_at_both_ends_and_for_times(broker: Broker) -> None:
     append(
         broker.bootstrap_servers,
         T0,
@@ -196,7 +196,7 @@ def test_offsets(broker: Broker) -> None:
 
 
 @pytest.mark.behaviour("I22")
-def test_lag_and_metrics(broker: Broker) -> None:
+def test_lag_and_metrics_follow_the_records_read(broker: Broker) -> None:
     append(broker.bootstrap_servers, T0, batch_of(*numbered(0, 10)))
     with consumer_of(broker) as consumer:
         consumer.assign([T0])
@@ -228,7 +228,7 @@ def test_out_of_range_is_typed_or_resets(broker: Broker) -> None:
 
 
 @pytest.mark.behaviour("I18")
-def test_a_topic_that_is_not_there(broker: Broker) -> None:
+def test_a_missing_topic_raises_and_is_not_created(broker: Broker) -> None:
     with consumer_of(broker, request_timeout_ms=200) as consumer:
         consumer.assign([TopicPartition("nowhere", 0)])
         with pytest.raises(UnknownTopicOrPartition, match="'nowhere' does not exist"):
@@ -264,7 +264,7 @@ def test_no_broker_is_an_error_that_names_it() -> None:
             consumer.poll(1)
 
 
-def test_wrong_use(broker: Broker) -> None:
+def test_misuse_raises_errors_that_name_the_mistake(broker: Broker) -> None:
     with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
         Consumer({})
     with pytest.raises(ConfigError, match=r"isolation\.level"):
@@ -422,7 +422,7 @@ def test_a_range_left_early_leaves_nothing_behind(broker: Broker) -> None:
 # asyncio
 
 
-def test_the_asyncio_face(broker: Broker) -> None:
+def test_the_asyncio_consumer_reads_records_and_ranges(broker: Broker) -> None:
     append(broker.bootstrap_servers, T0, batch_of(*numbered(0, 30)))
 
     async def story() -> None:

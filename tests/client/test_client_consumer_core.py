@@ -57,7 +57,7 @@ def test_truncated_tail_is_fetched_again() -> None:
     assert values(consumer) == [b"a"]
 
 
-def test_next_piece_is_fetched_before_the_first_is_taken() -> None:
+def test_the_next_data_are_fetched_before_the_first_are_taken() -> None:
     consumer, call = started()
     consumer.on_response(call, answer((T0, batch(0, b"a", b"b"))), 1.0, 0)
     assert asked_offset(only_call(consumer)) == 2
@@ -88,7 +88,7 @@ def test_a_partition_is_in_one_fetch_and_a_broker_has_two_fetch_connections() ->
     assert [(only.connection, list(only.expected)) for only in [only_call(consumer)]] == [(0, [T0])]
 
 
-def test_after_a_seek_the_new_place_does_not_wait_for_the_old_answer() -> None:
+def test_after_a_seek_the_new_fetch_does_not_wait_for_the_old_response() -> None:
     consumer, old = started()
     consumer.seek(T0, 50)
     new = only_call(consumer)
@@ -98,7 +98,7 @@ def test_after_a_seek_the_new_place_does_not_wait_for_the_old_answer() -> None:
     assert values(consumer) == [b"b"]
 
 
-def test_seek_voids_what_was_fetched_and_what_is_under_way() -> None:
+def test_a_seek_voids_fetched_data_and_fetches_in_flight() -> None:
     consumer, call = started()
     consumer.on_response(call, answer((T0, batch(0, b"a"))), 1.0, 0)
     second = only_call(consumer)
@@ -124,7 +124,7 @@ def test_markers_and_aborted_records_are_skipped_and_the_position_moves() -> Non
     assert consumer.position(T0) == 6
 
 
-def test_a_piece_that_is_all_filtered_still_moves_the_position() -> None:
+def test_data_without_visible_records_still_move_the_position() -> None:
     consumer, call = started()
     records = batch(0, b"bad", producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
     consumer.on_response(call, answer((T0, records + marker(1, 7, commit=False)), aborted=[(7, 0)]), 1.0, 0)
@@ -301,7 +301,7 @@ def test_check_crcs_off_reads_a_batch_with_a_wrong_checksum() -> None:
     assert len(values(consumer)) == 1
 
 
-def test_paused_partitions_are_neither_fetched_nor_handed_out() -> None:
+def test_paused_partitions_are_neither_fetched_nor_delivered() -> None:
     consumer, call = started()
     consumer.on_response(call, answer((T0, batch(0, b"a"))), 1.0, 0)
     consumer.set_paused([T0], True)
@@ -364,7 +364,7 @@ def test_partitions_that_are_not_assigned_are_misuse(call: str) -> None:
         actions[call]()
 
 
-def test_every_partition_gets_its_turn() -> None:
+def test_no_partition_starves() -> None:
     consumer = core()
     consumer.assign([T0, T1])
     consumer.seek(T0, 0)
@@ -377,7 +377,7 @@ def test_every_partition_gets_its_turn() -> None:
     assert firsts == {T0, T1}
 
 
-def test_arrow_gives_a_piece_at_a_time_from_the_position_on() -> None:
+def test_arrow_returns_one_fetch_at_a_time_from_the_position_on() -> None:
     consumer, call = started()
     consumer.on_response(call, answer((T0, batch(0, b"a", b"b", b"c"))), 1.0, 0)
     assert values(consumer, 1) == [b"a"]

@@ -39,7 +39,7 @@ def filled(**options: Any) -> ConsumerCore:
     return consumer
 
 
-def test_the_position_follows_records_handed_out_one_by_one() -> None:
+def test_the_position_follows_records_delivered_one_by_one() -> None:
     consumer = filled()
     assert consumer.prepare_records(500, 0)
     assert (consumer.position(T0), consumer.position(T1)) == (0, 0), "ready, but nobody has them"
@@ -51,7 +51,7 @@ def test_the_position_follows_records_handed_out_one_by_one() -> None:
     assert (consumer.position(T0), consumer.position(T1)) == (5, 2)
 
 
-def test_a_poll_gives_what_a_broken_off_iteration_left() -> None:
+def test_a_poll_returns_the_records_that_a_loop_left() -> None:
     consumer, call = started()
     consumer.on_response(call, answer((T0, batch(0, b"a", b"b", b"c"))), 1.0, 0)
     assert next_values(consumer, 1) == [b"a"]
@@ -60,7 +60,7 @@ def test_a_poll_gives_what_a_broken_off_iteration_left() -> None:
     assert next_values(consumer, 5) == [b"c"]
 
 
-def test_lag_counts_what_was_not_handed_out() -> None:
+def test_lag_counts_undelivered_records() -> None:
     consumer, call = started()
     consumer.on_response(call, answer((T0, batch(0, b"a", b"b", b"c")), high_watermark=3), 1.0, 0)
     assert next_values(consumer, 1) == [b"a"]
@@ -80,7 +80,7 @@ def take_away(consumer: ConsumerCore) -> None:
 
 
 @pytest.mark.parametrize("change", [move_away, begin_again, take_away])
-def test_a_change_drops_what_was_not_handed_out(change: Callable[[ConsumerCore], None]) -> None:
+def test_a_seek_or_assignment_drops_undelivered_records(change: Callable[[ConsumerCore], None]) -> None:
     consumer = filled()
     consumer.prepare_records(500, 0)
     change(consumer)
@@ -107,7 +107,7 @@ def test_paused_records_are_kept_until_resume() -> None:
     assert next_values(consumer, 10) == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_columns_give_what_rows_left_and_conversely() -> None:
+def test_columns_return_what_records_left_and_conversely() -> None:
     consumer, call = started()
     records = answer((T0, batch(0, b"a", b"b", b"c")))
     consumer.on_response(call, records, 1.0, 0)

@@ -26,7 +26,7 @@ from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.errors import BrokerError, ConfigError, MisuseError
 
 
-def test_one_member_reads_all_and_goes_on_from_its_commit(servers: str, group: str) -> None:
+def test_one_member_reads_all_and_resumes_at_its_commit(servers: str, group: str) -> None:
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 10, 2)
     with member(servers, group, enable_auto_commit=False) as consumer:
@@ -45,7 +45,7 @@ def test_one_member_reads_all_and_goes_on_from_its_commit(servers: str, group: s
         assert sorted(take(successor, 4)) == [10, 11, 12, 13]
 
 
-def test_positions_are_committed_by_themselves(servers: str, group: str) -> None:
+def test_positions_are_committed_automatically(servers: str, group: str) -> None:
     """Only records that poll has returned are committed."""
     topic = new_topic(servers)
     fill(servers, topic, 0, 10, 1)
@@ -68,7 +68,9 @@ def test_positions_are_committed_by_themselves(servers: str, group: str) -> None
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin"])
-def test_members_share_and_take_over(servers: str, group: str, strategy: str) -> None:
+def test_members_share_partitions_and_take_over_those_of_others(
+    servers: str, group: str, strategy: str
+) -> None:
     """Nothing is lost, and with commits in on_revoked nothing is read twice."""
     topic = new_topic(servers, 4)
     settings = {"partition_assignment_strategy": strategy, "enable_auto_commit": False}
@@ -116,7 +118,7 @@ def test_a_member_that_does_not_poll_is_left_behind(servers: str, group: str) ->
 
 
 @pytest.mark.behaviour("T7")
-def test_consume_transform_produce(servers: str, group: str) -> None:
+def test_transactions_transform_every_record_once(servers: str, group: str) -> None:
     with member(servers, group, enable_auto_commit=False, max_poll_records=4) as consumer:
         transform_thirty(servers, consumer)
 
@@ -125,7 +127,7 @@ def test_a_static_member_comes_back_without_a_rebalance(servers: str, group: str
     static_member_comes_back(servers, lambda name: member(servers, group, group_instance_id=name))
 
 
-def test_what_groups_need(servers: str, group: str) -> None:
+def test_groups_need_an_id_and_an_existing_assignor(servers: str, group: str) -> None:
     topic = new_topic(servers)
     with Consumer({"bootstrap.servers": servers}) as nobody:
         with pytest.raises(MisuseError, match=r"group\.id is not set"):
@@ -152,7 +154,7 @@ def test_what_groups_need(servers: str, group: str) -> None:
         subscribed.assign([TopicPartition(topic, 0)])
 
 
-def test_the_asyncio_face(servers: str, group: str) -> None:
+def test_an_asyncio_member_reads_its_partitions(servers: str, group: str) -> None:
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 6, 2)
     told: list[str] = []

@@ -38,12 +38,12 @@ def member(servers: str, group: str, **settings: object) -> Consumer:
 
 
 @pytest.mark.behaviour("T7")
-def test_consume_transform_produce(servers: str, group: str) -> None:
+def test_transactions_transform_every_record_once(servers: str, group: str) -> None:
     with member(servers, group, enable_auto_commit=False, max_poll_records=4) as consumer:
         transform_thirty(servers, consumer)
 
 
-def test_members_share_and_take_over(servers: str, group: str) -> None:
+def test_members_share_partitions_and_take_over_those_of_others(servers: str, group: str) -> None:
     """Partitions that stay are read on, and others are given back first: nothing is lost or read twice."""
     topic = new_topic(servers, 4)
     first = Reader(member(servers, group, enable_auto_commit=False), topic)
@@ -84,7 +84,7 @@ def test_a_group_of_ours_and_of_librdkafka(servers: str, group: str) -> None:
     ours.stop()
 
 
-def test_it_goes_on_from_its_commit(ours: str, group: str) -> None:
+def test_a_member_resumes_at_its_commit(ours: str, group: str) -> None:
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 10, 2)
     with member(ours, group, enable_auto_commit=False) as consumer:
@@ -108,7 +108,7 @@ def test_a_static_member_comes_back_to_what_it_had(ours: str, group: str) -> Non
     static_member_comes_back(ours, lambda name: member(ours, group, group_instance_id=name))
 
 
-def test_topics_by_pattern_and_one_made_again(ours: str, group: str) -> None:
+def test_a_matching_topic_that_is_created_again_is_read(ours: str, group: str) -> None:
     name = f"pattern-{group}"
     with (
         Admin({"bootstrap.servers": ours}) as admin,
@@ -126,7 +126,7 @@ def test_topics_by_pattern_and_one_made_again(ours: str, group: str) -> None:
         assert sorted(take(consumer, 2)) == [10, 11], "another topic, from its first record"
 
 
-def test_the_broker_is_killed(tmp_path: Path, group: str) -> None:
+def test_members_read_on_after_the_broker_was_killed(tmp_path: Path, group: str) -> None:
     with BrokerProcess(tmp_path / "data", settings=QUICK) as broker:
         servers = broker.bootstrap_servers
         topic = new_topic(servers, 2)
@@ -141,7 +141,7 @@ def test_the_broker_is_killed(tmp_path: Path, group: str) -> None:
         reader.stop(commits=True)
 
 
-def test_an_odd_assignor_or_setting(ours: str, group: str) -> None:
+def test_an_unknown_assignor_and_a_classic_setting_are_refused(ours: str, group: str) -> None:
     topic = new_topic(ours)
     with member(ours, group, group_remote_assignor="odd") as odd:
         odd.subscribe(topic)

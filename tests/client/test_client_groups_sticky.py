@@ -228,7 +228,7 @@ def test_another_subscription_gives_back_the_topics_it_leaves(servers: str, grou
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_topics_by_pattern(servers: str, group: str, strategy: str) -> None:
+def test_new_topics_that_match_a_pattern_are_read(servers: str, group: str, strategy: str) -> None:
     """New matching topics are found automatically. The pattern must match the whole name."""
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.create_topics([NewTopic(f"{group}-a", 1), NewTopic(f"{group}-b-not", 1)])
@@ -249,7 +249,7 @@ def test_topics_by_pattern(servers: str, group: str, strategy: str) -> None:
             assert consumer.assignment() == []
 
 
-def test_a_pattern_that_matches_nothing_yet(servers: str, group: str) -> None:
+def test_a_pattern_may_match_nothing_yet(servers: str, group: str) -> None:
     with member(servers, group, metadata_max_age_ms=200) as consumer:
         consumer.subscribe(pattern=f"{group}-.*")
         assert consumer.poll(0.5) == []
@@ -260,7 +260,7 @@ def test_a_pattern_that_matches_nothing_yet(servers: str, group: str) -> None:
         wait_for(lambda: seen.extend(each.value for each in consumer.poll(0.1)) or len(seen) == 3)
 
 
-def test_what_a_pattern_must_be(ours: str, group: str) -> None:
+def test_an_invalid_pattern_is_refused(ours: str, group: str) -> None:
     with Consumer({"bootstrap.servers": ours, "group.id": group}) as consumer:
         with pytest.raises(MisuseError, match="no regular expression"):
             consumer.subscribe(pattern="(")

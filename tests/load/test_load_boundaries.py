@@ -99,7 +99,7 @@ _CSV = st.one_of(
 @example(b'h,i\n1,5" pipe\n2,"two\nlines"\n3,c\n4,"a\nb"\n', ",", 60, 1, 1)
 @example(b"h,i\r1,2\r3,4\r", ",", 60, 1, 1)
 @example(b"h\n\x0b\n \n", ",", 60, 1, 1)
-def test_records_of_csv_pieces_are_those_that_arrow_reads_from_the_whole(
+def test_csv_chunks_have_the_records_that_arrow_reads_from_the_whole(
     data: bytes, delimiter: str, head_bytes: int, max_records: int, max_bytes: int
 ) -> None:
     options = Options(delimiter=delimiter, is_text=True)
@@ -125,7 +125,7 @@ _LINE = st.lists(st.sampled_from([b"a", b" ", b"\r", b"\0", b"\t", b"\xff", MARK
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(_LINE, max_size=9), st.booleans(), st.integers(1, 40), st.integers(1, 4), st.integers(1, 30))
-def test_lines_in_pieces_are_the_lines_of_the_whole(
+def test_chunks_of_lines_have_the_lines_of_the_whole(
     lines: list[bytes], has_final: bool, head_bytes: int, max_records: int, max_bytes: int
 ) -> None:
     data = b"\n".join(lines) + (b"\n" if has_final else b"")
@@ -166,7 +166,7 @@ def key_of(line: str) -> bytes | None:
     st.lists(_JSON_LINE, max_size=9), st.booleans(), st.booleans(), st.sampled_from(["\n", "\r\n"]),
     st.integers(3, 40), st.integers(1, 4), st.integers(1, 60),
 )  # fmt: skip
-def test_json_lines_in_pieces_have_the_keys_and_values_of_their_lines(
+def test_chunks_of_json_lines_have_the_keys_and_values_of_their_lines(
     lines: list[str],
     has_mark: bool,
     has_final: bool,

@@ -24,7 +24,7 @@ QUICK = {"internal.segment.bytes": 2_000, "min.cleanable.dirty.ratio": 0, "clean
 
 
 @pytest.mark.behaviour("P4")
-def test_compaction_leaves_the_last_mark_of_every_file(tmp_path: Path) -> None:
+def test_compaction_leaves_the_last_checkpoint_of_every_file(tmp_path: Path) -> None:
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(2)]
     ids = [
         "first",
@@ -50,7 +50,7 @@ def test_compaction_leaves_the_last_mark_of_every_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("P4")
-def test_a_task_reads_the_marks_only_if_its_file_was_tried_before(
+def test_a_task_reads_the_checkpoints_only_if_its_file_was_tried_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise each task would read the checkpoints of all files.

@@ -64,7 +64,7 @@ NAMES = ["a.csv", "a.csv.gz", "a.jsonl", "a.jsonl.zst", "a.txt", "a.log.gz", "a.
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_from_every_position_on(tmp_path: Path, name: str) -> None:
+def test_a_file_can_be_read_from_the_position_of_every_chunk(tmp_path: Path, name: str) -> None:
     path, values = write(tmp_path, name)
     digest, chunks = pieces_of(path)
     assert values_of(chunks) == values
@@ -93,13 +93,13 @@ def test_the_digest_is_that_of_the_bytes_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.parquet"])
-def test_a_position_behind_the_end(tmp_path: Path, name: str) -> None:
+def test_a_position_after_the_end_has_no_digest(tmp_path: Path, name: str) -> None:
     path, _ = write(tmp_path, name)
     assert pieces_of(path, 1_000_000) == (None, [])
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt", "a.parquet"])
-def test_no_records(tmp_path: Path, name: str) -> None:
+def test_a_file_without_records_has_one_empty_chunk(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     if name == "a.parquet":
         pa.parquet.write_table(pa.table({"n": pa.array([], pa.int64())}), path)
@@ -109,7 +109,7 @@ def test_no_records(tmp_path: Path, name: str) -> None:
     assert (chunk.records, chunk.is_last) == (0, True)
 
 
-def test_more_records_than_one_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_may_be_longer_than_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_HEAD_BYTES", 64)
     path, values = write(tmp_path, "a.csv")
     assert values_of(pieces_of(path)[1]) == values
@@ -121,7 +121,7 @@ def test_more_records_than_one_fill(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pieces_of(long)
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
+def test_damaged_files_raise_errors_that_name_them(tmp_path: Path) -> None:
     whole, _ = write(tmp_path, "a.txt.gz")
     cut = tmp_path / "cut.txt.gz"
     cut.write_bytes(whole.read_bytes()[:-30])
@@ -183,7 +183,7 @@ def test_json_beyond_pythons_depth_is_refused_with_its_place(tmp_path: Path) -> 
         list(reader.chunks(max_records=1, max_bytes=1 << 20))
 
 
-def test_changed_while_it_is_read(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
     path, _ = write(tmp_path, "a.txt")
     layout = layout_of(path.name, None)
     assert layout is not None

@@ -46,7 +46,9 @@ from oncelog.load.rows import json_rows, quoted, typed_key, typed_to_json
         (b"a\rb\r\nc\r", True, 1, True, [2, 5, 7]),
     ],
 )
-def test_cuts(data: bytes, is_quoted: bool, max_records: int, is_end: bool, expected: list[int]) -> None:
+def test_chunks_end_where_records_end(
+    data: bytes, is_quoted: bool, max_records: int, is_end: bool, expected: list[int]
+) -> None:
     ends = csv_record_ends(data, delimiter=",", is_end=is_end) if is_quoted else line_ends(data)
     assert chunk_ends(ends, len(data), max_records=max_records, is_end=is_end) == expected
 
@@ -63,7 +65,7 @@ _CELL = st.text(st.characters(exclude_characters="\r\x00", codec="utf-8"), max_s
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(_CELL, _CELL), min_size=1, max_size=20), st.integers(1, 5))
-def test_csv_in_pieces_is_csv(rows: list[tuple[str, str]], max_records: int) -> None:
+def test_csv_in_chunks_is_csv(rows: list[tuple[str, str]], max_records: int) -> None:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows([("a", 'b"\n'), *rows])
     data = text.getvalue().encode()
@@ -95,7 +97,7 @@ def test_csv_keeps_every_digit() -> None:
     ]
 
 
-def test_csv_nulls() -> None:
+def test_csv_texts_that_mean_null_become_null() -> None:
     text = "n,s\n1,NA\n,x\nNA,\n"
     assert parse_csv(text, nulls=("NA",), key="n") == (
         [b"1", None, None],
@@ -134,12 +136,12 @@ def test_csv_delimiter_byte_order_mark_and_line_ends() -> None:
         ("a,b\n", {"key": "c"}, "no column 'c' for the key; there are a, b"),
     ],
 )
-def test_csv_misuse(text: str, options: dict[str, Any], what: str) -> None:
+def test_csv_options_that_do_not_fit_are_refused(text: str, options: dict[str, Any], what: str) -> None:
     with pytest.raises(MisuseError, match=what):
         parse_csv(text, **options)
 
 
-def test_lines() -> None:
+def test_each_line_is_a_value() -> None:
     parser = Lines(Options())
     assert parser.parse(b"a\r\n\nb\rc\n\xff")["value"].to_pylist() == [b"a", b"", b"b\rc", b"\xff"]
     assert parser.parse(b"\n")["value"].to_pylist() == [b""]
@@ -157,14 +159,14 @@ def test_lines() -> None:
          [b"1", b"b", b"1.5", b"true", b"[1,2]"]),
     ],
 )  # fmt: skip
-def test_json_lines(lines: list[bytes], keys: list[bytes | None]) -> None:
+def test_each_json_line_is_a_value_and_a_member_its_key(lines: list[bytes], keys: list[bytes | None]) -> None:
     table = JsonLines(Options(key="k"), b"").parse(b"\n \n".join(lines) + b"\r\n")
     assert (table["value"].to_pylist(), table["key"].to_pylist()) == (lines, keys)
     assert JsonLines(Options(), b"").parse(b"\n".join(lines))["value"].to_pylist() == lines
 
 
 @pytest.mark.parametrize("line", [b"[1]", b'{"k":', b'{"k":1} {"k":2}', b"x"])
-def test_json_lines_that_are_none(line: bytes) -> None:
+def test_lines_that_are_no_json_objects_are_refused(line: bytes) -> None:
     with pytest.raises(ValueError):
         JsonLines(Options(key="k"), b"").parse(line + b"\n")
 
@@ -206,7 +208,7 @@ NO_TEXT = pa.array([b"\xff\xfe"]).view(pa.string())
         (pa.array([[10_000_000]], pa.list_(pa.date32())), ['["29349-01-26"]']),
     ],
 )  # fmt: skip
-def test_typed_columns(column: Any, texts: list[str | None]) -> None:
+def test_values_of_every_arrow_type_have_a_json_text(column: Any, texts: list[str | None]) -> None:
     assert typed_to_json(column).to_pylist() == texts
     rows = json_rows({"c": column}, {"c": typed_to_json}).to_pylist()
     assert rows == [f'{{"c":{text or "null"}}}'.encode() for text in texts]

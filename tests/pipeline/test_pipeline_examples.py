@@ -49,7 +49,7 @@ def stop_midway(it: Supervised) -> int:
 
 
 @pytest.mark.behaviour("P2")
-def test_stopped_midway(servers: str, tmp_path: Path) -> None:
+def test_a_stop_midway_leaves_whole_batches(servers: str, tmp_path: Path) -> None:
     with Supervised(CASES["enrich"], servers, tmp_path) as it:
         it.start()
         it.wait_for_batch(1)
@@ -63,18 +63,18 @@ def test_stopped_midway(servers: str, tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["enrich", "windows", "upserts"])
-def test_through_kills(name: str, servers: str, tmp_path: Path) -> None:
+def test_kills_lose_and_double_nothing(name: str, servers: str, tmp_path: Path) -> None:
     with Supervised(CASES[name], servers, tmp_path) as it:
         run_through_kills(it)
 
 
 @pytest.mark.soak
-def test_through_kills_on_apache_kafka(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
+def test_kills_on_apache_kafka_lose_and_double_nothing(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
     with Supervised(CASES["enrich"], apache_kafka.bootstrap_servers, tmp_path) as it:
         run_through_kills(it)
 
 
-def test_they_know_nothing_of_the_supervisor() -> None:
+def test_the_examples_import_nothing_of_oncelog() -> None:
     files = sorted(EXAMPLES.glob("*.py"))
     assert [file.stem for file in files] == sorted(CASES)
     for file in files:

@@ -54,11 +54,11 @@ OURS = source(
         ([], None),
     ],
 )
-def test_lag(sources: list[Any], lag: int | None) -> None:
+def test_lag_is_the_sum_over_sources_that_report_both_offsets(sources: list[Any], lag: int | None) -> None:
     assert batch_summary(progress(5, *sources), None).get("lag") == lag
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_fields_are_left_out() -> None:
     known = {"batch_id": 4, "rows_in": 6, "seconds": 1.234}
     assert batch_summary(progress(-1), None) == known
     assert batch_summary(progress(0), None) == known | {"rows_out": 0}

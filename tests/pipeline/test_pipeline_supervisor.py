@@ -70,7 +70,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_it_is_started_again_until_it_has_done_its_work(tmp_path: Path) -> None:
+def test_a_failed_query_is_started_again_until_it_is_done(tmp_path: Path) -> None:
     error = failed("SinkError: cannot connect")
     it = Supervised(tmp_path, [STARTED, "die"], [STARTED, error], [STARTED, BATCH, DONE])
     assert it.exit_code() == 0
@@ -88,7 +88,7 @@ def test_it_is_started_again_until_it_has_done_its_work(tmp_path: Path) -> None:
     assert "event=batch batch_id=0 rows_in=3 rows_out=3 seconds=0.1 lag=0" in it.log
 
 
-def test_it_is_given_up_and_what_cannot_succeed_is_not_repeated(tmp_path: Path) -> None:
+def test_a_query_is_given_up_and_one_that_cannot_succeed_is_not_repeated(tmp_path: Path) -> None:
     it = Supervised(tmp_path, [STARTED, "exit"])
     assert it.exit_code() == 1
     assert (len(it.jobs), it.status["state"]) == (3, "gave_up")
@@ -158,7 +158,7 @@ def run_file(tmp_path: Path, text: str, *arguments: str) -> tuple[int, str]:
     return began.returncode, began.stderr
 
 
-def test_a_file_that_is_none_is_told_so(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_run_is_reported_with_the_reason(tmp_path: Path) -> None:
     code, said = run_file(tmp_path, "x = 1\n")
     assert code == 2 and "defines no function pipeline(spark, settings)" in said
     code, said = run_file(tmp_path, "import no_such_thing\n")

@@ -62,7 +62,9 @@ PART_OF_B = checkpoint("b", position=40, done=False)
         ([checkpoint("a"), checkpoint("b")], [B, A], Complete((0, 1))),
     ],
 )
-def test_start(checkpoints: list[FileCheckpoint], sources: list[Source], verdict: Resume | Complete) -> None:
+def test_a_load_resumes_at_its_checkpoints(
+    checkpoints: list[FileCheckpoint], sources: list[Source], verdict: Resume | Complete
+) -> None:
     assert decide_start(checkpoints, sources, topic="t", topic_id="T1", hows=[HOW] * 3) == verdict
 
 
@@ -110,7 +112,7 @@ def test_start(checkpoints: list[FileCheckpoint], sources: list[Source], verdict
         ),
     ],
 )
-def test_refused(
+def test_a_load_with_other_files_or_options_is_refused(
     checkpoints: list[FileCheckpoint], sources: list[Source], topic: str, topic_id: str, how: str, why: str
 ) -> None:
     verdict = decide_start(checkpoints, sources, topic=topic, topic_id=topic_id, hows=[how] * 3)
@@ -159,14 +161,14 @@ BEGUN = checkpoint("c", position=0, done=False)
         ([BEGUN], [A], Assignment((), (0,))),
     ],
 )
-def test_files_side_by_side(
+def test_files_in_parallel_are_assigned_all_at_once(
     checkpoints: list[FileCheckpoint], sources: list[Source], verdict: Assignment
 ) -> None:
     assert decide_assignment(checkpoints, sources, topic="t", topic_id="T1", hows=[HOW] * 3) == verdict
 
 
 @pytest.mark.behaviour("P4")
-def test_files_side_by_side_refused() -> None:
+def test_files_in_parallel_that_are_missing_or_changed_are_refused() -> None:
     """Every file has a checkpoint from the first run on, so none can be left out or exchanged."""
     for sources, why in [
         ([A], "began with 2 files, of which 1 are given; c is missing"),
@@ -182,7 +184,7 @@ def test_files_side_by_side_refused() -> None:
     assert isinstance(plain, Refused) and "a was begun as csv with key id; now it is csv" in plain.reason
 
 
-def test_why_changed() -> None:
+def test_a_changed_part_is_named() -> None:
     assert content_mismatch(PART_OF_B, B, "digest of b") is None
     assert "position 40 is not the same any more" in (content_mismatch(PART_OF_B, B, "another") or "")
     assert "it ends before position 40" in (content_mismatch(PART_OF_B, B, None) or "")
@@ -207,11 +209,11 @@ def test_why_changed() -> None:
         ("a", None),
     ],
 )
-def test_layout_by_name(name: str, layout: Layout | None) -> None:
+def test_the_file_name_decides_the_layout(name: str, layout: Layout | None) -> None:
     assert layout_of(name, None) == layout
 
 
-def test_layout_asked_for() -> None:
+def test_a_requested_format_overrides_the_file_name() -> None:
     assert layout_of("a", "csv") == Layout("csv", None)
     assert layout_of("a.gz", "lines") == Layout("lines", "gzip")
     assert layout_of("a.parquet.gz", "parquet") is None
@@ -240,7 +242,7 @@ class Sized(NamedTuple):
         ([(0, 3), (0, 2), (0, 2), (0, 1)], [1, 2, 1]),
     ],
 )
-def test_transactions(chunks: list[tuple[int, int]], groups: list[int]) -> None:
+def test_chunks_are_grouped_within_both_limits(chunks: list[tuple[int, int]], groups: list[int]) -> None:
     sized = [Sized(*each) for each in chunks]
     got = list(transactions(sized, max_records=4, max_bytes=4))
     assert [len(group) for group in got] == groups
@@ -248,7 +250,7 @@ def test_transactions(chunks: list[tuple[int, int]], groups: list[int]) -> None:
 
 
 @pytest.mark.parametrize("full", [(4, 0), (0, 4)])
-def test_a_full_transaction_does_not_wait_for_the_next_piece(full: tuple[int, int]) -> None:
+def test_a_full_transaction_does_not_wait_for_the_next_chunk(full: tuple[int, int]) -> None:
     def chunks() -> Iterator[Sized]:
         yield Sized(*full)
         raise AssertionError("asked for another chunk first")
@@ -259,5 +261,5 @@ def test_a_full_transaction_does_not_wait_for_the_next_piece(full: tuple[int, in
 @pytest.mark.parametrize(
     ("text", "is_one"), [("a.B_1-2", True), ("", False), ("a/b", False), ("a" * 201, False)]
 )
-def test_load_id(text: str, is_one: bool) -> None:
+def test_a_load_id_has_a_limited_alphabet_and_length(text: str, is_one: bool) -> None:
     assert is_load_id(text) is is_one

@@ -37,12 +37,14 @@ def told(ending: ExitKind, history: History) -> str:
     [row[1:] for row in CASES],
     ids=[row[0] for row in CASES],
 )
-def test_what_follows(ending: str, failed_at: str, has_run: str, stopping: str, verdict: str) -> None:
+def test_each_exit_leads_to_the_decision_of_its_row(
+    ending: str, failed_at: str, has_run: str, stopping: str, verdict: str
+) -> None:
     times = () if failed_at == "-" else tuple(map(int, failed_at.split()))
     assert told(ExitKind[ending], History(times, has_run == "yes", stopping == "yes")) == verdict
 
 
-def test_every_ending_is_in_the_table() -> None:
+def test_every_kind_of_exit_is_in_the_table() -> None:
     assert {row[1] for row in CASES} == {ending.name for ending in ExitKind}
 
 
@@ -104,14 +106,14 @@ oncelog is named here: to no effect"""
         ("ConnectionRefusedError OSError", "-", False, "FAILED"),
     ],
 )
-def test_what_errors_mean(types: str, error: str, is_started: bool, ending: str) -> None:
+def test_errors_are_classified_by_their_names(types: str, error: str, is_started: bool, ending: str) -> None:
     found = classify_exit(
         [*types.split(), "Exception"], TASK_FAILED.format(error=error), is_started=is_started
     )
     assert found is ExitKind[ending]
 
 
-def test_the_headline_is_what_was_raised_or_the_first_line() -> None:
+def test_the_headline_is_the_last_exception_or_the_first_line() -> None:
     text = TASK_FAILED.format(error="oncelog.spark.sink.decisions.SinkRefused: batch 7 was committed")
     assert headline(text) == "SinkRefused: batch 7 was committed"
     assert headline(TASK_FAILED.format(error="KeyError: 'x'")) == "KeyError: 'x'"

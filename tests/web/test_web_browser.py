@@ -104,7 +104,7 @@ def test_the_keyboards_focus_and_a_selection_stay_over_a_refresh(
     expect(page.locator("h1")).to_have_text("d")
 
 
-def test_an_agreement_to_abort_stays_with_its_transaction(broker: Broker, address: str, page: Page) -> None:
+def test_the_consent_to_abort_stays_with_its_transaction(broker: Broker, address: str, page: Page) -> None:
     servers = broker.bootstrap_servers
     first, second = sorted(new_topic(servers) for _ in range(2))
 
@@ -138,7 +138,7 @@ def test_an_agreement_to_abort_stays_with_its_transaction(broker: Broker, addres
     assert values(servers, first) == [b"behind"]
 
 
-def test_pages_of_another_server_begin_afresh(broker: Broker, browser: Browser, page: Page) -> None:
+def test_pages_of_another_server_replace_the_whole_page(broker: Broker, browser: Browser, page: Page) -> None:
     """Two clusters may have a transaction with the same name and numbers: the consent is for one of them."""
 
     with Broker(config={"transaction.partition.verification.enable": False}) as other:

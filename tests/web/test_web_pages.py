@@ -172,7 +172,7 @@ def test_an_id_that_expires_while_it_is_looked_at_hides_nothing(
         assert topic in text(pages, "/")
 
 
-def test_groups(pages: TestClient, servers: str) -> None:
+def test_the_pages_of_groups_show_members_offsets_and_lag(pages: TestClient, servers: str) -> None:
     group, topic = f"page-{os.getpid()}-{next(_numbers)}", new_topic(servers)
     with producer_of(servers) as producer:
         for _ in range(3):
@@ -202,7 +202,7 @@ def test_the_page_of_a_group_names_what_holds_it_back(pages: TestClient, servers
 
 
 @pytest.mark.parametrize("path", ["/transactions/nobody", "/topics/nothing", "/elsewhere"])
-def test_what_is_not_there(pages: TestClient, path: str) -> None:
+def test_unknown_names_and_addresses_are_not_found(pages: TestClient, path: str) -> None:
     assert pages.get(path).status_code == 404
 
 
@@ -228,7 +228,7 @@ def test_other_hosts_and_dead_clusters_are_told_so(ours: str) -> None:
         assert dead.get("/").status_code == 502
 
 
-def test_the_command(ours: str) -> None:
+def test_the_command_serves_pages_until_it_is_interrupted(ours: str) -> None:
     command = [sys.executable, "-m", "oncelog.cli.main", "web", "-b", ours, "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
