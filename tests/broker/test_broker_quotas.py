@@ -146,7 +146,9 @@ def test_a_throttled_connection_whose_client_is_gone_ends() -> None:
         wait_until(lambda: broker.metrics()["connections"] <= 1)
 
 
-def test_fetch(limited: Broker, admin: Admin, raw: RawClient) -> None:
+def test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too(
+    limited: Broker, admin: Admin, raw: RawClient
+) -> None:
     stop_clock(limited)
     raw.create_topic("t")
     produce(raw, "t", 50_000)

@@ -195,6 +195,27 @@ def test_a_transaction_is_committed_for_readers_when_its_marker_is_synced() -> N
     assert place.latest(isolation=1) == 2
 
 
+def test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed() -> None:
+    place = _Place()
+    waiting = place.fetch(isolation=1, max_wait_ms=60_000)
+    answers: list[Any] = []
+    waiting.add_done_callback(answers.append)
+    data = build_batch(
+        [NewRecord(NOW_MS, None, b"A")],
+        producer_id=7,
+        producer_epoch=0,
+        base_sequence=0,
+        is_transactional=True,
+    )
+    place.partition.append(memoryview(data), origin=Origin.CLIENT, now_ms=NOW_MS)
+    place.node.note_stored(place.partition, len(data))
+    place.flush()
+    assert answers == []
+    place.node.markers.write(TP, Marker(7, 0, 0, True), NOW_MS)
+    place.flush()
+    assert [_values(answer)[0] for answer in answers] == [b"A"]
+
+
 def test_what_an_append_during_a_sync_stored_is_shown_by_the_next_one() -> None:
     place = _Place()
     place.produce(b"A")

@@ -1,1 +1,1 @@
-"""The node: every request decided here, without sockets, threads or a clock of its own."""
+"""The broker without I/O: it decides every request, with no socket, thread or clock of its own."""

@@ -100,7 +100,7 @@ def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
     text = "Connections refused or ended, by the bound that they ran into (docs/security.md)."
     yield Family("oncelog_connections_ended_total", "counter", text, ended)
     throttled = tuple(("", (("quota", key),), n) for key, n in metrics.throttled.items())
-    yield Family("oncelog_throttled_total", "counter", "Answers told to wait, by quota.", throttled)
+    yield Family("oncelog_throttled_total", "counter", "Responses throttled, by quota.", throttled)
     for name, value in gauges.items():
         yield Family(f"oncelog_{name}", "gauge", GAUGES[name], (("", (), value),))
     samples = [
@@ -118,7 +118,7 @@ GAUGES = {
     "disk_free_bytes": "Bytes that may still be written to the disk of the data directory.",
     "connections": "Open connections.",
     "request_bytes_held": "Bytes of requests not yet carried out, of all connections.",
-    "response_bytes_held": "Bytes of answers that clients have not yet taken, of all connections.",
+    "response_bytes_held": "Bytes of responses that clients have not yet received, of all connections.",
     "fetches_waiting": "Long-poll fetches waiting for data.",
     "transactions_open": "Transactions with data not yet committed or aborted.",
 }

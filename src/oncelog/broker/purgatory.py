@@ -194,6 +194,9 @@ class FetchPurgatory:
             return
         response = fetch.pending.build(lambda: fetch.answer(False)) if fetch.is_open else None
         if fetch.is_open and response is None:
+            # Appends are counted in bytes, and some are not visible to this reader: those of an open
+            # transaction to read_committed. It waits for the next append. See
+            # test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed.
             fetch.missing_bytes = 1
             return
         self._forget(fetch)

@@ -78,6 +78,8 @@ class Quotas:
         self._disk, self._throttled = disk, throttled
         self._burst_seconds: int = settings["quota.window.num"] * settings["quota.window.size.seconds"]
         self._buckets: dict[tuple[str, EffectiveQuota], Bucket] = {}
+        """Buckets belong to quotas, not to connections: a new connection does not end the throttling. See
+        test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too."""
         self._swept_at = max_shares
         self.values: Mapping[QuotaEntity, Values] = {}
         self._rates: dict[str, dict[QuotaEntity, float]] = {}
@@ -88,9 +90,9 @@ class Quotas:
         if stored is not None:
             self._take_over(stored)
 
-    def find(self, wanted: QuotaFilter) -> dict[QuotaEntity, Values]:
+    def find(self, quota_filter: QuotaFilter) -> dict[QuotaEntity, Values]:
         """Return the entities that match a filter, and their quotas."""
-        return {entity: values for entity, values in self.values.items() if wanted.matches(entity)}
+        return {entity: values for entity, values in self.values.items() if quota_filter.matches(entity)}
 
     def alter(
         self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]], *, is_test: bool

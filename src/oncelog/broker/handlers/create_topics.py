@@ -70,17 +70,17 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def _create_all(state: BrokerState, request: Request, now_ms: int) -> Work[CreateTopicsResponse]:
     message: CreateTopicsRequest = request.message
     named = Counter(topic.name for topic in message.topics)
-    once = {topic.name: topic for topic in message.topics}
-    if _total_partitions(state, once.values()) > MAX_PARTITIONS_PER_REQUEST:
+    unique = {topic.name: topic for topic in message.topics}
+    if _total_partitions(state, unique.values()) > MAX_PARTITIONS_PER_REQUEST:
         error = PolicyViolation(
             f"more than {MAX_PARTITIONS_PER_REQUEST} partitions in one request; create them in several"
         )
-        return CreateTopicsResponse(topics=[_error(requested, error) for requested in once.values()])
+        return CreateTopicsResponse(topics=[_error(requested, error) for requested in unique.values()])
     names = TopicNames(state.topics.names())
     results: dict[str, _Result] = {}
     plans: list[NewTopic] = []
     budget = StepBudget(state.limits.partitions_per_step)
-    for requested in once.values():
+    for requested in unique.values():
         try:
             if named[requested.name] > 1:
                 raise InvalidRequest(f"topic {requested.name!r} is named twice")
@@ -100,7 +100,7 @@ def _create_all(state: BrokerState, request: Request, now_ms: int) -> Work[Creat
             if isinstance(created, Topic):
                 results[name].topic_id = created.topic_id
             else:
-                results[name] = _error(once[name], created)
+                results[name] = _error(unique[name], created)
     return CreateTopicsResponse(topics=list(results.values()))
 
 

@@ -63,8 +63,8 @@ def _describe(state: BrokerState, group_id: str, version: int) -> _Group:
         return _Group(group_id=group_id, group_state=GroupState.EMPTY.value)
     missing = _Group(group_id=group_id, group_state=GroupState.DEAD.value)
     if version >= FIRST_NOT_FOUND_VERSION:
-        why = "is not a classic group" if is_consumer else "not found"
-        missing.error_code, missing.error_message = GroupIdNotFound.code, f"Group {group_id} {why}."
+        reason = "is not a classic group" if is_consumer else "not found"
+        missing.error_code, missing.error_message = GroupIdNotFound.code, f"Group {group_id} {reason}."
     return missing
 
 

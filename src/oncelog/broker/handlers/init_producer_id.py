@@ -75,7 +75,8 @@ def _new_producer_id(state: BrokerState, request: Request, now_ms: int) -> int:
         state.quotas.charge_or_refuse(PRODUCER_IDS, request.quota_principal, 1, now_ms)
         producer_id = state.producer_ids.take()
     except ThrottlingQuotaExceeded as error:
-        # THROTTLING_QUOTA_EXCEEDED would be fatal to older producers: KIP-599 has it for topics only.
+        # THROTTLING_QUOTA_EXCEEDED would be fatal to older producers: KIP-599 has it for topics only. See
+        # test_no_producer_id_is_given_above_the_rate.
         raise CoordinatorLoadInProgress(str(error)) from error
     except (OSError, StorageError) as error:
         raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error

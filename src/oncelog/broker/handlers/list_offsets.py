@@ -111,5 +111,5 @@ def _look_up(
         return -1, partition.log_start_offset
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return -1, -1
-    found = yield from partition.search_timestamp(None if timestamp == MAX_TIMESTAMP else timestamp, cost)
-    return found if found is not None and found[1] < end_offset else (-1, -1)
+    match = yield from partition.search_timestamp(None if timestamp == MAX_TIMESTAMP else timestamp, cost)
+    return match if match is not None and match[1] < end_offset else (-1, -1)

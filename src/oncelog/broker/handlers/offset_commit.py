@@ -1,8 +1,9 @@
-"""OffsetCommit (key 8), versions 2-10: a group's positions.
+"""OffsetCommit (key 8), versions 2-10: commit a group's offsets.
 
-Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE, UNKNOWN_TOPIC_ID (version 10 on). For
-the whole group what `GroupCoordinator.check_commit` refuses with. `retention_time_ms` (versions 2-4) takes
-the place of offsets.retention.minutes.
+Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE, from version 10 on UNKNOWN_TOPIC_ID.
+For the whole group: INVALID_COMMIT_OFFSET_SIZE (the records exceed message.max.bytes), and the errors of
+`GroupCoordinator.check_commit`. In versions 2 to 4 `retention_time_ms` replaces offsets.retention.minutes.
+Source: Kafka's OffsetMetadataManager.commitOffset.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: OffsetCommitRequest = request.message
     if request.header.api_version >= FIRST_ID_VERSION:
         _name_topics(state, message)
-    is_kept_for = message.retention_time_ms >= 0
-    # A client that wants its offsets kept without end sends the largest number.
-    expire_ms = min(now_ms + message.retention_time_ms, INT64_MAX) if is_kept_for else -1
+    has_retention = message.retention_time_ms >= 0
+    # Clamped: clients send the largest number for offsets that never expire.
+    expire_ms = min(now_ms + message.retention_time_ms, INT64_MAX) if has_retention else -1
     response = OffsetCommitResponse(
         topics=[
             OffsetCommitResponse.OffsetCommitResponseTopic(
@@ -69,7 +70,7 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
 
     try:
         yield from rows.encode(message.group_id)
-        # In the step that stores them: the member may have been fenced since the first one.
+        # Checked in the step that stores the offsets: the member may have been fenced since the first step.
         state.groups.check_commit(
             message.group_id,
             message.generation_id_or_member_epoch,
@@ -89,14 +90,17 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
 
 
 def _name_topics(state: BrokerState, message: OffsetCommitRequest) -> None:
-    """Fill in the names of topics that the request names by id; those of unknown ids stay empty."""
+    """Fill in the names of topics that are named by id. Names of unknown ids stay empty."""
     for requested in message.topics:
         topic = state.topics.by_id(requested.topic_id)
         requested.name = "" if topic is None else topic.name
 
 
 class CommitRows:
-    """The rows of an offset commit: each one's error code in the response, and the offsets to be stored."""
+    """The partitions of an offset commit: their results in the response, and the offsets to store.
+
+    Also used by TxnOffsetCommit. A partition that is named twice has two results.
+    """
 
     def __init__(
         self, state: BrokerState, request: Request, response_topics: list[Any], new_row: type[Any]
@@ -113,8 +117,8 @@ class CommitRows:
         self._too_large: MessageTooLarge | None = None
 
     def check(self, now_ms: int, expire_ms: int) -> Work[None]:
-        """Judge each row by itself."""
-        for topic, answered in zip(self._request.message.topics, self._response_topics, strict=True):
+        """Check each partition by itself, and collect the offsets to store."""
+        for topic, results in zip(self._request.message.topics, self._response_topics, strict=True):
             code = self._topic_code(topic.name, getattr(topic, "topic_id", NO_ID))
             if self._budget.spend():
                 yield None
@@ -123,7 +127,7 @@ class CommitRows:
                 metadata = partition.committed_metadata
                 row_code = code or self._code(tp, metadata)
                 row = self._new_row(partition_index=tp.partition, error_code=row_code)
-                answered.partitions.append(row)
+                results.partitions.append(row)
                 self._rows.setdefault(tp, []).append(row)
                 if not row_code:
                     self.offsets[tp] = CommittedOffset(
@@ -138,14 +142,14 @@ class CommitRows:
                     yield None
 
     def _topic_code(self, name: str, topic_id: bytes) -> int:
-        """Return the error code for all rows of a topic; its name is empty if its id is unknown."""
+        """Return the error code for all partitions of a topic, or 0. The name of an unknown id is empty."""
         if not name and self._has_ids:
             return UnknownTopicId.code
         if not self._request.is_authorized(ResourceType.TOPIC, name):
             return TopicAuthorizationFailed.code
         topic = self._state.topics.get(name)
         if self._has_ids and (topic is None or topic.topic_id != topic_id):
-            # Between two steps the topic was deleted, and one of its name may have been made.
+            # The topic was deleted between two steps, and another one may have its name.
             self._topics[name] = None
             return UnknownTopicId.code
         self._topics[name] = topic
@@ -164,11 +168,11 @@ class CommitRows:
 
     @property
     def has_any_for_group(self) -> bool:
-        """True if the group is asked about any row."""
+        """True if the group has to check any of the partitions."""
         return any(is_for_group(row.error_code) for rows in self._rows.values() for row in rows)
 
     def encode(self, group_id: str) -> Work[None]:
-        """Make the records of the offsets. A topic that is deleted meanwhile is left out."""
+        """Encode the records of the offsets. Topics that are deleted meanwhile are left out."""
         while True:
             self._drop_deleted()
             self._too_large = None
@@ -182,49 +186,52 @@ class CommitRows:
                 return
 
     def records(self) -> list[OffsetRecord]:
-        """Return the records that `encode` made; ask the group first. Raises MessageTooLarge."""
+        """Return the encoded records. Check the group first: its refusal comes before MessageTooLarge."""
         if self._too_large is not None:
             raise self._too_large
         return self._records
 
     def _drop_deleted(self) -> bool:
-        """Refuse the offsets of topics deleted since they were checked, which must not outlive them."""
+        """Refuse the offsets of topics that were deleted since the check; return True if there are any.
+
+        Offsets must not outlive their topic.
+        """
         topics = self._state.topics
         named = {name: topic for name, topic in self._topics.items() if topic is not None}
-        gone = {name for name, topic in named.items() if topics.get(name) is not topic}
+        deleted = {name for name, topic in named.items() if topics.get(name) is not topic}
         error = UnknownTopicId if self._has_ids else UnknownTopicOrPartition
-        for name in gone:
+        for name in deleted:
             self._topics[name] = None
-        for tp in [tp for tp in self.offsets if tp.topic in gone] if gone else ():
+        for tp in [tp for tp in self.offsets if tp.topic in deleted] if deleted else ():
             del self.offsets[tp]
             for row in self._rows[tp]:
                 row.error_code = error.code
-        return bool(gone)
+        return bool(deleted)
 
     def refuse(self, error: BrokerError) -> None:
-        """Give the error to all rows that the group is asked about.
+        """Set the error of all partitions that the group has to check.
 
-        The group is asked before metadata is measured, so its refusal wins over OFFSET_METADATA_TOO_LARGE.
+        As in Kafka, the group's refusal replaces OFFSET_METADATA_TOO_LARGE.
         """
         for row in (row for rows in self._rows.values() for row in rows):
             if is_for_group(row.error_code):
                 row.error_code = error.code
 
     def refuse_all(self, error: BrokerError) -> Work[None]:
-        """Answer every row with the error, without a look at it."""
-        for topic, answered in zip(self._request.message.topics, self._response_topics, strict=True):
+        """Set the error of every partition without checking any."""
+        for topic, results in zip(self._request.message.topics, self._response_topics, strict=True):
             for partition in topic.partitions:
                 row = self._new_row(partition_index=partition.partition_index, error_code=error.code)
-                answered.partitions.append(row)
+                results.partitions.append(row)
                 if self._budget.spend():
                     yield None
 
 
 def _java_length(text: str) -> int:
-    """Return the length that Kafka compares with offset.metadata.max.bytes, which is in UTF-16 units."""
+    """Return the length that Kafka compares with offset.metadata.max.bytes: UTF-16 code units."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
 def is_for_group(code: int) -> bool:
-    """Return True for the code of a row that the group is asked about."""
+    """Return True if a partition with this error code still has to be checked by the group."""
     return code in (0, OffsetMetadataTooLarge.code)

@@ -1,7 +1,8 @@
-"""OffsetDelete (key 47), version 0: forget committed offsets.
+"""OffsetDelete (key 47), version 0: delete committed offsets.
 
-INVALID_GROUP_ID (empty); GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP (members of another protocol type than
-"consumer"). Per partition GROUP_SUBSCRIBED_TO_TOPIC, also where members' subscriptions cannot be read.
+INVALID_GROUP_ID (empty), GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP (members of another protocol type than
+"consumer"). Per partition: UNKNOWN_TOPIC_OR_PARTITION, GROUP_SUBSCRIBED_TO_TOPIC, also if a member's
+subscription cannot be read. Source: KIP-496; Kafka's OffsetMetadataManager.deleteOffsets.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _Partition = OffsetDeleteResponse.OffsetDeleteResponsePartition
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    # What is deleted in part is deleted to its end, though the client goes away.
+    # Finish even if the client has disconnected: some offsets may be deleted already.
     answer: Answer = answer_in_steps(state.slots, _delete_all(state, request, now_ms), is_dropped=False)
     return answer
 
@@ -54,7 +55,7 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
         return refusal(NonEmptyGroup())
     subscribed = state.groups.subscribed_topics(message.group_id)
     response, budget = OffsetDeleteResponse(topics=[]), StepBudget(state.limits.request_step_elements)
-    doomed: dict[TopicPartition, None] = {}
+    deletable: dict[TopicPartition, None] = {}
     with state.groups.topic.reserved(message.group_id):
         for topic in message.topics:
             results: list[_Partition] = []
@@ -68,21 +69,21 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answe
                 code = _code(state, request, tp, subscribed)
                 results.append(_Partition(partition_index=tp.partition, error_code=code))
                 if not code:
-                    doomed[tp] = None
+                    deletable[tp] = None
                 if budget.spend():
                     yield None
         try:
-            written = yield from state.groups.delete_offsets(message.group_id, doomed, budget, now_ms)
+            written = yield from state.groups.delete_offsets(message.group_id, deletable, budget, now_ms)
         except BrokerError as error:
             return refusal(error)
     return respond_when_durable(state.flush_queue, [written] if written else [], response, refusal)
 
 
-def _code(state: BrokerState, request: Request, at: TopicPartition, subscribed: set[str] | None) -> int:
-    if not request.is_authorized(ResourceType.TOPIC, at.topic):
+def _code(state: BrokerState, request: Request, tp: TopicPartition, subscribed: set[str] | None) -> int:
+    if not request.is_authorized(ResourceType.TOPIC, tp.topic):
         return TopicAuthorizationFailed.code
-    topic = state.topics.get(at.topic)
-    if topic is None or not 0 <= at.partition < len(topic.partitions):
+    topic = state.topics.get(tp.topic)
+    if topic is None or not 0 <= tp.partition < len(topic.partitions):
         return UnknownTopicOrPartition.code
-    is_subscribed = subscribed is None or at.topic in subscribed
+    is_subscribed = subscribed is None or tp.topic in subscribed
     return GroupSubscribedToTopic.code if is_subscribed else 0

@@ -1,8 +1,9 @@
-"""OffsetFetch (key 9), versions 1-10: what groups have committed.
+"""OffsetFetch (key 9), versions 1-10: the committed offsets of groups.
 
-Null topics (version 2 on) mean all of them. A partition without a commit is -1 without an error. With
-require_stable (version 7 on) a partition that an open transaction may commit is 88, to be asked again.
-Version 10 names topics by id; an unknown id is 100.
+From version 2 on null topics mean all. A partition without a committed offset has offset -1 and no error.
+With require_stable (version 7 and later), a partition that an open transaction may commit gets
+UNSTABLE_OFFSET_COMMIT, which clients retry. Version 10 names topics by id; an unknown id gets
+UNKNOWN_TOPIC_ID. Source: KIP-447, KIP-709, KIP-848; Kafka's OffsetMetadataManager.fetchOffsets.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchResponse]:
     message: OffsetFetchRequest = request.message
-    is_stable = message.require_stable
+    require_stable = message.require_stable
     is_single = request.header.api_version < FIRST_BATCHED_VERSION
     if is_single:
         try:
@@ -47,43 +48,45 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
         except BrokerError as error:
             return _refused(message, request.header.api_version, error.code)
         result = OffsetFetchResponse(topics=[])
-        for part in _told(
+        for item in _offsets(
             state,
             request,
             message.group_id,
             message.topics,
-            is_stable,
+            require_stable,
             StepBudget(state.limits.request_step_elements),
         ):
-            if part is None:
+            if item is None:
                 yield None
                 continue
-            topic, told = part
+            topic, offsets = item
             result.topics.append(
                 OffsetFetchResponse.OffsetFetchResponseTopic(
                     name=topic,
-                    partitions=[OffsetFetchResponse.OffsetFetchResponsePartition(**each) for each in told],
+                    partitions=[
+                        OffsetFetchResponse.OffsetFetchResponsePartition(**fields) for fields in offsets
+                    ],
                 )
             )
         return result
-    # Each group once, as it is named first: it may have many offsets.
-    once: dict[str, OffsetFetchRequest.OffsetFetchRequestGroup] = {}
-    for asked in message.groups:
-        once.setdefault(asked.group_id, asked)
-    if len(once) > MAX_NAMES:
+    # Each group once, as it is first named: it may have many offsets.
+    groups: dict[str, OffsetFetchRequest.OffsetFetchRequestGroup] = {}
+    for group in message.groups:
+        groups.setdefault(group.group_id, group)
+    if len(groups) > MAX_NAMES:
         raise PeerError(
-            f"OffsetFetch of {len(once)} groups; allowed are {MAX_NAMES}: ask for fewer at a time"
+            f"OffsetFetch of {len(groups)} groups; allowed are {MAX_NAMES}: ask for fewer at a time"
         )
     response, budget = OffsetFetchResponse(groups=[]), StepBudget(state.limits.request_step_elements)
-    for asked in once.values():
-        response.groups.append((yield from _group(state, request, asked, is_stable, budget)))
+    for group in groups.values():
+        response.groups.append((yield from _group(state, request, group, require_stable, budget)))
         if budget.spend():
             yield None
     return response
 
 
 def _refused(message: OffsetFetchRequest, version: int, code: int) -> OffsetFetchResponse:
-    """From version 2 on the code stands for all."""
+    """Return the response to a refused group: from version 2 on with one error code for all partitions."""
     if version >= FIRST_GROUP_ERROR_VERSION:
         return OffsetFetchResponse(error_code=code, topics=[])
     fields: dict[str, Any] = {"committed_offset": NO_OFFSET, "metadata": "", "error_code": code}
@@ -104,38 +107,46 @@ def _refused(message: OffsetFetchRequest, version: int, code: int) -> OffsetFetc
 def _group(
     state: BrokerState,
     request: Request,
-    asked: OffsetFetchRequest.OffsetFetchRequestGroup,
-    is_stable: bool,
+    requested: OffsetFetchRequest.OffsetFetchRequestGroup,
+    require_stable: bool,
     budget: StepBudget,
 ) -> Work[OffsetFetchResponse.OffsetFetchResponseGroup]:
     try:
-        request.authorize(ResourceType.GROUP, asked.group_id)
-        consumers = state.groups.consumers.get(asked.group_id)
+        request.authorize(ResourceType.GROUP, requested.group_id)
+        consumers = state.groups.consumers.get(requested.group_id)
         if consumers is not None:
-            consumers.check_fetch(asked.member_id, asked.member_epoch)
+            consumers.check_fetch(requested.member_id, requested.member_epoch)
     except BrokerError as error:
-        return OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error.code)
-    group = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=asked.group_id)
+        return OffsetFetchResponse.OffsetFetchResponseGroup(
+            group_id=requested.group_id, error_code=error.code
+        )
+    group = OffsetFetchResponse.OffsetFetchResponseGroup(group_id=requested.group_id)
     has_ids = request.header.api_version >= FIRST_ID_VERSION
-    unknown = (yield from _name_topics(state, asked.topics or (), budget)) if has_ids else []
-    known = None if asked.topics is None else [topic for topic in asked.topics if topic.name or not has_ids]
-    ids = {topic.name: bytes(topic.topic_id) for topic in known or () if has_ids}
-    for part in _told(state, request, asked.group_id, known, is_stable, budget):
-        if part is None:
+    unknown = (yield from _name_topics(state, requested.topics or (), budget)) if has_ids else []
+    named = (
+        None
+        if requested.topics is None
+        else [topic for topic in requested.topics if topic.name or not has_ids]
+    )
+    ids = {topic.name: bytes(topic.topic_id) for topic in named or () if has_ids}
+    for item in _offsets(state, request, requested.group_id, named, require_stable, budget):
+        if item is None:
             yield None
             continue
-        name, told = part
+        name, offsets = item
         topic = state.topics.get(name)
         if name in ids and (topic is None or topic.topic_id != ids[name]):
-            # It was deleted between two steps, and what was committed may be of another topic of its name.
-            rows = [_unknown_id(row["partition_index"]) for row in told]
+            # It was deleted between two steps, and the offsets may be those of another topic of its name.
+            rows = [_unknown_id(fields["partition_index"]) for fields in offsets]
             group.topics.append(_TopicResult(topic_id=ids[name], partitions=rows))
             continue
         group.topics.append(
             _TopicResult(
                 name=name,
                 topic_id=NO_ID if topic is None else topic.topic_id,
-                partitions=[OffsetFetchResponse.OffsetFetchResponsePartitions(**each) for each in told],
+                partitions=[
+                    OffsetFetchResponse.OffsetFetchResponsePartitions(**fields) for fields in offsets
+                ],
             )
         )
     group.topics += unknown
@@ -145,7 +156,7 @@ def _group(
 def _name_topics(
     state: BrokerState, topics: Iterable[_TopicRequest], budget: StepBudget
 ) -> Work[list[_TopicResult]]:
-    """Fill in the names of topics that a request names by id; return the results for unknown ids."""
+    """Fill in the names of topics that are named by id; return the results for unknown ids."""
     unknown = []
     for requested in topics:
         topic = state.topics.by_id(requested.topic_id)
@@ -176,38 +187,38 @@ _Topics = (
 )
 
 
-def _told(
+def _offsets(
     state: BrokerState,
     request: Request,
     group_id: str,
     topics: _Topics | None,
-    is_stable: bool,
+    require_stable: bool,
     budget: StepBudget,
 ) -> Iterator[tuple[str, list[dict[str, Any]]] | None]:
-    """Yield (topic, fields of its partitions) as asked; of everything when `topics` is None.
+    """Yield (topic, fields of each of its partitions), for all topics of the group if `topics` is None.
 
-    None is the end of a step.
+    None marks the end of a step.
     """
     committed = state.groups.offsets.of(group_id)
-    pending = state.groups.offsets.pending_of(group_id) if is_stable else ()
+    pending = state.groups.offsets.pending_of(group_id) if require_stable else ()
     if topics is None:
-        # A partition with pending offsets only has no offset yet. Kafka leaves it out too.
-        everything = sorted(at for at in committed if request.is_authorized(ResourceType.TOPIC, at.topic))
-        asked = [
-            (topic, [at.partition for at in each]) for topic, each in groupby(everything, lambda at: at.topic)
+        # As in Kafka, a partition with only a pending offset is left out.
+        visible = sorted(tp for tp in committed if request.is_authorized(ResourceType.TOPIC, tp.topic))
+        requested = [
+            (topic, [tp.partition for tp in tps]) for topic, tps in groupby(visible, lambda tp: tp.topic)
         ]
     else:
-        asked = [(topic.name, topic.partition_indexes) for topic in topics]
+        requested = [(topic.name, topic.partition_indexes) for topic in topics]
 
-    def one(at: TopicPartition) -> dict[str, Any]:
-        fields = {"partition_index": at.partition, "committed_offset": NO_OFFSET, "metadata": ""}
-        if not request.is_authorized(ResourceType.TOPIC, at.topic):
+    def fields_of(tp: TopicPartition) -> dict[str, Any]:
+        fields = {"partition_index": tp.partition, "committed_offset": NO_OFFSET, "metadata": ""}
+        if not request.is_authorized(ResourceType.TOPIC, tp.topic):
             return {**fields, "error_code": TopicAuthorizationFailed.code}
-        if at in pending:
+        if tp in pending:
             return {**fields, "error_code": UnstableOffsetCommit.code}
-        if at not in committed:
+        if tp not in committed:
             return fields
-        offset, leader_epoch, metadata, *_ = committed[at]
+        offset, leader_epoch, metadata, *_ = committed[tp]
         return {
             **fields,
             "committed_offset": offset,
@@ -215,15 +226,15 @@ def _told(
             "metadata": metadata,
         }
 
-    for topic, partitions in asked:
-        told = []
+    for topic, partitions in requested:
+        results = []
         for index in partitions:
-            # Of everything, a partition whose offset went between two steps is left out, as Kafka does.
+            # With null topics, leave out partitions whose offset is deleted meanwhile, as Kafka does.
             if topics is not None or TopicPartition(topic, index) in committed:
-                told.append(one(TopicPartition(topic, index)))
+                results.append(fields_of(TopicPartition(topic, index)))
             if budget.spend():
                 yield None
-        if told or topics is not None:
-            yield topic, told
+        if results or topics is not None:
+            yield topic, results
         if budget.spend():
             yield None

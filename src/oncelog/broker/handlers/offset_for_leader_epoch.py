@@ -1,7 +1,11 @@
-"""OffsetForLeaderEpoch (key 23), versions 2-4: where an epoch of a partition's leadership ended.
+"""OffsetForLeaderEpoch (key 23), versions 2-4: the end offset of a leader epoch of a partition.
 
-Requested epoch = current: the log end. Else the largest known epoch not above it and where the next
-began; -1/-1 when it is above all or -1. Errors: 3 unknown, 74 / 75 the client's current epoch is off.
+For the current epoch the result is the log end offset. For another one it is the largest known epoch that
+is not above it, and its end offset: the start of the next epoch. It is -1/-1 for an epoch above all and for
+-1.
+
+UNKNOWN_TOPIC_OR_PARTITION; FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH for a wrong current epoch. Source:
+KIP-101, KIP-320; Kafka's LeaderEpochFileCache.endOffsetFor.
 """
 
 from __future__ import annotations
@@ -36,8 +40,8 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetForLeaderEpo
         )
         if budget.spend():
             yield None
-        for asked in topic.partitions:
-            results.append(_answer(state, request, topic.topic, asked))
+        for requested in topic.partitions:
+            results.append(_answer(state, request, topic.topic, requested))
             if budget.spend():
                 yield None
     return response
@@ -47,20 +51,20 @@ def _answer(
     state: BrokerState,
     request: Request,
     topic: str,
-    asked: OffsetForLeaderEpochRequest.OffsetForLeaderPartition,
+    requested: OffsetForLeaderEpochRequest.OffsetForLeaderPartition,
 ) -> _Result:
     try:
         if not request.access.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
             request.authorize(ResourceType.TOPIC, topic)
-        _, partition = state.topics.partition(TopicPartition(topic, asked.partition))
-        check_leader_epoch(partition, asked.current_leader_epoch)
+        _, partition = state.topics.partition(TopicPartition(topic, requested.partition))
+        check_leader_epoch(partition, requested.current_leader_epoch)
     except BrokerError as error:
-        return _Result(partition=asked.partition, error_code=error.code)
-    if asked.leader_epoch == NO_EPOCH:
-        return _Result(partition=asked.partition, leader_epoch=NO_EPOCH, end_offset=-1)
-    epoch, end_offset = partition.end_offset_for_epoch(asked.leader_epoch)
+        return _Result(partition=requested.partition, error_code=error.code)
+    if requested.leader_epoch == NO_EPOCH:
+        return _Result(partition=requested.partition, leader_epoch=NO_EPOCH, end_offset=-1)
+    epoch, end_offset = partition.end_offset_for_epoch(requested.leader_epoch)
     return _Result(
-        partition=asked.partition,
+        partition=requested.partition,
         leader_epoch=-1 if epoch is None else epoch,
         end_offset=-1 if end_offset is None else end_offset,
     )

@@ -77,6 +77,8 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
         try:
             done = partition.append(records, origin=_CLIENT, now_ms=now_ms, header=header)
         except BrokerError as error:
+            # Answered here, never passed on to `produce`: a failed write leaves our base offset in the batch,
+            # so a second append would refuse it. See test_the_bytes_of_a_failed_write_are_not_accepted_again.
             is_refused = True
             results.append(error)
         else:

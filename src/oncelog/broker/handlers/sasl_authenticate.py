@@ -1,8 +1,8 @@
-"""SaslAuthenticate (key 36), versions 0-2: the messages of the chosen mechanism.
+"""SaslAuthenticate (key 36), versions 0-2: exchange the messages of the selected SASL mechanism.
 
-58 with one text for a wrong user and a wrong password, then the connection ends; 34 on a listener without
-SASL, and of a client that is not about to authenticate. From version 1 on the last answer tells when the
-client must authenticate again (KIP-368).
+SASL_AUTHENTICATION_FAILED, with the same text for an unknown user and a wrong password; then the connection
+closes. ILLEGAL_SASL_STATE on a listener without SASL, and before SaslHandshake. From version 1 on the last
+response says when the client must re-authenticate (KIP-368). Source: Kafka's SaslServerAuthenticator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""SaslHandshake (key 17), version 1: which mechanism comes. (Version 0 had tokens without headers.)
+"""SaslHandshake (key 17), version 1: select a SASL mechanism. (In version 0 tokens had no request header.)
 
-33 a mechanism that is not offered, with those that are; 34 on a listener without SASL, and of a client that
-is known and may not authenticate again now (`oncelog.rules.security.auth_state`).
+UNSUPPORTED_SASL_MECHANISM for a mechanism that is not enabled, with a list of those that are.
+ILLEGAL_SASL_STATE on a listener without SASL, and for an authenticated client that may not re-authenticate
+now (`rules.security.auth_state`). Source: KIP-43, KIP-152; Kafka's SaslServerAuthenticator.
 """
 
 from __future__ import annotations

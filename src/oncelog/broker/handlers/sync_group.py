@@ -1,4 +1,8 @@
-"""SyncGroup (key 14), versions 0-5: a member's share of the partitions, once the leader has told it."""
+"""SyncGroup (key 14), versions 0-5: the assignment of a member, once the leader has sent all assignments.
+
+`rules.groups.classic` decides. INCONSISTENT_GROUP_PROTOCOL if version 5 does not name protocol type and
+name, or names others than the group has. Source: KIP-559; Kafka's GroupMetadataManager.classicGroupSync.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,21 @@ from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import SyncGroupRequest, SyncGroupResponse
 
 KEY = 14
-FIRST_SAID_VERSION = 5
-"""From here on a member says which protocol it thinks the group chose."""
+FIRST_NAMED_VERSION = 5
+"""First version in which a member names the protocol that it expects the group to have (KIP-559)."""
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: SyncGroupRequest = request.message
-    is_said = message.protocol_type is not None and message.protocol_name is not None
+    names_protocol = message.protocol_type is not None and message.protocol_name is not None
     try:
         request.authorize(ResourceType.GROUP, message.group_id)
-        if request.header.api_version >= FIRST_SAID_VERSION and not is_said:
-            raise InconsistentGroupProtocol("protocol type and name must be given")
+        if request.header.api_version >= FIRST_NAMED_VERSION and not names_protocol:
+            raise InconsistentGroupProtocol("send the protocol type and name")
         group = state.groups.get_existing(message.group_id)
     except BrokerError as error:
         return _response(SyncResult(error.code))
-    # A member that ends during a rebalance sends LeaveGroup behind this. See
+    # A member that closes during a rebalance sends LeaveGroup right behind this request. See
     # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
     pending = PendingResponse(blocks_pipeline=True, runs_next_request=True)
     group.sync(
@@ -33,7 +37,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         message.group_instance_id,
         message.generation_id,
         (message.protocol_type, message.protocol_name),
-        {each.member_id: each.assignment for each in message.assignments},
+        {member.member_id: member.assignment for member in message.assignments},
         now_ms,
         lambda answer: pending.resolve(_response(answer)),
     )

@@ -1,4 +1,4 @@
-"""What the APIs of a transactional producer share."""
+"""Error codes that the APIs of a transactional producer share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from oncelog.errors import BrokerError, InvalidProducerEpoch, ProducerFenced
 
 
 def code_for(error: BrokerError, *, knows_fenced: bool) -> int:
-    """The error's code; clients that do not know PRODUCER_FENCED get INVALID_PRODUCER_EPOCH instead."""
+    """Return the error's code, with INVALID_PRODUCER_EPOCH for a PRODUCER_FENCED unknown to the client.
+
+    Source: KIP-588.
+    """
     if isinstance(error, ProducerFenced) and not knows_fenced:
         return InvalidProducerEpoch.code
     return error.code

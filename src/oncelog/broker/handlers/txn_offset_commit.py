@@ -1,9 +1,14 @@
-"""TxnOffsetCommit (key 28), versions 0-5: a group's positions, which hold when a transaction commits.
+"""TxnOffsetCommit (key 28), versions 0-5: commit a group's offsets as part of a transaction.
 
-Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE. For the whole group, in this order:
-INVALID_GROUP_ID (empty), what the transaction coordinator refuses with (the group's partition of
-`__consumer_offsets` must be part of the transaction, or becomes it by version 5), what
-`GroupCoordinator.check_commit` refuses with (row T7). Without a known topic nobody is asked.
+The offsets are pending until the transaction commits. Per partition: UNKNOWN_TOPIC_OR_PARTITION,
+OFFSET_METADATA_TOO_LARGE. For the whole group, in this order:
+
+1. INVALID_GROUP_ID (empty).
+2. The errors of the transaction coordinator. The group's partition of `__consumer_offsets` must be in the
+   transaction; version 5 adds it (KIP-890).
+3. The errors of `GroupCoordinator.check_commit` (behaviour T7).
+
+If no topic is known, neither is checked. Source: KIP-98, KIP-447; Kafka's GroupCoordinatorService.
 """
 
 from __future__ import annotations
@@ -90,7 +95,7 @@ def _store(
     response: TxnOffsetCommitResponse,
     refusal: Callable[[BrokerError], TxnOffsetCommitResponse],
 ) -> Answer:
-    """Store the offsets in one step. Raises what the transaction coordinator and the group refuse with."""
+    """Store the offsets in one step. Raises the errors of the transaction coordinator and of the group."""
     message: TxnOffsetCommitRequest = request.message
     producer = Identity(message.producer_id, message.producer_epoch)
     verification = _admit(state, message, producer, request.header.api_version, now_ms)

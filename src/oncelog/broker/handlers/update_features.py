@@ -1,7 +1,8 @@
-"""UpdateFeatures (key 57), versions 0-2: the levels of features, which the broker's settings fix.
+"""UpdateFeatures (key 57), versions 0-2: change the levels of features, which this broker's settings fix.
 
-A feature may be set to the level it has. Any other level is INVALID_UPDATE_VERSION for the whole request,
-naming the first such feature. Versions 0 and 1 answer each feature when all are accepted.
+A feature may be set to the level that it has. Any other level gets INVALID_UPDATE_VERSION for the whole
+request, whose text names the first such feature. Versions 0 and 1 have a result for each feature if all are
+accepted. Source: KIP-584; Kafka's FeatureControlManager.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> UpdateFeaturesR
 
 
 def _check(state: BrokerState, update: UpdateFeaturesRequest.FeatureUpdateKey, version: int) -> None:
-    """Raises InvalidUpdateVersion unless the feature has that level."""
+    """Raise InvalidUpdateVersion unless the feature has the requested level."""
     feature, level = update.feature, update.max_version_level
     if feature not in state.features:
         raise InvalidUpdateVersion(
-            f"{feature!r} is no feature of this broker: {', '.join(state.features)} are"
+            f"{feature!r} is not a feature of this broker, which has {', '.join(state.features)}"
         )
     is_typed = version >= FIRST_TYPED_VERSION
     if is_typed and update.upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):

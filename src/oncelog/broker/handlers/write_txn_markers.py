@@ -1,8 +1,13 @@
-"""WriteTxnMarkers (key 27), versions 1-2: markers from a coordinator, or from an operator (row T14).
+"""WriteTxnMarkers (key 27), versions 1-2: write markers for a coordinator or an operator (behaviour T14).
 
-Errors per partition: UNKNOWN_TOPIC_OR_PARTITION; INVALID_PRODUCER_EPOCH, below the one seen or, with
-transaction version 2, not above that of the open transaction; TRANSACTION_COORDINATOR_FENCED, below the one
-seen.
+Errors per partition:
+
+    UNKNOWN_TOPIC_OR_PARTITION      there is no such partition
+    INVALID_PRODUCER_EPOCH          below the known epoch; with transaction version 2 also not above that of
+                                    the open transaction
+    TRANSACTION_COORDINATOR_FENCED  a coordinator epoch below the known one
+
+Source: KIP-98, KIP-890; Kafka's KafkaApis.handleWriteTxnMarkersRequest.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from oncelog.wire.messages import WriteTxnMarkersRequest, WriteTxnMarkersRespons
 
 KEY = 27
 FIRST_RAISING_VERSION = 2
-"""The transaction version whose markers carry a raised producer epoch (KIP-890, KIP-1228)."""
+"""First transaction version whose markers have a raised producer epoch (KIP-890, KIP-1228)."""
 
 _Partition = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
 
@@ -55,7 +60,7 @@ def _refused(message: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     return WriteTxnMarkersResponse(
         markers=[
             WriteTxnMarkersResponse.WritableTxnMarkerResult(
-                producer_id=asked.producer_id,
+                producer_id=requested.producer_id,
                 topics=[
                     WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(
                         name=topic.name,
@@ -64,50 +69,53 @@ def _refused(message: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
                             for index in topic.partition_indexes
                         ],
                     )
-                    for topic in asked.topics
+                    for topic in requested.topics
                 ],
             )
-            for asked in message.markers
+            for requested in message.markers
         ]
     )
 
 
 def _write(
     state: BrokerState,
-    asked: WriteTxnMarkersRequest.WritableTxnMarker,
+    requested: WriteTxnMarkersRequest.WritableTxnMarker,
     now_ms: int,
     written: list[AppendHandle],
     budget: StepBudget,
 ) -> Work[WriteTxnMarkersResponse.WritableTxnMarkerResult]:
     marker = Marker(
-        asked.producer_id, asked.producer_epoch, asked.coordinator_epoch, asked.transaction_result
+        requested.producer_id,
+        requested.producer_epoch,
+        requested.coordinator_epoch,
+        requested.transaction_result,
     )
 
-    def one(at: TopicPartition) -> _Partition:
+    def write_one(tp: TopicPartition) -> _Partition:
         try:
-            if asked.transaction_version >= FIRST_RAISING_VERSION:
-                _check_epoch_raised(state, at, marker)
-            written.append(state.markers.write(at, marker, now_ms))
+            if requested.transaction_version >= FIRST_RAISING_VERSION:
+                _check_epoch_raised(state, tp, marker)
+            written.append(state.markers.write(tp, marker, now_ms))
         except BrokerError as error:
-            return _Partition(partition_index=at.partition, error_code=error.code)
-        return _Partition(partition_index=at.partition)
+            return _Partition(partition_index=tp.partition, error_code=error.code)
+        return _Partition(partition_index=tp.partition)
 
-    result = WriteTxnMarkersResponse.WritableTxnMarkerResult(producer_id=asked.producer_id, topics=[])
-    for topic in asked.topics:
+    result = WriteTxnMarkersResponse.WritableTxnMarkerResult(producer_id=requested.producer_id, topics=[])
+    for topic in requested.topics:
         partitions: list[_Partition] = []
         result.topics.append(
             WriteTxnMarkersResponse.WritableTxnMarkerTopicResult(name=topic.name, partitions=partitions)
         )
         for index in topic.partition_indexes:
-            partitions.append(one(TopicPartition(topic.name, index)))
+            partitions.append(write_one(TopicPartition(topic.name, index)))
             if budget.spend(MARKER_COST):
                 yield None
     return result
 
 
-def _check_epoch_raised(state: BrokerState, at: TopicPartition, marker: Marker) -> None:
-    """Raise what `refuse_same_epoch` refuses with."""
-    _, partition = state.topics.partition(at)
+def _check_epoch_raised(state: BrokerState, tp: TopicPartition, marker: Marker) -> None:
+    """Raise the error of `refuse_same_epoch`, if there is one."""
+    _, partition = state.topics.partition(tp)
     entry = partition.producer(marker.producer_id)
     refusal = refuse_same_epoch(entry, marker.producer_id, marker.producer_epoch)
     if refusal is not None:
