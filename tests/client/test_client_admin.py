@@ -1,4 +1,4 @@
-"""Admin calls without I/O, and against a broker that is old, unready or wrong."""
+"""Admin requests and responses without I/O, and Admin against a broker that is old, unready or wrong."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def play(story: Story, limits: dict[int, tuple[int, int]] | None = None, **setti
 
 
 def creates(*codes: int) -> Callable[[Any, Any], CreateTopicsResponse]:
-    """Answers each topic with the next of the codes, the last one for ever."""
+    """Answer each request about a topic with the next of the codes, then always with the last one."""
     left = list(codes)
 
     def handler(header: Any, message: Any) -> CreateTopicsResponse:

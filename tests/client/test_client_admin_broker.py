@@ -174,7 +174,7 @@ def test_a_broker_that_is_not_there_is_said_at_once(admin: Admin) -> None:
 
 
 def test_settings_of_a_broker_that_is_away_take_no_result_from_the_others(admin: Admin) -> None:
-    """The topic's setting was changed, and yet answered as failed."""
+    """The topic's setting was changed, but its result had the error of another broker."""
     admin.create_topics([NewTopic("t", 1)])
     away = ConfigResource("broker", "9")
     changed = admin.alter_configs(

@@ -1,4 +1,4 @@
-"""Whatever a callback raises, the producer goes on; futures that are waited for share no lock."""
+"""Callbacks that raise do not stop the producer, and futures that threads wait for share no lock."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_to
 
 
 def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> None:
-    """So a child process, too, can wait for futures when it was forked in that moment."""
+    """A child process that was forked at that moment can wait for futures, too."""
     result, other = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
     other.complete(7, None, None)
     amid, go_on = threading.Event(), threading.Event()
@@ -121,7 +121,7 @@ def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> 
 
 @pytest.mark.parametrize("part_count", range(1, 6))
 def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> None:
-    """A thread is put off after it has made some parts, and another one waits (R330)."""
+    """One thread is suspended after it has made some of the attributes, and another one waits (R330)."""
     first, last = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
     future, pending = RecordFuture(first, 0), RecordFuture(last, 0)
     amid, go_on = threading.Event(), threading.Event()
@@ -146,7 +146,7 @@ def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> N
     maker, waiter = threading.Thread(target=make), threading.Thread(target=wait)
     maker.start()
     assert amid.wait(WAIT_S)
-    first.complete(5, None, None)  # and nobody was told of it yet
+    first.complete(5, None, None)  # and its listeners were not called yet
     waiter.start()
     wait_until(lambda: pending.__dict__.get("_waiters"))
     last.complete(6, None, None)
@@ -158,7 +158,7 @@ def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> N
 
 
 def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_interrupted() -> None:
-    """The exception of a signal's handler comes after any step of what makes a future's state."""
+    """A signal handler raises after each step of making a future's attributes."""
 
     class Interrupted(RecordFuture):
         def _make_state(self) -> None:
@@ -178,7 +178,7 @@ def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_inte
 
 
 def test_whoever_listens_to_a_settled_outcome_calls_no_listener_of_others() -> None:
-    """An interrupt between taking another thread's listener and calling it left that thread waiting."""
+    """An interrupt between removing another thread's listener and calling it left that thread waiting."""
     result = BatchResult(TopicPartition("t", 0))
     heard: list[str] = []
     result.add_listener(lambda: heard.append("another thread"))

@@ -42,7 +42,7 @@ def proxy(servers: str) -> Iterator[Proxy]:
 
 
 def raw_batch(producer: Producer, count: int, base_sequence: int, epoch_ahead: int = 0) -> bytearray:
-    """A batch under the producer's own id, as no honest client sends it."""
+    """Return a forged batch under the producer's own id."""
     report = producer.idempotence()
     assert report.producer_id is not None and report.producer_epoch is not None
     return build_batch(
@@ -119,7 +119,7 @@ def test_at_most_five_batches_without_an_acknowledgement(servers: str, proxy: Pr
         proxy.release()
         assert [future.result(60).offset for future in futures] == list(range(1, 11))
     assert values(servers, topic) == [b"%d" % number for number in range(11)]
-    assert sequences(proxy) == list(range(11))  # what is known to be stored is not sent again
+    assert sequences(proxy) == list(range(11))  # a batch that is known to be stored is not sent again
 
 
 @pytest.mark.behaviour("I10", "I11")
@@ -322,7 +322,7 @@ def test_metrics_have_kafkas_names_and_move(servers: str, proxy: Proxy) -> None:
 def test_a_batch_above_the_topics_limit_is_sent_in_few_requests(
     servers: str, proxy: Proxy, settings: dict[str, object]
 ) -> None:
-    """Each of its records was sent by itself: thousands of round trips for one batch."""
+    """Each of its records was sent alone: one batch took thousands of round trips."""
     topic, told = new_topic(servers, max_message_bytes=2_000), list[tuple[bytes, int]]()
     sent = [b"%04d" % number for number in range(500)]
     with producer_of(proxy.bootstrap_servers, linger_ms=60_000, **settings) as producer:
@@ -346,7 +346,7 @@ def test_a_batch_above_the_topics_limit_is_sent_in_few_requests(
 def test_records_that_wait_for_a_connection_are_told_as_not_stored(
     clock: JumpingClock, settings: dict[str, object], request_timeout_ms: int
 ) -> None:
-    """An outage of delivery.timeout.ms left open whether records were stored that had never left."""
+    """After an outage of delivery.timeout.ms, records that had never left were reported as perhaps stored."""
     with Broker() as broker:
         topic = new_topic(broker.bootstrap_servers, 3)
         producer = producer_of(
@@ -378,6 +378,6 @@ def test_records_that_wait_for_a_connection_are_told_as_not_stored(
         clock.jump_until(future.done, 1)
         error = future.exception(60)
         assert isinstance(error, TimedOut) and not isinstance(error, OutcomeUnknown)
-        # What was told so must not be written beside the other one when a connection comes.
+        # Once a connection is made, the batch that expired must not be written together with the other one.
         wait_until(lambda: not any(batch.is_completed for batch in in_request()))
     producer.close()

@@ -1,6 +1,7 @@
 """The producer's core against the broker's own append rule, through seeded loss, delay and reordering.
 
-No socket and no clock: a seed decides what becomes of each request and answer, so a failing seed replays.
+It uses no socket and no clock. A seed decides the fate of each request and response, so a failing seed
+replays.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ def metadata() -> ClusterMetadata:
 
 
 class FakeBroker:
-    """Two partitions that store what `decide_append` lets in."""
+    """A broker with two partitions that store what `decide_append` accepts."""
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, list[bytes | None]] = {tp: [] for tp in TP}
         self.entries: dict[tuple[TopicPartition, int], ProducerEntry] = {}
         self.max_records = RECORDS
-        """A batch of more is too large, also one that is stored already."""
+        """A larger batch is refused, even if it is stored already."""
 
     def produce(self, call: ProduceCall) -> ProduceResponse:
         rows = []
@@ -109,7 +110,7 @@ class FakeBroker:
 
 
 class World:
-    """One run: a core, a broker, and a network that a seed makes bad."""
+    """One run: a core, a broker, and a network whose faults a seed decides."""
 
     def __init__(self, seed: int, **settings: object) -> None:
         self.random = random.Random(seed)
@@ -159,24 +160,28 @@ class World:
             self._carry(call)
 
     def _check_numbers(self, call: ProduceCall) -> None:
-        """No batch has two numbers while its outcome is unknown, and five are out at most (row I10)."""
+        """Check that no batch changes its sequence while its result is unknown (behaviour I10).
+
+        At most five batches of a partition may be in flight.
+        """
         for batch in call.batches:
             numbers = (batch.identity, batch.base_sequence)
             if batch.may_be_stored:
-                assert self.numbers.get(batch, numbers) == numbers  # a piece may be sent for the first time
+                # A child batch has none yet when it is sent for the first time.
+                assert self.numbers.get(batch, numbers) == numbers
             self.numbers[batch] = numbers
         for part in self.core._partitions.values():
             assert len(part.sequences.in_flight) <= 5 or self.limits
 
     def _carry(self, call: ProduceCall) -> None:
-        """The fate of one request, by the seed."""
+        """Deliver, delay, refuse or lose one request, as the seed decides."""
         roll = self.random.random() if self.trouble else 1.0
         delay = self.random.choice((1, 15, 40)) if self.trouble else 1
         if self.limits:
             self.broker.max_records = self.random.choice(self.limits) if self.trouble else RECORDS
         if roll < 0.06:  # the request is lost
             self.later(200, lambda: self._fail(call, DisconnectedError("cut")))
-        elif roll < 0.12:  # the answer is lost
+        elif roll < 0.12:  # the response is lost
             self.later(delay, lambda: self.broker.produce(call))
             self.later(200, lambda: self._fail(call, DisconnectedError("cut")))
         elif roll < 0.16:  # the request arrives after it was given up
@@ -209,7 +214,7 @@ class World:
             )
             for batch in call.batches
         ]
-        if stored is not None:  # what was refused says so; only what was stored is unsure
+        if stored is not None:  # refused records say so; only stored ones may be uncertain
             for row, real in zip(rows, stored.responses[0].partition_responses, strict=True):
                 if real.error_code:
                     row.error_code = real.error_code
@@ -236,12 +241,12 @@ class World:
 
 
 def _frozen(call: ProduceCall) -> object:
-    """The request as its bytes were when it left; a batch may be numbered anew afterwards."""
+    """Return a copy of the request as it was sent: its batches may get new sequences later."""
     return type(call.message).decode(9, call.message.encode(9))
 
 
 def check_patient_producer(seed: int) -> None:
-    """Every record once and in order; a definite error only for what is not stored."""
+    """Check that every record is stored once and in order, and that a definite error means "not stored"."""
     world = World(seed)
     world.run()
     for tp in TP:
@@ -253,7 +258,7 @@ def check_patient_producer(seed: int) -> None:
 
 
 def check_producer_of_too_large_batches(seed: int, *limits: int) -> int:
-    """The same while max.message.bytes is one of these for each request; how many records failed."""
+    """Run while max.message.bytes changes between these values. Return the number of records that failed."""
     world = World(seed)
     world.limits = limits
     world.run()
@@ -262,7 +267,7 @@ def check_producer_of_too_large_batches(seed: int, *limits: int) -> int:
 
 
 def check_hasty_producer(seed: int) -> tuple[int, int]:
-    """The same with a delivery.timeout.ms shorter than the trouble; (records failed, epochs raised)."""
+    """Run with a delivery.timeout.ms shorter than the faults. Return the failed records and raised epochs."""
     world = World(seed, **{"delivery.timeout.ms": 250, "request.timeout.ms": 200, "linger.ms": 5})
     world.run()
     failed = sum(error is not None for _, _, error in world.results())
@@ -271,7 +276,7 @@ def check_hasty_producer(seed: int) -> tuple[int, int]:
 
 
 def check_words(world: World, seed: int) -> None:
-    """What the application was told is true of the log."""
+    """Check the reported results against the log."""
     for tp, value, error in world.results():
         count = world.broker.logs[tp].count(value)
         assert count <= 1, f"seed {seed}: doubled"
@@ -299,7 +304,7 @@ def test_record_retry_total_counts_each_record_of_each_batch_that_is_sent_again(
 
 @pytest.mark.behaviour("I11", "I12")
 def test_a_batch_that_is_too_large_after_a_lost_attempt_is_cut_and_nothing_is_doubled() -> None:
-    """It was given up as unknown, with each record of it. What was stored as a whole still may be."""
+    """The parent, which may be stored, was given up with all of its records as unknown."""
     assert sum(check_producer_of_too_large_batches(seed, 1 + seed % 8) for seed in range(100)) == 0
     for seed in range(100):
         check_producer_of_too_large_batches(seed, 1, 3, 8, RECORDS)
@@ -351,7 +356,7 @@ def test_with_idempotence_off_the_same_networks_double_records() -> None:
 
 
 def test_what_waits_for_a_leader_is_not_due_by_itself() -> None:
-    """Else the loop that carries the producer would turn without a pause until there is one."""
+    """Otherwise the producer's loop would run without a pause until there is a leader."""
     core = ProducerCore(resolve(PRODUCER.parse({"linger.ms": 5})), ClusterMetadata(), random.Random(0))
     core.set_identity(PRODUCER_ID, 0)
     core.set_partition_count("t", 2, 0.0)
@@ -362,7 +367,9 @@ def test_what_waits_for_a_leader_is_not_due_by_itself() -> None:
 
 
 def test_a_topic_that_was_forgotten_goes_on_with_its_sequences() -> None:
-    """Begun at 0 again under the same epoch, the first batch would be refused or taken for a repetition."""
+    """If it began at 0 again under the same epoch, its first batch would be refused or taken for a
+    duplicate.
+    """
     world = World(0)
     world.trouble = False
     for number in range(10):

@@ -1,4 +1,4 @@
-"""The blocking producer at the edges: fewer partitions, a full buffer, calls that end half-way, closing."""
+"""Edge cases of the blocking producer: fewer partitions, a full buffer, interrupted calls, closing."""
 
 from __future__ import annotations
 

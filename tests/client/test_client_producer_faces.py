@@ -1,4 +1,4 @@
-"""The producer's faces against our broker: futures, callbacks, many records, tables, asyncio, ends."""
+"""The blocking and asyncio producers against our broker: futures, callbacks, tables, flush and close."""
 
 from __future__ import annotations
 
@@ -210,7 +210,9 @@ def test_new_partitions_are_learned(servers: str) -> None:
 
 
 def test_a_partition_that_was_added_takes_records_at_once(servers: str) -> None:
-    """It was refused until metadata.max.age.ms, five minutes; the Java client looks the topic up again."""
+    """The partition was refused until metadata.max.age.ms (5 min); the Java client looks the topic up
+    again.
+    """
     topic = new_topic(servers)
     batch = pa.table({"value": [b"table"]})
 

@@ -1,7 +1,7 @@
 """An interrupt at every place of the blocking producer's calls where a signal handler can run and raise.
 
-Python runs handlers on the main thread, behind calls and as functions begin. A profile function is called at
-the same places; here it raises at the first one, then the second, and so on until the call gets through.
+Python runs handlers on the main thread, after calls and at the start of functions. A profile function is
+called at the same places. Here it raises at the first place, then at the second, until the call completes.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def servers() -> Iterator[str]:
 
 
 class _Interrupt(BaseException):
-    """What the signal handler raises."""
+    """The exception that the signal handler raises."""
 
 
 class _OwnError(_Interrupt, OncelogError):
-    """The same, from a call of ours that the handler made."""
+    """The same exception, raised by a call that the handler made."""
 
 
 def _raise(error: type[_Interrupt] = _Interrupt) -> None:
@@ -47,9 +47,9 @@ def _raise(error: type[_Interrupt] = _Interrupt) -> None:
 
 
 def interrupted_at(place: int, call: Callable[[], Any], handler: Callable[[], Any] = _raise) -> bool:
-    """Make the call, and run the handler at the place of that number. False when it has fewer.
+    """Make the call, and run the handler at place number `place`. Return False if the call has fewer.
 
-    What is raised in a weak reference's callback goes nowhere; the call then gets through.
+    An exception in a weak reference's callback is ignored by Python; the call then completes.
     """
     count = 0
 
@@ -72,7 +72,7 @@ def interrupted_at(place: int, call: Callable[[], Any], handler: Callable[[], An
 
 
 def each_place(call: Callable[[int], Any], handler: Callable[[], Any] = _raise) -> Iterator[int]:
-    """Interrupt `call` at its first place, then its second, until it gets through."""
+    """Interrupt `call` at its first place, then at its second, until it completes."""
     place = 1
     while interrupted_at(place, partial(call, place), handler):
         yield place
@@ -88,7 +88,7 @@ def each_place(call: Callable[[int], Any], handler: Callable[[], Any] = _raise) 
 def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
     servers: str, linger_ms: int, buffer_memory: int, transactional_id: str | None, error: type[_Interrupt]
 ) -> None:
-    """It held a lock without end, sent an empty batch, which ended the producer, or forgot a batch."""
+    """The call left a lock held, sent an empty batch (which ended the producer), or forgot a batch."""
     topic = new_topic(servers)
     told: list[tuple[int, RecordMetadata | None]] = []
     with producer_of(
@@ -104,7 +104,7 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
         taken = []
 
         def send(number: int) -> None:
-            """Send two records, of which the second joins the batch of the first, or begins one."""
+            """Send two records. The second joins the first one's batch or begins another."""
             for half in (2 * number, 2 * number + 1):
                 taken.append(
                     producer.send(
@@ -133,7 +133,7 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
 
 @pytest.mark.parametrize("name", ["flush", "result", "exception", "metrics", "idempotence"])
 def test_an_interrupt_at_any_call_of_what_waits_stops_nobody(servers: str, name: str) -> None:
-    """The thread that carries the records waited without end for a lock that was left held."""
+    """The producer's thread waited without end for a lock that was left held."""
     topic = new_topic(servers)
     with producer_of(servers, linger_ms=1) as producer:
 
@@ -193,7 +193,7 @@ def test_an_interrupt_at_any_call_of_a_transaction_leaves_it_as_it_was_or_ended(
 def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interrupted(
     servers: str, name: str, is_caught: bool
 ) -> None:
-    """It waited without end for a lock that the interrupted call held; now that place refuses it."""
+    """The handler waited without end for a lock that the interrupted call held; now it gets MisuseError."""
     topic, place, is_interrupted = new_topic(servers), 1, True
     refused, taken = 0, 0
     settings: dict[str, Any] = {"batch_size": 150, "linger_ms": 60_000}

@@ -1,4 +1,4 @@
-"""Idempotence and the settings it cannot live with: refused before any connection, or switched off aloud."""
+"""Idempotence and the settings that contradict it: ConfigError before any connection, or a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be sent stands in an index: it says what a walk over all partitions would, at a fixed price."""
+"""The schedule of batches: it returns what a scan of all partitions would, at a fixed cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTITIONS = 4
 
 
 def describe(leaders: list[int]) -> MetadataResponse:
-    """Metadata of topic t: each partition's leader, of brokers 1 and 2; -1: none."""
+    """Return metadata of topic t with each partition's leader: broker 1, broker 2, or -1 for none."""
     partitions = [
         MetadataResponse.MetadataResponsePartition(partition_index=number, leader_id=leader, leader_epoch=-1)
         for number, leader in enumerate(leaders)
@@ -61,7 +61,7 @@ def answer(core: ProducerCore, call: ProduceCall, error_code: int, now_ms: float
 
 
 def check_against_a_walk(core: ProducerCore, now_ms: float) -> None:
-    """Nothing that could be sent was left, nothing that becomes due is slept through."""
+    """Check that nothing that could be sent is left, and that the next wake-up is not too late."""
     wakeup_ms = core.next_wakeup_ms()
     queues = list(core._partitions.values())
     for queue in queues:
@@ -70,7 +70,7 @@ def check_against_a_walk(core: ProducerCore, now_ms: float) -> None:
             continue
         leader = core.metadata.leader_of(queue.tp)
         if leader is None or core._in_flight_requests.get(leader, 0) >= core.options.max_in_flight:
-            continue  # metadata or an answer come first, and with them another turn
+            continue  # metadata or a response come first, and cause another drain
         assert following[1] > now_ms
         assert wakeup_ms is not None and wakeup_ms <= following[1]
     unsettled = [batch for queue in queues for batch in queue.batches()]
@@ -134,7 +134,7 @@ def test_the_index_agrees_with_a_walk_over_all_partitions(
 
 
 def count_looks(partitions: int) -> int:
-    """How many queues are looked at for one record that is sent and stored."""
+    """Return the number of queues that are examined for one record that is sent and stored."""
     core = core_of(partitions, **{"linger.ms": 0})
     for partition in range(partitions):
         send(core, partition, b"x", 1.0)
@@ -163,7 +163,7 @@ def test_a_send_looks_at_no_partition_that_has_nothing_to_send() -> None:
 
 
 def test_a_batch_behind_sealed_ones_neither_moves_its_partition_nor_wakes_the_loop() -> None:
-    """What may be sent is the same, so a full queue costs a batch no more than its own making."""
+    """It changes nothing in the schedule, so it costs no more than making the batch."""
     core = core_of(1, **{"linger.ms": 0, "batch.size": 100})
     wakes = [core.append("t", 0, (0, None, b"x", ()), 60, 1.0)[2] for _ in range(50)]
     assert wakes == [True, True] + [False] * 48

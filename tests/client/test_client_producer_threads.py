@@ -1,4 +1,4 @@
-"""One blocking producer, many threads and topics: no state of it is touched without its lock."""
+"""One blocking producer with many threads and topics: its state is never touched without its lock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def servers() -> Iterator[str]:
 
 @pytest.fixture
 def impatient_threads() -> Iterator[None]:
-    """Let threads change place as often as the interpreter can."""
+    """Let the interpreter switch threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -50,7 +50,7 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
             body.join(1)
             if not body.is_alive():
                 break
-        else:  # tell a lost wake-up from a lost completion: where does every thread stand?
+        else:  # print every thread's stack, to tell a lost wake-up from a lost completion
             faulthandler.dump_traceback(sys.__stderr__)
         assert not body.is_alive()
 
@@ -58,7 +58,7 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
 @pytest.mark.behaviour("I1", "I2")
 @pytest.mark.usefixtures("impatient_threads")
 def test_threads_that_meet_new_topics_together_lose_nothing(servers: str) -> None:
-    """All threads send their first record to each topic at once, while another keeps the producer busy."""
+    """All threads send the first record to each topic at the same time; another keeps the producer busy."""
     names = [f"met-{number}" for number in range(TOPICS)]
     busy_topic = new_topic(servers, 8)
     with Admin({"bootstrap.servers": servers}) as admin:
@@ -136,7 +136,7 @@ def test_flush_returns_after_the_callbacks(servers: str) -> None:
 
 
 def test_flush_waits_only_for_what_was_sent_before_it(servers: str) -> None:
-    """A record sent after the call lingers for ten minutes; the flush returns all the same."""
+    """A record sent after the call lingers for ten minutes; the flush returns without it."""
     early, late = new_topic(servers), new_topic(servers)
     patience = {"linger_ms": 600_000, "delivery_timeout_ms": 700_000}
     with Proxy(servers) as proxy, producer_of(proxy.bootstrap_servers, **patience) as producer:
@@ -208,7 +208,7 @@ def test_close_refuses_what_others_send_and_waits_for_what_was_taken(servers: st
 
 
 def test_futures_are_done_when_an_asyncio_flush_returns(servers: str) -> None:
-    """A flush that found everything settled returned before the futures were set."""
+    """A flush that found every record complete returned before the futures were set."""
     topic = new_topic(servers, 1)
     seen: list[bool] = []
 

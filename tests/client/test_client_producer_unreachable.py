@@ -1,4 +1,4 @@
-"""A producer whose first look at a topic meets no broker, in the simulator's virtual time."""
+"""A producer that finds no broker when it looks up a topic, in the simulator's virtual time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oncelog.errors import MisuseError, NotConnectedError, TimedOut
 
 
 def test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms() -> None:
-    """The broker comes after 8 s: request.timeout.ms is 2 s there, max.block.ms 10 s."""
+    """The broker starts after 8 s; request.timeout.ms is 2 s, max.block.ms is 10 s."""
     world = World(1)
     broker = BrokerHost(world, {})
     sender = Sender(world, "sender", "t", 1, bursts=1)
@@ -61,7 +61,7 @@ def test_a_first_send_outlives_a_broker_that_goes_away_after_it_told_of_the_topi
 
 
 def test_two_calls_that_start_a_connection_leave_nothing_behind_after_close() -> None:
-    """Close ends what asks for metadata by its age, also when two calls began it at once (R332)."""
+    """Close ends the periodic metadata refresh, also when two calls started it at the same time (R332)."""
     world = World(1)
     BrokerHost(world, {}).start()
     left: list[str] = []
@@ -80,7 +80,7 @@ def test_two_calls_that_start_a_connection_leave_nothing_behind_after_close() ->
 
 
 def test_a_close_while_a_connection_starts_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The close comes when the cluster has answered: what asks by its age was begun behind it."""
+    """The close comes when the cluster has answered; the periodic refresh was started after it."""
     world = World(1)
     BrokerHost(world, {}).start()
     left: list[str] = []

@@ -1,4 +1,4 @@
-"""Our transactional producer on our broker and on Apache Kafka: both ways of ending, faults, fencing."""
+"""Our transactional producer on our broker and on Apache Kafka: commit, abort, faults and fencing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BROKERS = ("ours", "ours, classic", "apache")
 
 @pytest.fixture(params=BROKERS)
 def servers(request: pytest.FixtureRequest) -> str:
-    """Our broker with an epoch per transaction and without, and Apache Kafka."""
+    """Yield our broker with and without an epoch per transaction, and Apache Kafka."""
     if request.param == "apache":
         kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
         return kafka.bootstrap_servers

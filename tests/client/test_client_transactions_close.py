@@ -1,4 +1,4 @@
-"""Offsets that may not have reached the group keep a transaction from being committed; close() ends it."""
+"""A transaction whose offsets may not have reached the group cannot be committed; close() ends it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from oncelog.types import OffsetAndMetadata
 
 _numbers = itertools.count()
 SOON_GIVEN_UP = {"request.timeout.ms": 2_000}
-"""For a producer whose request is dropped: the next request on that connection waits until it is given up."""
+"""Settings for a producer whose request is dropped: the next one on the connection waits for its time-out."""
 ASKED = [
     ("ours", "TxnOffsetCommit"),
     ("ours, classic", "TxnOffsetCommit"),
     ("ours, classic", "AddOffsetsToTxn"),
     ("apache", "TxnOffsetCommit"),
 ]
-"""With an epoch per transaction no client asks AddOffsetsToTxn."""
+"""With an epoch per transaction no client sends AddOffsetsToTxn."""
 
 
 @pytest.fixture(params=["ours", "ours, classic", "apache"])
@@ -287,7 +287,7 @@ def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(
 ) -> None:
     monkeypatch.setattr("oncelog.rules.transactions.client_session.UNKNOWN_TOPIC_PATIENCE_MS", 300)
     missing = f"missing-{next(_numbers)}-{os.getpid()}"
-    # Longer than this test may take.
+    # longer than this test may take
     with producer_of(servers, transactional_id=name(), max_block_ms=3_600_000) as producer:
         open_on(producer, new_topic(servers))
         with pytest.raises(UnknownTopicOrPartition, match=f"topic '{missing}' does not exist") as raised:

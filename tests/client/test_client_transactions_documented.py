@@ -1,4 +1,4 @@
-"""The loop of docs/guides/transactions.md, as it stands there, and what the page says around it."""
+"""The loop of docs/guides/transactions.md, run as it is printed there, and the claims of that page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def copier(*arguments: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.behaviour("T7")
 def test_the_documented_loop_loses_and_doubles_nothing_over_crashes(servers: str, group: str) -> None:
-    """A copier dies within a transaction, an exception leaves the second, and the third ends the work."""
+    """The first copier is killed within a transaction, the second raises, and the third finishes."""
     source, target = new_topic(servers), new_topic(servers)
     fill(servers, source, 0, 10, 1)
     place = (servers, source, target, group)
@@ -78,7 +78,7 @@ def test_each_test_and_scenario_that_the_page_names_exists() -> None:
 
 
 def test_group_metadata_with_automatic_commits_is_refused(ours: str, group: str) -> None:
-    """Else close() after an exception would commit the positions of records whose transaction was aborted."""
+    """Otherwise close() after an exception would commit positions of records that were aborted."""
     told = r"enable\.auto\.commit=false.*group_metadata\(\) for send_offsets_to_transaction\(\)"
     with member(ours, group) as consumer, pytest.raises(MisuseError, match=told):
         consumer.group_metadata()
@@ -90,7 +90,7 @@ def test_group_metadata_with_automatic_commits_is_refused(ours: str, group: str)
 
 @pytest.mark.behaviour("T7")
 def test_records_kept_over_a_rebalance_are_processed_twice(ours: str, group: str) -> None:
-    """Group metadata vouches for the generation at the call, not for that in which records were polled."""
+    """Group metadata has the generation at the time of the call, not the one in which records were polled."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 4, 2)
     dropped: list[TopicPartition] = []

@@ -51,7 +51,7 @@ def proxy(servers: str) -> Iterator[Proxy]:
 
 @pytest.fixture
 def last_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A broker whose new transactional ids begin with the last epoch of their producer id."""
+    """Yield a broker whose new transactional ids begin with the last epoch of their producer id."""
     limits = Limits(first_producer_epoch=32_766)
     monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
     with Broker() as broker:
@@ -59,11 +59,11 @@ def last_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 class Markers:
-    """The markers of brokers in this process; while `are_held`, none can be written."""
+    """The marker writers of brokers in this process. While `are_held`, none can write."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.are_held = self.is_older = False
-        """`is_older`: the broker refuses an end meanwhile as those before 0.5.1 did."""
+        """With `is_older`, the broker refuses an end meanwhile as brokers before 0.5.1 did."""
         write: Callable[..., Any] = MarkerWriter.write
 
         def write_unless_held(*given: Any) -> Any:
@@ -97,7 +97,7 @@ def state_of(servers: str, name: str) -> str:
 
 
 def commit_and_begin(producer: Producer, servers: str, topic: str, name: str, markers: Markers) -> None:
-    """Leave `producer` in a transaction without records; the markers of the one before are not written."""
+    """Leave `producer` in a transaction without records, while the previous one's markers are not written."""
     producer.init_transactions()
     producer.begin_transaction()
     producer.send(topic, b"before")
@@ -114,13 +114,13 @@ def tries(proxy: Proxy) -> int:
 
 
 def is_waiting(proxy: Proxy) -> Callable[[], bool]:
-    """True once an abort from now on has asked twice: for the end, or a classic one for another epoch."""
+    """Return a condition: an abort has sent EndTxn or InitProducerId twice from now on."""
     before = {api: len(requests(proxy, api)) for api in ("EndTxn", "InitProducerId")}
     return lambda: any(len(requests(proxy, api)) >= count + 2 for api, count in before.items())
 
 
 def send_refused(producer: Producer, proxy: Proxy, topic: str, what: str) -> None:
-    """Send what the coordinator does not take yet, or what is never answered."""
+    """Send a request that the coordinator refuses for now, or whose response is lost."""
     if what == "answers lost":
         proxy.add(Rule(action="cut", api="Produce", direction="response"))
         proxy.add(Rule(action="cut", api="AddPartitionsToTxn", direction="response"))
@@ -130,7 +130,7 @@ def send_refused(producer: Producer, proxy: Proxy, topic: str, what: str) -> Non
         return
     count = tries(proxy)
     producer.send(topic, b"dropped")
-    # The second request proves that the first one was refused, or lost its answer.
+    # The second request proves that the first one was refused, or lost its response.
     wait_until(lambda: tries(proxy) >= count + 2)
 
 
@@ -195,7 +195,7 @@ def test_an_asyncio_producer_aborts_while_the_markers_of_the_transaction_before_
 def test_a_fenced_producer_that_aborts_late_leaves_the_newer_ones_transaction_alone(
     servers: str, proxy: Proxy, markers: Markers
 ) -> None:
-    """The older one was refused with CONCURRENT_TRANSACTIONS, as above, before the newer one came."""
+    """The older producer was refused with CONCURRENT_TRANSACTIONS, as above, before the newer one started."""
     topic, name = new_topic(servers), next(_names)
     with producer_of(proxy.bootstrap_servers, transactional_id=name) as older:
         commit_and_begin(older, servers, topic, name, markers)
@@ -219,7 +219,7 @@ def test_a_fenced_producer_that_aborts_late_leaves_the_newer_ones_transaction_al
 def test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written(
     last_epoch: str, markers: Markers, is_aborted: bool
 ) -> None:
-    """The commit gives out the next producer id, which the coordinator takes over with the last marker."""
+    """The commit returns the next producer id, which the coordinator adopts with the last marker."""
     topic, name = new_topic(last_epoch), next(_names)
     with (
         Proxy(last_epoch) as proxy,
@@ -250,7 +250,7 @@ def test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written(
 def test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_again(
     servers: str, markers: Markers, version: int, then: int
 ) -> None:
-    """As on Apache Kafka: Java's producer tries this code again, and PRODUCER_FENCED ends it."""
+    """As on Apache Kafka: Java's producer retries this error, while PRODUCER_FENCED would end it."""
     topic, name = new_topic(servers), next(_names)
     with RawClient(servers) as client:
 

@@ -1,4 +1,4 @@
-"""Published anomalies of Kafka's transactions, met by our clients: what happens, and what does not."""
+"""Published anomalies of Kafka's transactions, and how our clients behave in them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def classic() -> Iterator[str]:
 
 @pytest.fixture(params=["ours", "apache"])
 def servers(request: pytest.FixtureRequest) -> str:
-    """Brokers with an epoch per transaction."""
+    """Yield brokers with an epoch per transaction."""
     if request.param == "apache":
         kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
         return kafka.bootstrap_servers
@@ -38,7 +38,7 @@ def servers(request: pytest.FixtureRequest) -> str:
 
 
 def until(consumer: Consumer, count: int) -> list[bytes]:
-    """The next records' values, so many."""
+    """Return the values of the next `count` records."""
     got: list[bytes] = []
     while len(got) < count:
         got += [record.value or b"" for record in consumer.poll(10, max_records=count - len(got))]
@@ -46,13 +46,13 @@ def until(consumer: Consumer, count: int) -> list[bytes]:
 
 
 def late_commit(servers: str, topic: str, name: str) -> str:
-    """Commit `first`; let a repetition of that commit arrive while `second` is open, which is aborted.
+    """Commit `first`, let a repeated EndTxn of it arrive while `second` is open, and abort `second`.
 
-    Returns the error of that abort.
+    Return the error of that abort.
     """
     settings = {"transactional_id": name, "request_timeout_ms": 2000}
     with Proxy(servers) as proxy, producer_of(proxy.bootstrap_servers, **settings) as producer:
-        producer.init_transactions(120)  # the first of an Apache Kafka that was just started takes its time
+        producer.init_transactions(120)  # the first one takes long on a fresh Apache Kafka
         proxy.add(Rule(action="duplicate", api="EndTxn", nth=1, delay_ms=60_000))
         producer.begin_transaction()
         producer.send(topic, b"first")
@@ -71,14 +71,14 @@ def late_commit(servers: str, topic: str, name: str) -> str:
 
 @pytest.mark.behaviour("T13")
 def test_a_late_commit_is_refused(servers: str) -> None:
-    """KAFKA-17754: it names the epoch of the transaction that it was meant for."""
+    """KAFKA-17754: the late commit names the epoch of its own transaction."""
     topic = new_topic(servers)
     assert late_commit(servers, topic, f"late-{os.getpid()}") == "NONE"
     assert values(servers, topic) == [b"first"]
 
 
 def test_a_late_commit_where_epochs_stay(classic: str) -> None:
-    """It ends whatever is open: docs/guides/transactions.md."""
+    """It ends the transaction that is open; see docs/guides/transactions.md."""
     topic = new_topic(classic)
     assert late_commit(classic, topic, "late") == "INVALID_TXN_STATE"
     assert values(classic, topic) == [b"first", b"second"]
@@ -122,7 +122,9 @@ def test_a_consumer_after_an_abort(servers: str, goes_back: bool) -> None:
 @pytest.mark.behaviour("T3", "T13")
 @pytest.mark.parametrize("lost", ["request", "response"])
 def test_after_a_commit_without_an_answer_a_new_instance_knows(servers: str, lost: str) -> None:
-    """It finishes what was decided and aborts what was not; the old one may only repeat its commit."""
+    """It completes a decided transaction and aborts an undecided one; the old one may only repeat its
+    commit.
+    """
     topic, name = new_topic(servers), f"unanswered-{os.getpid()}-{lost}"
     with (
         Proxy(servers) as proxy,

@@ -1,4 +1,4 @@
-"""Calls for offsets and partitions that were refused, or whose answers were lost, leave a producer usable."""
+"""A producer stays usable after requests for offsets or partitions are refused or lose their responses."""
 
 from __future__ import annotations
 
