@@ -85,7 +85,7 @@ def test_the_first_error_is_raised_with_the_others_as_notes() -> None:
     raise_first([TopicOutcome("ok")])
 
 
-def test_retriable_errors_are_tried_again() -> None:
+def test_retriable_errors_are_retried() -> None:
     async def story(broker: ScriptedBroker, admin: Admin) -> None:
         broker.handlers["CreateTopics"] = creates(NotController.code, NotController.code, 0)
         created = await admin.create_topics([NewTopic("n", 1, 1)])
@@ -95,7 +95,7 @@ def test_retriable_errors_are_tried_again() -> None:
     play(story)
 
 
-def test_only_what_failed_is_asked_again() -> None:
+def test_only_items_that_failed_are_requested_again() -> None:
     async def story(broker: ScriptedBroker, admin: Admin) -> None:
         asked: list[list[str]] = []
 
@@ -160,7 +160,7 @@ def test_topics_are_deleted_by_name_in_every_version() -> None:
         play(story, {20: (1, version)})
 
 
-def test_defaults_of_the_broker_need_a_broker_that_has_them() -> None:
+def test_default_partition_counts_need_a_broker_that_supports_them() -> None:
     async def story(broker: ScriptedBroker, admin: Admin) -> None:
         broker.handlers["CreateTopics"] = creates(0)
         with pytest.raises(UnsupportedVersion, match="CreateTopics in versions 2-3; this needs one of 4-"):
@@ -198,7 +198,7 @@ def test_altering_on_a_broker_without_incremental_changes_keeps_the_rest() -> No
     play(story, {44: (5, 6)})
 
 
-def test_broker_settings_are_asked_of_that_broker() -> None:
+def test_broker_settings_are_requested_from_that_broker() -> None:
     async def story(broker: ScriptedBroker, admin: Admin) -> None:
         with pytest.raises(MisuseError, match="named by its node id"):
             await admin.describe_configs([ConfigResource("broker", "x")])

@@ -37,7 +37,7 @@ def admin(broker: Broker) -> Iterator[Admin]:
         yield running
 
 
-def test_create_list_describe_delete(admin: Admin) -> None:
+def test_topics_are_created_listed_described_and_deleted(admin: Admin) -> None:
     created = admin.create_topics([NewTopic("t", 3, configs={"retention.ms": 5000}), NewTopic("u")])
     assert (created["t"].num_partitions, created["t"].replication_factor) == (3, 1)
     assert [(t.name, t.partition_count) for t in admin.list_topics()] == [("t", 3), ("u", 1)]
@@ -87,7 +87,7 @@ def test_topics_grow_but_do_not_shrink(admin: Admin) -> None:
         admin.create_partitions({"t": 3})
 
 
-def test_settings(admin: Admin) -> None:
+def test_settings_are_described_altered_and_reset(admin: Admin) -> None:
     admin.create_topics([NewTopic("t", 1, configs={"retention.ms": "5000"})])
     entry = admin.describe_configs([TOPIC])[TOPIC].entries["retention.ms"]
     assert (entry.value, entry.source, entry.is_default) == ("5000", "topic", False)
@@ -101,7 +101,7 @@ def test_settings(admin: Admin) -> None:
     assert admin.describe_configs([node])[node].entries["num.partitions"].value == "1"
 
 
-def test_offsets_and_deleting_records(broker: Broker, admin: Admin) -> None:
+def test_offsets_are_listed_and_records_deleted(broker: Broker, admin: Admin) -> None:
     admin.create_topics([NewTopic("t", 1)])
     append(
         broker.bootstrap_servers,
@@ -124,7 +124,7 @@ def test_offsets_and_deleting_records(broker: Broker, admin: Admin) -> None:
         admin.list_offsets({T0: "newest"})  # type: ignore[dict-item]
 
 
-def test_a_partition_that_is_not_there(broker: Broker, clock: JumpingClock) -> None:
+def test_a_partition_that_does_not_exist_raises(broker: Broker, clock: JumpingClock) -> None:
     with Admin({"bootstrap.servers": broker.bootstrap_servers}, request_timeout_ms=60_000) as admin:
         admin.create_topics([NewTopic("t", 1)])
         outcomes = clock.outcome_of(
@@ -135,7 +135,7 @@ def test_a_partition_that_is_not_there(broker: Broker, clock: JumpingClock) -> N
         assert "no partition 9" in str(outcomes[T9].error)
 
 
-def test_cluster_and_log_directories(broker: Broker, admin: Admin) -> None:
+def test_cluster_and_log_directories_are_described(broker: Broker, admin: Admin) -> None:
     admin.create_topics([NewTopic("t", 1)])
     append(broker.bootstrap_servers, T0, batch_of(b"x" * 1000))
     cluster = admin.describe_cluster()
@@ -166,7 +166,7 @@ def test_producers_are_known_until_their_topic_is_deleted_and_made_again(
     assert admin.list_offsets({T0: "latest"})[T0].offset == 2
 
 
-def test_a_broker_that_is_not_there_is_said_at_once(admin: Admin) -> None:
+def test_a_broker_that_does_not_exist_raises_at_once(admin: Admin) -> None:
     with pytest.raises(BrokerNotAvailable, match=r"no broker 9; the cluster has \[1\]"):
         admin.describe_configs([ConfigResource("broker", "9")])
     with pytest.raises(BrokerNotAvailable, match="no broker 9"):
@@ -186,7 +186,7 @@ def test_settings_of_a_broker_that_is_away_take_no_result_from_the_others(admin:
     assert isinstance(found[away].error, BrokerNotAvailable)
 
 
-def test_calls_from_many_threads(admin: Admin) -> None:
+def test_many_threads_share_one_client(admin: Admin) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as pool:
@@ -194,7 +194,7 @@ def test_calls_from_many_threads(admin: Admin) -> None:
     assert len(admin.list_topics()) == 20
 
 
-def test_a_closed_client_says_so(admin: Admin) -> None:
+def test_a_closed_client_raises(admin: Admin) -> None:
     admin.close()
     admin.close()
     with pytest.raises(MisuseError, match="closed"):

@@ -55,7 +55,9 @@ def raw_batch(producer: Producer, count: int, base_sequence: int, epoch_ahead: i
 
 @pytest.mark.behaviour("I1")
 @pytest.mark.parametrize(("idempotent", "stored"), [(True, [b"x"]), (False, [b"x", b"x"])])
-def test_a_lost_acknowledgement(servers: str, proxy: Proxy, idempotent: bool, stored: list[bytes]) -> None:
+def test_only_idempotence_stores_a_record_once_when_its_acknowledgement_is_lost(
+    servers: str, proxy: Proxy, idempotent: bool, stored: list[bytes]
+) -> None:
     topic = new_topic(servers)
     proxy.add(Rule(action="cut", api="Produce", nth=1))
     with producer_of(proxy.bootstrap_servers, enable_idempotence=idempotent) as producer:
@@ -81,7 +83,7 @@ def test_idempotence_is_on_by_default_and_reported(servers: str) -> None:
 
 
 @pytest.mark.behaviour("I4")
-def test_a_session_asks_for_its_id_once(servers: str, proxy: Proxy) -> None:
+def test_a_session_requests_its_producer_id_once(servers: str, proxy: Proxy) -> None:
     topic = new_topic(servers, 3)
     ids = []
     for session in (1, 2):
@@ -187,7 +189,7 @@ def test_a_gap_raises_the_epoch_and_starts_again_from_zero(servers: str, proxy: 
 
 
 @pytest.mark.behaviour("I18")
-def test_a_record_the_broker_refuses(servers: str) -> None:
+def test_a_record_that_the_broker_refuses_fails_alone(servers: str) -> None:
     topic = new_topic(servers, max_message_bytes=1000)
     heard: list[Exception | None] = []
     with producer_of(servers) as producer:
@@ -202,7 +204,7 @@ def test_a_record_the_broker_refuses(servers: str) -> None:
 
 
 @pytest.mark.behaviour("I18")
-def test_a_batch_too_large_is_cut_and_keeps_its_futures(servers: str) -> None:
+def test_a_batch_that_is_too_large_is_split_and_keeps_its_futures(servers: str) -> None:
     topic = new_topic(servers, max_message_bytes=1000)
     with producer_of(servers, linger_ms=200) as producer:
         futures = [producer.send(topic, b"%03d" % number * 100) for number in range(20)]
@@ -211,7 +213,9 @@ def test_a_batch_too_large_is_cut_and_keeps_its_futures(servers: str) -> None:
 
 
 @pytest.mark.behaviour("I18")
-def test_a_fenced_epoch_and_an_unknown_topic(servers: str, proxy: Proxy, clock: JumpingClock) -> None:
+def test_a_fenced_epoch_and_an_unknown_topic_raise_their_errors(
+    servers: str, proxy: Proxy, clock: JumpingClock
+) -> None:
     topic = new_topic(servers)
     heard: list[Exception | None] = []
     settings = {"max_block_ms": 60_000, "request_timeout_ms": 600_000, "delivery_timeout_ms": 700_000}
@@ -249,7 +253,7 @@ def test_retries_that_run_out_say_what_was_heard_last(servers: str, proxy: Proxy
 
 @pytest.mark.behaviour("I21")
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_every_codec(servers: str, proxy: Proxy, codec: str) -> None:
+def test_records_come_back_through_every_codec(servers: str, proxy: Proxy, codec: str) -> None:
     topic = new_topic(servers)
     with producer_of(proxy.bootstrap_servers, compression_type=codec, linger_ms=100) as producer:
         futures = [producer.send(topic, b"v" * 100, b"k%d" % n, headers=[("h", b"x")]) for n in range(100)]
@@ -261,7 +265,7 @@ def test_every_codec(servers: str, proxy: Proxy, codec: str) -> None:
 
 
 @pytest.mark.behaviour("I21")
-def test_linger_and_batch_size(servers: str, proxy: Proxy) -> None:
+def test_a_batch_leaves_when_it_is_full_or_has_lingered(servers: str, proxy: Proxy) -> None:
     topic = new_topic(servers)
     with producer_of(proxy.bootstrap_servers, linger_ms=60_000, batch_size=1000) as producer:
         first = producer.send(topic, b"x" * 100)
@@ -303,7 +307,7 @@ def test_a_full_buffer_holds_send_back_until_its_timeout(servers: str, proxy: Pr
 
 
 @pytest.mark.behaviour("I22")
-def test_metrics_have_kafkas_names_and_move(servers: str, proxy: Proxy) -> None:
+def test_metrics_have_kafkas_names_and_change(servers: str, proxy: Proxy) -> None:
     topic = new_topic(servers)
     proxy.add(Rule(action="cut", api="Produce", nth=1))
     with producer_of(proxy.bootstrap_servers) as producer:
@@ -343,7 +347,7 @@ def test_a_batch_above_the_topics_limit_is_sent_in_few_requests(
 @pytest.mark.behaviour("I11")
 @pytest.mark.parametrize("settings", [{}, {"enable_idempotence": False}])
 @pytest.mark.parametrize("request_timeout_ms", [150_000, 40_000])
-def test_records_that_wait_for_a_connection_are_told_as_not_stored(
+def test_records_that_wait_for_a_connection_are_reported_as_not_stored(
     clock: JumpingClock, settings: dict[str, object], request_timeout_ms: int
 ) -> None:
     """After an outage of delivery.timeout.ms, records that had never left were reported as perhaps stored."""

@@ -303,14 +303,14 @@ def test_record_retry_total_counts_each_record_of_each_batch_that_is_sent_again(
 
 
 @pytest.mark.behaviour("I11", "I12")
-def test_a_batch_that_is_too_large_after_a_lost_attempt_is_cut_and_nothing_is_doubled() -> None:
+def test_a_batch_that_is_too_large_after_a_lost_attempt_is_split_and_nothing_is_doubled() -> None:
     """The parent, which may be stored, was given up with all of its records as unknown."""
     assert sum(check_producer_of_too_large_batches(seed, 1 + seed % 8) for seed in range(100)) == 0
     for seed in range(100):
         check_producer_of_too_large_batches(seed, 1, 3, 8, RECORDS)
 
 
-def test_pieces_of_a_batch_that_was_too_large_have_all_their_retries() -> None:
+def test_children_of_a_batch_that_was_too_large_have_all_their_retries() -> None:
     world = World(0, retries=1, **{"batch.size": 4_000})
     world.limits, world.broker.max_records = (1,), 1
     failures = [NotConnectedError("refused")]
@@ -328,7 +328,7 @@ def test_pieces_of_a_batch_that_was_too_large_have_all_their_retries() -> None:
 
 
 @pytest.mark.behaviour("I1", "I9", "I10", "I11")
-def test_with_a_short_delivery_timeout_nothing_is_doubled_and_no_word_is_false() -> None:
+def test_with_a_short_delivery_timeout_nothing_is_doubled_and_every_error_is_true() -> None:
     runs = [check_hasty_producer(seed) for seed in range(150)]
     assert sum(failed for failed, _ in runs) > 0
     assert sum(bumped for _, bumped in runs) > 0
@@ -336,7 +336,7 @@ def test_with_a_short_delivery_timeout_nothing_is_doubled_and_no_word_is_false()
 
 @pytest.mark.soak
 @pytest.mark.parametrize("first_seed", range(1_000, 21_000, 1_000))
-def test_many_more_networks(first_seed: int) -> None:
+def test_twenty_thousand_more_networks_lose_and_double_nothing(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 1_000):
         check_patient_producer(seed)
         check_hasty_producer(seed)
@@ -366,7 +366,7 @@ def test_what_waits_for_a_leader_is_not_due_by_itself() -> None:
     assert core.next_wakeup_ms() == 100.0 + core.options.delivery_timeout_ms
 
 
-def test_a_topic_that_was_forgotten_goes_on_with_its_sequences() -> None:
+def test_a_topic_that_was_forgotten_continues_its_sequences() -> None:
     """If it began at 0 again under the same epoch, its first batch would be refused or taken for a
     duplicate.
     """
@@ -422,7 +422,7 @@ def test_sequences_of_too_many_forgotten_partitions_are_dropped_with_a_new_epoch
     assert [len(log) for log in world.broker.logs.values()] == [2, 2]
 
 
-def test_what_could_not_be_handed_to_a_connection_counts_as_not_sent() -> None:
+def test_a_request_that_no_connection_took_counts_as_not_sent() -> None:
     world = World(0, **{"delivery.timeout.ms": 1_100, "linger.ms": 0})
     world.core.set_identity(PRODUCER_ID, 0)
     world.send(0)

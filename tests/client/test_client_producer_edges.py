@@ -32,7 +32,7 @@ def servers() -> Iterator[str]:
         yield broker.bootstrap_servers
 
 
-def test_a_topic_made_again_with_fewer_partitions_is_written_to(servers: str) -> None:
+def test_a_topic_that_was_recreated_with_fewer_partitions_is_written_to(servers: str) -> None:
     topic = new_topic(servers, 8)
     with producer_of(servers) as producer, Admin({"bootstrap.servers": servers}) as admin:
         while producer.send(topic, b"x").result(WAIT_S).partition == 0:
@@ -68,7 +68,7 @@ def test_send_many_takes_nothing_of_a_list_with_a_record_that_is_too_large(serve
     assert values(servers, topic) == []
 
 
-def test_send_many_tells_what_it_took_when_it_ends_half_way(servers: str) -> None:
+def test_an_error_of_send_many_carries_the_delivery_of_what_it_took(servers: str) -> None:
     topic = new_topic(servers)
     with producer_of(servers, max_request_size=1000, batch_size=500) as producer:
         with pytest.raises(MessageTooLarge) as caught:
@@ -77,7 +77,7 @@ def test_send_many_tells_what_it_took_when_it_ends_half_way(servers: str) -> Non
     assert len(values(servers, topic)) == 100
 
 
-def test_send_table_tells_what_it_took_when_it_ends_half_way(servers: str) -> None:
+def test_an_error_of_send_table_carries_the_delivery_of_what_it_took(servers: str) -> None:
     topic = new_topic(servers)
     table = pa.table({"value": pa.array([b"x" * 10_000] * 100, pa.binary())})
     with producer_of(servers, buffer_memory=600_000, max_block_ms=300) as producer:

@@ -45,7 +45,7 @@ def test_a_record_comes_back_whole(servers: str, producer: Producer) -> None:
     assert (second.key, second.value, second.headers) == (b"k", None, ())
 
 
-def test_the_brokers_time_is_told(servers: str, producer: Producer) -> None:
+def test_metadata_has_the_brokers_log_append_time(servers: str, producer: Producer) -> None:
     topic = new_topic(servers, message_timestamp_type="LogAppendTime")
     metadata = producer.send(topic, b"v", timestamp_ms=7).result(60)
     assert metadata.timestamp_ms == read(servers, topic)[0].timestamp_ms > 7
@@ -111,7 +111,7 @@ def test_a_callback_may_send_but_not_wait(servers: str, producer: Producer) -> N
     assert values(servers, topic) == [b"x", b"again"]
 
 
-def test_many_with_keys_times_and_headers(servers: str, producer: Producer) -> None:
+def test_send_many_takes_keys_timestamps_and_headers(servers: str, producer: Producer) -> None:
     topic = new_topic(servers, 3)
     keys = [b"k%d" % (number % 10) for number in range(1000)]
     payload = [b"%d" % number for number in range(1000)]
@@ -134,7 +134,7 @@ def test_many_with_keys_times_and_headers(servers: str, producer: Producer) -> N
     assert sum(each.record_count for each in result.delivered) == 1000
 
 
-def test_a_table_goes_where_send_would_put_it(servers: str, producer: Producer) -> None:
+def test_rows_of_a_table_go_to_the_partitions_that_send_chooses(servers: str, producer: Producer) -> None:
     by_send, by_table = new_topic(servers, 5), new_topic(servers, 5)
     keys = [b"key-%d" % (number % 300) * (number % 3) for number in range(3000)]
     payload = [b"%d" % number for number in range(3000)]
@@ -161,7 +161,7 @@ def test_a_table_goes_where_send_would_put_it(servers: str, producer: Producer) 
         assert record.headers == ((("h", b"x"),) if number % 2 else ())
 
 
-def test_tables_without_keys_and_to_one_partition(servers: str, producer: Producer) -> None:
+def test_tables_without_keys_go_to_one_partition(servers: str, producer: Producer) -> None:
     topic = new_topic(servers, 4)
     batch = pa.record_batch({"value": pa.array([b"v", None, b"w"], pa.binary())})
     assert producer.send_table(topic, batch).result(60).delivered_count == 3
@@ -195,7 +195,7 @@ def test_wrong_records_are_refused_at_once_and_stop_nothing(servers: str, produc
     assert producer.send(topic, b"good").result(60).offset == 0
 
 
-def test_new_partitions_are_learned(servers: str) -> None:
+def test_records_go_to_new_partitions_after_a_metadata_refresh(servers: str) -> None:
     topic = new_topic(servers)
     with producer_of(servers, metadata_max_age_ms=100) as producer:
         producer.send(topic, b"x").result(60)
@@ -242,7 +242,7 @@ def test_a_partition_that_was_added_takes_records_at_once(servers: str) -> None:
     assert values(servers, topic) == [b"0", b"0", b"1", b"table", b"3", b"4"]
 
 
-def test_close_flushes_and_after_it_nothing_goes(servers: str) -> None:
+def test_close_flushes_and_later_calls_are_refused(servers: str) -> None:
     topic = new_topic(servers)
     producer = producer_of(servers, linger_ms=60_000)
     future = producer.send(topic, b"x")
@@ -254,7 +254,7 @@ def test_close_flushes_and_after_it_nothing_goes(servers: str) -> None:
             use()
 
 
-def test_what_close_leaves_behind_has_an_outcome(servers: str) -> None:
+def test_records_that_close_leaves_behind_have_an_outcome(servers: str) -> None:
     topic = new_topic(servers)
     with Proxy(servers) as proxy:
         producer = producer_of(proxy.bootstrap_servers)
@@ -284,7 +284,7 @@ def test_a_fork_is_refused_in_the_child(servers: str, producer: Producer) -> Non
     assert values(servers, topic) == [b"x", b"y"]
 
 
-def test_asyncio(servers: str) -> None:
+def test_the_asyncio_producer_sends_flushes_and_closes(servers: str) -> None:
     topic = new_topic(servers, 2)
 
     async def run() -> None:
@@ -313,7 +313,7 @@ def test_asyncio(servers: str) -> None:
     assert len(values(servers, topic)) == 21
 
 
-def test_asyncio_waits_for_room(servers: str) -> None:
+def test_an_asyncio_send_waits_for_room(servers: str) -> None:
     topic = new_topic(servers)
 
     async def run(proxy: Proxy) -> None:
@@ -335,7 +335,7 @@ def test_asyncio_waits_for_room(servers: str) -> None:
 
 
 @pytest.mark.behaviour("I1", "I11")
-def test_a_broker_restart_while_sending(tmp_path: Path) -> None:
+def test_records_survive_a_broker_restart_while_sending(tmp_path: Path) -> None:
     broker = Broker(tmp_path).start()
     topic = new_topic(broker.bootstrap_servers, 2)
     with producer_of(broker.bootstrap_servers, batch_size=200) as producer:
@@ -352,7 +352,9 @@ def test_a_broker_restart_while_sending(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("I11", "I18")
-def test_no_broker_within_the_delivery_timeout(tmp_path: Path, clock: JumpingClock) -> None:
+def test_records_fail_without_a_broker_within_the_delivery_timeout(
+    tmp_path: Path, clock: JumpingClock
+) -> None:
     broker = Broker(tmp_path).start()
     settings = {"reconnect_backoff_max_ms": 50}
     with producer_of(broker.bootstrap_servers, **settings) as producer:
@@ -369,7 +371,7 @@ def test_no_broker_within_the_delivery_timeout(tmp_path: Path, clock: JumpingClo
     broker.stop()
 
 
-def test_no_broker_at_all() -> None:
+def test_a_producer_without_any_broker_raises() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     with (

@@ -32,7 +32,7 @@ def test_idempotence_is_on_by_default_and_implies_the_rest() -> None:
 
 @pytest.mark.behaviour("I3")
 @pytest.mark.parametrize(("key", "value"), CONFLICTS)
-def test_a_conflict_with_what_was_asked_for_names_both_settings_before_any_connection(
+def test_a_conflict_with_requested_idempotence_names_both_settings_before_any_connection(
     key: str, value: object
 ) -> None:
     with socket.socket() as listener:
@@ -50,7 +50,7 @@ def test_a_conflict_with_what_was_asked_for_names_both_settings_before_any_conne
 
 @pytest.mark.behaviour("I3")
 @pytest.mark.parametrize(("key", "value"), CONFLICTS)
-def test_a_conflict_with_the_mere_default_switches_it_off_with_a_warning(key: str, value: object) -> None:
+def test_a_conflict_with_default_idempotence_switches_it_off_with_a_warning(key: str, value: object) -> None:
     with oncelog.Broker() as broker:
         given = {"bootstrap.servers": broker.bootstrap_servers, key: value}
         with (
@@ -64,7 +64,7 @@ def test_a_conflict_with_the_mere_default_switches_it_off_with_a_warning(key: st
 
 
 @pytest.mark.behaviour("I3")
-def test_off_when_told_so_is_no_reason_to_warn() -> None:
+def test_idempotence_that_the_user_switches_off_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         resolved = options(enable_idempotence="false", acks="1", retries=0)
@@ -72,7 +72,7 @@ def test_off_when_told_so_is_no_reason_to_warn() -> None:
     assert resolved.acks == 1
 
 
-def test_a_delivery_timeout_too_short_is_an_error_when_given_and_raised_when_not() -> None:
+def test_a_short_delivery_timeout_is_an_error_if_set_and_extended_if_defaulted() -> None:
     with pytest.raises(ConfigError, match=r"delivery\.timeout\.ms=100 is less than linger\.ms"):
         options(delivery_timeout_ms=100)
     assert options(request_timeout_ms=200_000).delivery_timeout_ms == 200_005

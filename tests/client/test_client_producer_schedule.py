@@ -96,7 +96,7 @@ ERRORS = {"lost": DisconnectedError("cut"), "unsent": NotConnectedError("refused
 @pytest.mark.parametrize("is_idempotent", [True, False])
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(STEPS, max_size=60))
-def test_the_index_agrees_with_a_walk_over_all_partitions(
+def test_the_schedule_agrees_with_a_scan_of_all_partitions(
     is_idempotent: bool, steps: list[tuple[str, int, object]]
 ) -> None:
     options: dict[str, object] = {
@@ -158,7 +158,7 @@ def count_looks(partitions: int) -> int:
     return looks
 
 
-def test_a_send_looks_at_no_partition_that_has_nothing_to_send() -> None:
+def test_a_send_examines_no_partition_that_has_nothing_to_send() -> None:
     assert count_looks(3000) == count_looks(2) <= 6
 
 

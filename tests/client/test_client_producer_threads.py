@@ -180,7 +180,7 @@ def test_an_asyncio_flush_ends_while_other_tasks_go_on_sending(servers: str) -> 
     asyncio.run(run())
 
 
-def test_close_refuses_what_others_send_and_waits_for_what_was_taken(servers: str) -> None:
+def test_close_refuses_records_of_other_threads_and_waits_for_those_taken(servers: str) -> None:
     topic = new_topic(servers)
     producer = producer_of(servers, linger_ms=20)
     taken: list[concurrent.futures.Future[RecordMetadata]] = []

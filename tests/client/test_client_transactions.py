@@ -60,7 +60,7 @@ def committed_offset(servers: str, group: str, topic: str) -> int:
 
 
 @pytest.mark.behaviour("T4", "T6", "T10")
-def test_commit_abort_commit(servers: str) -> None:
+def test_committed_records_are_visible_and_aborted_ones_are_not(servers: str) -> None:
     topic = new_topic(servers, 2)
     with transactional(servers) as producer:
         producer.init_transactions()
@@ -167,7 +167,9 @@ def test_offsets_of_a_member_that_is_gone_abort_the_transaction(servers: str) ->
 
 @pytest.mark.behaviour("T13")
 @pytest.mark.parametrize("outcome", ["commit", "abort"])
-def test_the_answer_to_an_end_is_lost(servers: str, proxy: Proxy, outcome: str) -> None:
+def test_a_transaction_ends_although_the_response_to_endtxn_is_lost(
+    servers: str, proxy: Proxy, outcome: str
+) -> None:
     topic = new_topic(servers)
     proxy.add(Rule(action="cut", api="EndTxn", nth=1))
     with transactional(proxy.bootstrap_servers) as producer:
@@ -187,7 +189,9 @@ def test_the_answer_to_an_end_is_lost(servers: str, proxy: Proxy, outcome: str) 
 @pytest.mark.behaviour("T6")
 @pytest.mark.parametrize("api", ["InitProducerId", "AddPartitionsToTxn", "TxnOffsetCommit", "Produce"])
 @pytest.mark.parametrize("direction", ["request", "response"])
-def test_any_other_message_is_lost(servers: str, proxy: Proxy, api: str, direction: str) -> None:
+def test_a_transaction_survives_the_loss_of_any_other_message(
+    servers: str, proxy: Proxy, api: str, direction: str
+) -> None:
     topic, group = new_topic(servers), f"group-{next(_numbers)}-{os.getpid()}"
     proxy.add(Rule(action="cut", api=api, nth=1, direction=direction))
     with transactional(proxy.bootstrap_servers) as producer:
@@ -200,7 +204,7 @@ def test_any_other_message_is_lost(servers: str, proxy: Proxy, api: str, directi
 
 
 @pytest.mark.behaviour("T13")
-def test_a_commit_that_is_never_answered_can_be_called_again(servers: str, proxy: Proxy) -> None:
+def test_a_commit_without_a_response_can_be_called_again(servers: str, proxy: Proxy) -> None:
     topic = new_topic(servers)
     with transactional(proxy.bootstrap_servers, request_timeout_ms=300) as producer:
         producer.init_transactions()
@@ -218,7 +222,7 @@ def test_a_commit_that_is_never_answered_can_be_called_again(servers: str, proxy
     assert values(servers, topic) == [b"once"]
 
 
-def test_a_record_that_is_refused_makes_the_transaction_one_to_be_aborted(servers: str) -> None:
+def test_a_record_that_is_refused_makes_the_transaction_abortable_only(servers: str) -> None:
     topic = new_topic(servers, max_message_bytes=300)
     with transactional(servers) as producer:
         producer.init_transactions()
@@ -239,7 +243,7 @@ def test_a_record_that_is_refused_makes_the_transaction_one_to_be_aborted(server
 
 
 @pytest.mark.behaviour("T8")
-def test_a_timeout_above_the_brokers_limit(servers: str) -> None:
+def test_a_transaction_timeout_above_the_brokers_limit_is_refused(servers: str) -> None:
     topic = new_topic(servers)
     with transactional(servers, transaction_timeout_ms=1_000_000) as producer:
         with pytest.raises(OncelogError, match="INVALID_TRANSACTION_TIMEOUT"):
@@ -269,7 +273,7 @@ def test_calls_out_of_turn_say_what_to_do(servers: str) -> None:
         plain.begin_transaction()
 
 
-def test_the_asyncio_face(servers: str) -> None:
+def test_the_asyncio_producer_commits_and_aborts(servers: str) -> None:
     topic = new_topic(servers)
 
     async def work() -> None:

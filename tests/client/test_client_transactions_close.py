@@ -246,7 +246,7 @@ def test_closing_the_producer_aborts_its_open_transaction(servers: str, how: str
 
 
 @pytest.mark.behaviour("T13")
-def test_closing_the_producer_repeats_a_commit_that_was_asked_for(servers: str, proxy: Proxy) -> None:
+def test_closing_the_producer_repeats_a_commit_that_was_called(servers: str, proxy: Proxy) -> None:
     topic = new_topic(servers)
     with producer_of(proxy.bootstrap_servers, transactional_id=name()) as producer:
         open_on(producer, topic)
@@ -306,7 +306,7 @@ def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(
 
 
 @pytest.mark.behaviour("P6")
-def test_what_could_not_be_handed_over_in_time_is_not_committed(servers: str, proxy: Proxy) -> None:
+def test_a_transaction_that_is_not_handed_over_in_time_is_not_committed(servers: str, proxy: Proxy) -> None:
     """R76: close() committed rows of the Spark sink that its driver had not decided."""
     topic = new_topic(servers)
     with producer_of(proxy.bootstrap_servers, transactional_id=name()) as producer:

@@ -77,7 +77,7 @@ def test_a_late_commit_is_refused(servers: str) -> None:
     assert values(servers, topic) == [b"first"]
 
 
-def test_a_late_commit_where_epochs_stay(classic: str) -> None:
+def test_a_late_commit_ends_the_open_transaction_where_epochs_stay(classic: str) -> None:
     """It ends the transaction that is open; see docs/guides/transactions.md."""
     topic = new_topic(classic)
     assert late_commit(classic, topic, "late") == "INVALID_TXN_STATE"
@@ -86,7 +86,7 @@ def test_a_late_commit_where_epochs_stay(classic: str) -> None:
 
 @pytest.mark.parametrize("goes_back", [True, False])
 @pytest.mark.behaviour("T7")
-def test_a_consumer_after_an_abort(servers: str, goes_back: bool) -> None:
+def test_an_abort_does_not_move_the_consumers_position_back(servers: str, goes_back: bool) -> None:
     """KAFKA-17582: an abort takes back the offsets in the group, not the position in the consumer."""
     source, target, name = new_topic(servers), new_topic(servers), f"rewind-{os.getpid()}-{goes_back}"
     with producer_of(servers) as producer:
@@ -121,7 +121,7 @@ def test_a_consumer_after_an_abort(servers: str, goes_back: bool) -> None:
 
 @pytest.mark.behaviour("T3", "T13")
 @pytest.mark.parametrize("lost", ["request", "response"])
-def test_after_a_commit_without_an_answer_a_new_instance_knows(servers: str, lost: str) -> None:
+def test_after_a_commit_without_a_response_a_new_instance_completes_it(servers: str, lost: str) -> None:
     """It completes a decided transaction and aborts an undecided one; the old one may only repeat its
     commit.
     """

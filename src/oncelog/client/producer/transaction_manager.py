@@ -114,7 +114,7 @@ class TransactionManager:
         self._may_be_committed = False
         """A commit was requested whose response is missing: only another commit may follow.
 
-        Guard: test_a_commit_that_is_never_answered_can_be_called_again.
+        Guard: test_a_commit_without_a_response_can_be_called_again.
         """
         self._is_joined = False
         """Another producer began the transaction and will end it."""

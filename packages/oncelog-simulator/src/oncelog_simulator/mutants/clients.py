@@ -135,7 +135,7 @@ MUTANTS = [
         "lanes",
         findings=("R76",),
         guards=(
-            "client/test_client_transactions_close.py::test_what_could_not_be_handed_over_in_time_is_not_committed",
+            "client/test_client_transactions_close.py::test_a_transaction_that_is_not_handed_over_in_time_is_not_committed",
         ),
     ),
 ]
