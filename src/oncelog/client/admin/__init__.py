@@ -1,1 +1,1 @@
-"""The admin client: requests without I/O in `core` and beside it, sync and asyncio clients."""
+"""The admin client: pure modules build requests and read responses; `request_router` sends them."""

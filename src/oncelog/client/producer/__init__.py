@@ -1,1 +1,1 @@
-"""The producer: batches, sequences and transactions without I/O in `core`, sync and asyncio clients."""
+"""The producer: `core` decides without I/O, `driver` does the I/O, `blocking` and `aio` are the clients."""

@@ -148,12 +148,12 @@ class DeliveryResult:
 
     @property
     def delivered_count(self) -> int:
-        """The number of records that were delivered."""
+        """Return the number of records that were delivered."""
         return sum(offsets.record_count for offsets in self.delivered)
 
     @property
     def failed_count(self) -> int:
-        """The number of records that failed."""
+        """Return the number of records that failed."""
         return sum(count for count, _ in self.failed)
 
 

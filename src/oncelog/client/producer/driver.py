@@ -83,7 +83,10 @@ def _do_nothing() -> None:
 
 
 class ProducerDriver:
-    """Not thread safe, except for `core` with `lock` held: call methods on the driver's loop."""
+    """The driver of one producer, on its event loop.
+
+    Other threads may touch only `core`, with `lock` held.
+    """
 
     def __init__(self, settings: Settings, options: ProducerOptions) -> None:
         self.settings = settings

@@ -71,7 +71,7 @@ class ProducerOptions:
 
     @property
     def is_idempotent(self) -> bool:
-        """True if batches carry a producer id and sequences."""
+        """Return True if batches carry a producer id and sequences."""
         return self.mode is not Mode.PLAIN
 
     def report(self, producer_id: int | None, producer_epoch: int | None) -> IdempotenceReport:

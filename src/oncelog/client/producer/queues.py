@@ -43,7 +43,7 @@ class PartitionQueue:
             self.open = None
 
     def drop_empty(self) -> None:
-        """Seal all batches, and drop those that a record was to begin but never reached."""
+        """Seal all batches, and drop empty ones: an exception ended the call that began them."""
         if self.open is not None:
             self.close_open()
         self.waiting = deque(batch for batch in self.waiting if batch.data is not None or batch.rows)
@@ -53,7 +53,7 @@ class PartitionQueue:
     def next_to_send(
         self, identity: Identity | None, flush_below: int, is_urgent: bool
     ) -> tuple[ProducerBatch, float] | None:
-        """Return the batch to send next, with the time (ms) from which it may leave, 0 for now.
+        """Return the batch to send next, and the time (ms) from which it may leave: 0 for now.
 
         Return None if there is none, or if a response must come first. Batches with a serial below
         `flush_below` do not linger; with `is_urgent` none does.

@@ -9,7 +9,10 @@ from oncelog.errors import MisuseError
 from oncelog.types import Header, Headers
 
 Row = tuple[int, bytes | None, bytes | None, tuple[Header, ...]]
-"""Timestamp (ms since the epoch), key, value, headers. A tuple, for an object per record would cost more."""
+"""Timestamp (ms since the epoch), key, value, headers.
+
+A tuple, because an object per record would cost more.
+"""
 
 RECORD_OVERHEAD_BYTES = 21
 """Upper bound of a record's bytes in a batch besides key, value and headers: lengths and deltas."""

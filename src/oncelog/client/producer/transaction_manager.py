@@ -72,7 +72,7 @@ _LAST_ADD_VERSION = 3
 _FIRST_EPOCH_VERSION = {COMMIT_OFFSETS.name: 5, END.name: 5}
 """From these versions on, each end of a transaction raises the epoch (KIP-890)."""
 _IDLE_CHECK_S = 0.1
-"""Completions wake the wait for idleness. Batches that wait for a retry do not; an abort must drop them."""
+"""Pause between checks for idleness. Completions wake the wait; batches that wait for a retry do not."""
 _CONCURRENT_PAUSE_S = 0.02
 """Pause after CONCURRENT_TRANSACTIONS: the previous transaction usually completes within milliseconds."""
 
