@@ -1,4 +1,4 @@
-"""Each guide's code and commands run from top to bottom and print what the guide shows."""
+"""The code and commands of docs/index.md and of each guide run, and print what the page shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from helpers_documents import DocumentRun, blocks_of
 
 from oncelog import Broker
 
-PAGES = sorted((Path(__file__).parents[1] / "docs" / "guides").glob("*.md"))
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = [DOCS / "index.md", *sorted((DOCS / "guides").glob("*.md"))]
 GUIDES = [path for path in PAGES if blocks_of(path.read_text())]
 
 

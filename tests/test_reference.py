@@ -61,6 +61,14 @@ def test_every_setting_is_described() -> None:
     assert [f"{name}: {s.key}" for name, s in _settings() if f"| `{s.key}` |" not in page or not s.doc] == []
 
 
+def test_every_environment_variable_is_described() -> None:
+    source = "".join(path.read_text() for path in reference.SOURCE.rglob("*.py"))
+    names = set(re.findall(r"\bONCELOG_[A-Z_]+\b", source)) - {"ONCELOG_KEY_NAME"}  # any setting
+    assert names - {"ONCELOG_" + s.key.replace(".", "_").upper() for _, s in _settings()} <= set(
+        re.findall(r"ONCELOG_[A-Z_]+", _page("configuration.md"))
+    )
+
+
 def test_every_command_is_described() -> None:
     page = _page("cli.md")
     missing = [

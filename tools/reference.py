@@ -169,16 +169,31 @@ def render_configuration() -> str:
         table(client, _setting_rows(config.PIPELINE.settings)),
         *_spark_options(),
         *_command_options(),
+        "## Environment variables\n",
+        table(("variable", "meaning"), [(code(name), prose(meaning)) for name, meaning in ENVIRONMENT]),
     ]
     return "\n".join(parts)
 
 
+ENVIRONMENT = (
+    ("ONCELOG_BOOTSTRAP_SERVERS", "Brokers that commands start from; ONCELOG_BOOTSTRAP_SERVER is the same."),
+    (
+        "ONCELOG_COMMAND_CONFIG",
+        "A .properties file with client settings for commands, as `--command-config`.",
+    ),
+    ("ONCELOG_SETTING_NAME", "A client setting for commands, by its name in capitals with underscores."),
+    ("ONCELOG_DATA_DIR", "The data directory of `oncelog serve`, as `--data-dir`."),
+    (
+        "ONCELOG_SINK_METRICS",
+        "The file or named pipe for the figures of Spark's sink: see [Metrics](metrics.md#spark).",
+    ),
+)
 _CONFIGURATION_INTRODUCTION = """\
 Names, defaults and meanings are Kafka's unless the description says otherwise. A name that begins with `oncelog.` is
 ours. A name or value that is not legal raises `ConfigError` before anything starts.
 
-In Python a client takes a mapping with these names, or keywords with underscores for the dots. On the command line
-use `-X NAME=VALUE`. In the environment the name is `ONCELOG_` and the setting in capitals with underscores:
+In Python a client takes a mapping with these names, or keywords with underscores for the dots. Commands take
+`-X NAME=VALUE`, or an environment variable: `ONCELOG_` and the name in capitals with underscores, such as
 `ONCELOG_SECURITY_PROTOCOL`. A list is comma-separated text, or a list in Python. Times are milliseconds and sizes are
 bytes unless the name says otherwise.
 """
@@ -531,8 +546,8 @@ for the client that raised it:
 - **fatal**: this producer cannot continue. Close it, and make a new one.
 
 "retriable in Kafka" is the mark of Java's RetriableException. The other columns show what these clients do. A
-transactional producer may treat an error of its coordinator in another way than one in a Produce response. What a group
-member does depends on the request; the section of each error says more.
+transactional producer may treat an error of its coordinator in another way than one in a Produce response. The reaction
+of a group member depends on the request; the section of each error says more.
 """
 
 

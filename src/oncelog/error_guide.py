@@ -87,7 +87,7 @@ ERRORS: dict[str, ErrorGuide] = {
         "Nothing: the clients fetch new metadata and go to the leader.",
     ),
     "REQUEST_TIMED_OUT": ErrorGuide(
-        "The request was not completed in its time. What it asked for may still happen, or have happened.",
+        "The request was not completed in its time. It may have been carried out, or may still be.",
         _ANY,
         "`oncelog_request_duration_seconds` shows which requests are slow. A slow disk delays acknowledgements.",
         _RETRY + " If poll raises it, call poll again.",
