@@ -1,1 +1,1 @@
-"""Bytes to values and back: frames, messages, record batches, compression. No sockets, no clocks."""
+"""The wire format: frames, messages, record batches and compression. No sockets and no clocks."""

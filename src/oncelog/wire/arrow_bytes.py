@@ -1,5 +1,7 @@
-"""The bytes of all rows of a binary Arrow column in step: what is computed of each row's bytes then takes
-a few calls for each word of the longest row, and no object for a row.
+"""The bytes of all rows of a binary Arrow column, four at a time.
+
+A computation over each row's bytes then takes a few NumPy calls per word of the longest row, and creates no
+object per row.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ class RowBytes:
         if not self._is_even:
             rows = rows[np.argsort(-sizes[rows], kind="stable")]
         self.rows: Ints = rows
-        """Their numbers in the column."""
+        """Row numbers in the column."""
         self.sizes: Ints = sizes[rows]
         self._starts: Ints = bounds[rows].astype(np.int64)
         self._data = np.frombuffer(data or b"", np.uint8)
 
     def words(self) -> Iterator[Words]:
-        """The first four bytes (little-endian) of each row that has them, the next four, and so on: each time
-        of so many rows from the beginning."""
+        """Yield the first four bytes (little-endian) of each row that has them, then the next four, and so
+        on. Each array belongs to that number of rows from the beginning of `rows`.
+        """
         longest = int(self.sizes[0]) if len(self.rows) else 0
         for at in range(0, longest - 3, 4):
             if self._is_even:
@@ -46,7 +49,9 @@ class RowBytes:
                 yield at_any_byte[self._starts[:count] + at]
 
     def tails(self) -> Iterator[tuple[Ints, Words]]:
-        """What follows the last whole word, byte by byte: (which of `rows`, the byte), up to three times."""
+        """Yield the bytes after the last whole word, up to three times: (indexes into `rows`, one byte of
+        each).
+        """
         whole, rest = self._starts + (self.sizes & ~3), self.sizes & 3
         for number in range(3):
             at = np.flatnonzero(rest > number)

@@ -1,5 +1,7 @@
-"""Arrow columns cut into record batches, many at once: all numbers of all records are laid out in a byte
-matrix, and one call joins them with the keys and values (measured: 1.2 to 1.4 times a Cython codec).
+"""Encode Arrow columns as record batches, many at once.
+
+All numbers of all records are laid out in a byte matrix, and one call joins them with keys and values.
+Measured: 1.2 to 1.4 times the speed of a Cython codec.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from oncelog.wire.primitives import WritableBuffer
 from oncelog.wire.records import encode_headers
 
 _SPAN_BYTES = 4 << 20
-"""How much is encoded at a time: bounds the intermediate columns, which then stay near the processor."""
+"""Bytes that are encoded at a time, so that the intermediate columns stay in the processor's cache."""
 _MAX_OVERHEAD_BYTES = 36
-"""Of a record in a batch, besides key, value and headers."""
+"""Bytes of a record in a batch, besides key, value and headers."""
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -38,14 +40,14 @@ def arrow_to_batches(
     compression: Compression = Compression.NONE,
     level: int | None = None,
 ) -> list[tuple[WritableBuffer, int]]:
-    """Sealed batches without producer or sequence, and how many records each has, in row order.
+    """Return sealed batches without producer or sequence, and the number of records of each, in row order.
 
-    Batches that are not compressed lie side by side in the memory they were joined in: none is copied.
+    Uncompressed batches are views of one buffer, without a copy.
 
-    A batch is closed before its uncompressed size could pass `max_batch_bytes`; a record larger than
-    that gets a batch of its own. `ends`: after how many rows one is closed in any case, ascending. Keys and
-    values are binary or string, null stays null. Timestamps are int64 milliseconds or Arrow timestamps, or
-    one number for all. Raises MisuseError for a null timestamp or columns of different lengths.
+    A batch is closed before its uncompressed size exceeds `max_batch_bytes`; a larger record gets a batch of
+    its own. `ends`: ascending row counts after which a batch is closed in any case. Keys and values are
+    binary or string, and null stays null. Timestamps are int64 milliseconds, Arrow timestamps, or one number
+    for all rows. Raises MisuseError for a null timestamp or columns of different lengths.
     """
     rows = _Rows(keys, values, timestamps_ms, headers)
     batches: list[tuple[WritableBuffer, int]] = []
@@ -56,7 +58,7 @@ def arrow_to_batches(
 
 
 class _Rows:
-    """The input columns, checked and in one form, and each row's upper bound in bytes."""
+    """The input columns, checked and normalized, with an upper bound of each row's bytes."""
 
     def __init__(self, keys: Any, values: Any, timestamps_ms: Any, headers: Any) -> None:
         self.values = _binary(values)
@@ -90,7 +92,7 @@ def _binary(column: Any) -> Any:
 
 
 def _lengths(column: Any) -> _Ints:
-    """Bytes of each row, 0 for null."""
+    """Return the bytes of each row, 0 for null."""
     lengths = pc.binary_length(column)
     if lengths.null_count:
         lengths = pc.fill_null(lengths, 0)
@@ -121,7 +123,7 @@ def _encoded_headers(headers: Any) -> Any:
 
 
 def _spans(sizes: _Ints, limit: int, ends: Sequence[int] = ()) -> list[tuple[int, int]]:
-    """Cut the rows into runs [first, last) of at most `limit` bytes, at least one row each, and at `ends`."""
+    """Split the rows into runs [first, last) of at most `limit` bytes and at least one row, and at `ends`."""
     total = np.cumsum(sizes)
     spans, first = [], 0
     for end in (*ends, len(sizes)):
@@ -155,7 +157,7 @@ def _encode_span(
 
 
 def _join_records(rows: _Rows, firsts: _Ints, counts: _Ints) -> Any:
-    """One binary array with every record's bytes, and room for a header before the first of a batch."""
+    """Return one binary array with each record's bytes, and room for a header before the first of a batch."""
     room = _room_for_headers(len(rows.values), firsts)
     time_delta = rows.timestamps - np.repeat(rows.timestamps[firsts], counts)
     offset_delta = np.arange(len(rows.values)) - np.repeat(firsts, counts)
@@ -188,7 +190,7 @@ def _room_for_headers(count: int, firsts: _Ints) -> Any:
 
 
 class _Varints:
-    """A column of signed varints as a byte matrix, of which each row's first `size` bytes count."""
+    """A column of signed varints as a byte matrix, in which the first `size` bytes of each row count."""
 
     def __init__(self, numbers: _Ints) -> None:
         raw = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
@@ -207,7 +209,7 @@ class _Varints:
 
     @classmethod
     def fixed(cls, column: _Bytes) -> _Varints:
-        """One given byte per row."""
+        """A column with one constant byte per row."""
         varints = object.__new__(cls)
         varints.size, varints.bytes = np.ones(len(column), np.int64), column
         varints.is_used = np.ones(column.shape, np.bool_)
@@ -215,7 +217,7 @@ class _Varints:
 
 
 def _sizes_of(column: Any) -> tuple[_Ints, _Varints]:
-    """Bytes of each row (0 for null), and the varints to write (-1 for null)."""
+    """Return the bytes of each row (0 for null) and the varints to write (-1 for null)."""
     lengths = _lengths(column)
     if not column.null_count:
         return lengths, _Varints(lengths)
@@ -224,7 +226,7 @@ def _sizes_of(column: Any) -> tuple[_Ints, _Varints]:
 
 
 def _lay_out(*columns: _Varints) -> Any:
-    """The used bytes of each row of all columns, as a binary array."""
+    """Return the used bytes of each row of all columns as a binary array."""
     matrix = np.hstack([column.bytes for column in columns])
     is_used = np.hstack([column.is_used for column in columns])
     offsets = np.zeros(len(matrix) + 1, np.int32)

@@ -1,4 +1,4 @@
-"""Whole record batches: build one from records; the header's tools are here as well."""
+"""Whole record batches: build one from records. The tools for headers are exported here as well."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def build_batch(
     is_control: bool = False,
     timestamp_type: TimestampType = TimestampType.CREATE_TIME,
 ) -> bytearray:
-    """A sealed batch of at least one record, with offset deltas 0, 1, 2, ...
+    """Return a sealed batch of at least one record, with offset deltas 0, 1, 2, ...
 
-    `level` None is the codec's default. With LogAppendTime the records' largest timestamp becomes the
-    batch's. Raises MisuseError without records, ConfigError when the codec's library is missing.
+    `level` None: the codec's default. With LogAppendTime the records' largest timestamp becomes the batch's.
+    Raises MisuseError without records, ConfigError if the codec's library is missing.
     """
     if not records:
         raise MisuseError("a batch needs at least one record")
@@ -98,9 +98,9 @@ def seal(
     base_sequence: int | None = None,
     last_offset_delta: int | None = None,
 ) -> bytearray:
-    """A batch around the encoded records `parts`; `attributes` without the codec's bits.
+    """Return a batch of the encoded records `parts`. `attributes` lack the bits of the codec.
 
-    `last_offset_delta` None: there is a record for every offset.
+    `last_offset_delta` None: each offset has a record.
     """
     if compression:
         payload = compress(compression, b"".join(parts), level)
@@ -133,7 +133,7 @@ def seal_in_place(
     base_sequence: int | None = None,
     last_offset_delta: int | None = None,
 ) -> None:
-    """The header of a batch whose encoded records stand behind the room for it; as `seal`."""
+    """Write the header of a batch whose encoded records follow the room for it; arguments as in `seal`."""
     HEADER.pack_into(
         batch, 0, 0, len(batch) - LOG_OVERHEAD_BYTES, -1, MAGIC, 0, attributes,
         records_count - 1 if last_offset_delta is None else last_offset_delta,
@@ -149,9 +149,10 @@ def seal_in_place(
 def rewrite_batch(
     header: BatchHeader, records: Sequence[DecodedRecord], delete_horizon_ms: int | None
 ) -> bytearray:
-    """A stored batch with only these of its records, maybe none; its place, producer and sequences stay.
+    """Return a stored batch with only these of its records, possibly none. Offsets, producer and sequences
+    stay.
 
-    `delete_horizon_ms`: what the batch had, or a first one. Source: KIP-534, KIP-98.
+    `delete_horizon_ms`: the batch's own value, or its first one. Source: KIP-534, KIP-98.
     """
     attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
     if delete_horizon_ms is not None:

@@ -1,10 +1,9 @@
-"""Record batches as Arrow columns: many batches decoded at once. (`arrow_to_batches`, the way back,
-is in arrow_encoder.py and offered here as well.)
+"""Decode many record batches at once into Arrow columns. `arrow_to_batches`, the reverse, is in
+arrow_encoder.py and exported here as well.
 
-NumPy costs about 0.1 ms a call however little it does, so the unit of work is a whole fetch response,
-never one small batch. Decoding chases the record lengths in one Python loop (each length says where
-the next record is), reads all other numbers as columns, and gathers keys and values from one
-BinaryArray laid over the response.
+A NumPy call costs about 0.1 ms even for little data, so the unit of work is a whole fetch response, never one
+small batch. One Python loop follows the record lengths, because each length leads to the next record. All
+other numbers are read as columns, and keys and values are gathered from one BinaryArray over the response.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _SCHEMA = pa.schema(
     ]
 )
 _MAX_TOTAL_BYTES = 1 << 30
-"""What all batches of one call may become; Arrow's own limit for a binary column is twice that."""
-# Of one batch: a record takes about 100 bytes on its way to columns.
+"""Maximum uncompressed size of all batches of one call; Arrow's limit for a binary column is twice that."""
+# Per batch: a record takes about 100 bytes on its way to columns.
 _MAX_RECORDS = 1 << 22
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -47,7 +46,7 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def fetch_schema(include_headers: bool = False) -> pa.Schema:
-    """The columns of `batches_to_arrow`, named as Spark's Kafka source names them."""
+    """The columns of `batches_to_arrow`, with the names of Spark's Kafka source."""
     return _SCHEMA.append(pa.field("headers", HEADERS_TYPE)) if include_headers else _SCHEMA
 
 
@@ -62,12 +61,12 @@ def batches_to_arrow(
     skip: Callable[[BatchHeader], bool] | None = None,
     verify: bool = True,
 ) -> pa.RecordBatch:
-    """The records of all whole batches in `buffer`, as columns.
+    """Return the records of all whole batches in `buffer` as columns.
 
-    Control batches are left out, as are batches for which `skip` says True and records outside
-    [start_offset, end_offset) (None: no limit). Without headers a record's list is null. A timestamp
-    that does not fit microseconds is null. What of a header's name is not UTF-8 becomes U+FFFD.
-    Raises what `decode_records` raises.
+    Control batches, batches for which `skip` returns True, and records outside [start_offset, end_offset) are
+    omitted (None: no limit). Without headers a record's list is null. A timestamp that does not fit
+    microseconds is null. Bytes of a header's name that are not UTF-8 become U+FFFD. Raises the exceptions of
+    `decode_records`.
     """
     picked = _Picked(buffer)
     for position, header in iter_batches(buffer):
@@ -89,7 +88,7 @@ def batches_to_arrow(
 class _Picked:
     """The batches to decode, and one buffer with all their records.
 
-    While no batch is compressed that buffer is the response itself, otherwise the payloads joined.
+    If no batch is compressed, the buffer is the response itself, otherwise the joined payloads.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -115,7 +114,7 @@ class _Picked:
         self.is_compressed |= header.compression is not Compression.NONE
 
     def joined(self) -> tuple[Buffer, list[int]]:
-        """The buffer, and where each batch's records begin in it."""
+        """Return the buffer, and the position of each batch's records in it."""
         if not self.is_compressed:
             return self.buffer, self.positions
         ends = np.cumsum([len(payload) for payload in self.payloads])
@@ -158,7 +157,7 @@ def _decode(
 
 
 def _chase(data: Buffer, begins: list[int], picked: _Picked) -> _Ints:
-    """Where each record's length stands: the one loop over records."""
+    """Return the position of each record's length. This is the one loop over records."""
     heads: list[int] = []
     append = heads.append
     for position, header, payload in zip(begins, picked.headers, picked.payloads, strict=True):
@@ -186,7 +185,7 @@ def _chase(data: Buffer, begins: list[int], picked: _Picked) -> _Ints:
 
 
 def _read_varints(data: _Bytes, at: _Ints) -> tuple[_Ints, _Ints]:
-    """The signed varints at the positions, and the positions after them."""
+    """Return the signed varints at the positions, and the positions after them."""
     first = data[at]
     raw = (first & 127).astype(np.uint64)
     after = at + 1
@@ -205,7 +204,7 @@ def _read_varints(data: _Bytes, at: _Ints) -> tuple[_Ints, _Ints]:
 
 
 class _Columns:
-    """Every number of the records as a column; `*_at` are positions, `*_size` -1 is null."""
+    """The numbers of the records as columns; `*_at` are positions, `*_size` -1 is null."""
 
     def __init__(self, data: _Bytes, heads: _Ints, headers: list[BatchHeader]) -> None:
         counts = np.array([header.records_count for header in headers])
@@ -225,7 +224,7 @@ class _Columns:
         self.timestamp_ms = np.repeat(base, counts) + np.where(self.timestamp_type, 0, time_delta)
 
     def _check(self, length: _Ints, after: _Ints) -> None:
-        """Sizes must be legal and every record must be filled exactly (headers: not beyond it)."""
+        """Check that sizes are valid and that each record is filled exactly (headers: not exceeded)."""
         is_good = (length >= 0) & (self.key_size >= -1) & (self.value_size >= -1) & (self.headers_count >= 0)
         is_good &= np.where(self.headers_count == 0, after == self.end, after < self.end)
         if not is_good.all():
@@ -245,10 +244,10 @@ class _Columns:
 
 
 def _gather(data: Buffer, at: _Ints, size: _Ints) -> pa.Array:
-    """Copy data[at : at + size] of every row; a size below 0 is null.
+    """Copy data[at : at + size] of each row; a size below 0 is null.
 
-    The positions ascend, so one BinaryArray whose elements alternate between wanted and unwanted
-    bytes lies over the data without copying it, and `take` picks every second one.
+    The positions ascend. So one BinaryArray over the data, without a copy, alternates between wanted and
+    unwanted bytes, and `take` picks every second element.
     """
     count = len(at)
     is_null = size < 0
@@ -271,7 +270,10 @@ def _timestamps(timestamp_ms: _Ints) -> pa.Array:
 
 
 def _headers(data: bytes, columns: _Columns) -> pa.Array:
-    """A list of (key, value) per record, null where there are none; a row loop, as headers are rare."""
+    """Return a list of (key, value) per record, null if there are none.
+
+    A row loop, because headers are rare.
+    """
     lists: list[list[dict[str, object]] | None] = [None] * len(columns.offset)
     for row in np.flatnonzero(columns.headers_count).tolist():
         stop = int(columns.end[row])

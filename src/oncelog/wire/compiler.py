@@ -1,11 +1,10 @@
-"""From table rows to straight-line Python: one encoder and one decoder per (message, version).
+"""Compile rows of the message tables to Python code: an encoder and a decoder per message and version.
 
-The generated code reads runs of fixed-size fields with one `struct` call, keeps strings' lengths in
-those runs, and writes into a list of parts that is joined once. A decoder trusts no length: strings
-and records must lie inside the message, and an array may not claim more elements than the remaining
-bytes can hold, nor all arrays and tag blocks together more than the budget `left` that it is given: an
-element of one byte becomes an object of a hundred and more. Sources are made on first use; `source_of`
-shows one.
+The generated code reads runs of fixed-size fields with one `struct` call, including the lengths of strings,
+and writes into a list of parts that is joined once. A decoder trusts no length. Strings and records must lie
+inside the message, and an array may not claim more elements than the remaining bytes can hold. All arrays and
+tag blocks together are limited by the budget `left`, because an element of one byte becomes an object of a
+hundred bytes or more. Code is generated on first use; `source_of` shows it.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from oncelog.wire.primitives import (
 from oncelog.wire.schema import FIXED, Field, Struct
 
 Encoder = Callable[[Any, Callable[[Any], None]], None]
-"""(message, append): hands the body's parts to `append`."""
+"""(message, append): passes the body's parts to `append`."""
 Decoder = Callable[[memoryview, int, int, int], tuple[Any, int]]
-"""(buffer, position, end, elements allowed) -> (message, position after it)."""
+"""(buffer, position, end, element budget) -> (message, position after it)."""
 
 
 class _Source:
@@ -81,7 +80,7 @@ def long_string(size: int) -> NoReturn:
 
 
 def write_tags(append: Callable[[bytes], None], tags: list[tuple[int, list[bytes]]]) -> None:
-    """A tag block: count, then tag, size and bytes of each, in ascending order of tags."""
+    """Write a tag block: count, then tag, size and bytes of each field, in ascending order of tags."""
     append(encode_uvarint(len(tags)))
     for tag, parts in tags:
         payload = b"".join(parts)
@@ -97,7 +96,7 @@ def _build(source: _Source, head: str) -> tuple[Callable[..., Any], str]:
 
 
 def compile_encoder(message: Struct, version: int, flexible: bool) -> tuple[Encoder, str]:
-    """The encoder of a message at a version, and its source text."""
+    """Return the encoder of a message at a version, and its source text."""
     source = _Source()
     _EncoderMaker(source, version, flexible).struct(message, "m", "append")
     if not source.lines:
@@ -110,7 +109,7 @@ def compile_decoder(
 ) -> tuple[Decoder, str]:
     """Return the decoder of a message at a version, and its source text.
 
-    `bounds_strings`: refuse strings above MAX_STRING_BYTES, as Kafka's decoders do.
+    `bounds_strings`: reject strings above MAX_STRING_BYTES, as Kafka's decoders do.
     """
     source = _Source()
     _DecoderMaker(source, version, flexible, bounds_strings).struct(message, "m", cls)
@@ -119,7 +118,7 @@ def compile_decoder(
 
 
 class _EncoderMaker:
-    """Writes the lines of an encoder. `run` is the run of fixed-size values not yet packed."""
+    """The generator of an encoder's lines. `run`: fixed-size values that are not packed yet."""
 
     def __init__(self, source: _Source, version: int, flexible: bool) -> None:
         self.source, self.version, self.flexible = source, version, flexible
@@ -155,7 +154,7 @@ class _EncoderMaker:
         elif field.struct is not None:
             self.struct(field.struct, expression, append)
         elif field.kind in FIXED:
-            if field.kind == "uuid":  # struct would pad or cut another length without a word
+            if field.kind == "uuid":  # struct would silently pad or cut another length
                 self.source.add(f"if len({expression}) != 16: bad_uuid({field.name!r}, {expression})")
             self.run.append((FIXED[field.kind], expression))
         else:
@@ -229,7 +228,7 @@ class _EncoderMaker:
         source.depth -= 1
 
     def is_set(self, field: Field, expression: str) -> str:
-        """Whether a tagged field differs from its default, so that it must be written."""
+        """Return a condition: a tagged field differs from its default and must be written."""
         if field.default is None:
             return f"{expression} is not None"
         return expression if field.is_array else f"{expression} != {field.default!r}"
@@ -239,7 +238,7 @@ _TAKEN = {"string": "str(buf[pos:e], 'utf-8')", "bytes": "bytes(buf[pos:e])", "r
 
 
 class _DecoderMaker:
-    """Writes the lines of a decoder. `run` is the run of fixed-size targets not yet unpacked."""
+    """The generator of a decoder's lines. `run`: fixed-size targets that are not unpacked yet."""
 
     def __init__(self, source: _Source, version: int, flexible: bool, bounds_strings: bool) -> None:
         self.source, self.version, self.flexible = source, version, flexible
@@ -379,8 +378,8 @@ class _DecoderMaker:
         source.depth -= 1
 
     def tagged(self, field: Field, target: str, owner: type[Any]) -> None:
-        # Within a tag the null of a struct is the varint 0, elsewhere the byte -1; 1 is a struct in both.
-        # Kafka writes it out: test_transactions_and_offsets_of_kafkas_go_on reads one.
+        # In a tagged field a null struct is the varint 0, elsewhere the byte -1; 1 is a struct in both.
+        # Kafka writes null tagged structs: see test_transactions_and_offsets_of_kafkas_go_on.
         is_nullable_struct = (
             field.struct is not None and not field.is_array and field.is_nullable(self.version)
         )
@@ -393,7 +392,7 @@ class _DecoderMaker:
             self.source.depth -= 1
 
     def least_bytes(self, field: Field) -> int:
-        """The fewest bytes a value of this field can take at this version."""
+        """Return the minimum number of bytes of a value of this field at this version."""
         if field.is_array:
             return 1 if self.flexible else 4
         if field.struct is not None and field.is_nullable(self.version):

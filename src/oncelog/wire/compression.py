@@ -1,12 +1,12 @@
 """The codecs of record batches, with bounded output.
 
-A few bytes may claim to become gigabytes, so nothing is allocated by a claimed size: output is taken
-in steps until it ends or passes the limit. lz4, snappy and zstd come from optional libraries
-(`pip install 'oncelog[compression]'`); gzip is in the standard library.
+A few bytes may claim to become gigabytes, so no memory is allocated by a claimed size. Output is produced in
+steps until it ends or exceeds the limit. lz4, snappy and zstd come from optional libraries (`pip install
+'oncelog[compression]'`); gzip is in the standard library.
 
-Snappy has two framings in the wild: xerial's blocks (Java, aiokafka) and one bare block (librdkafka).
-Both are read; xerial's is written. LZ4 frames are written as Java accepts them: version 1, blocks
-independent of each other.
+Snappy has two framings in use: the blocks of xerial (Java, aiokafka) and one bare block (librdkafka). Both
+are read; xerial's is written. LZ4 frames are written as Java accepts them: version 1, with independent
+blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oncelog.types import Compression
 from oncelog.wire.primitives import Buffer
 
 MAX_DECOMPRESSED_BYTES = 256 << 20
-"""What one batch may become unless the caller says otherwise."""
+"""Default maximum of a batch's uncompressed bytes."""
 
 _STEP_BYTES = 1 << 20
 _GZIP_WINDOW = 31
@@ -32,7 +32,7 @@ _XERIAL_BLOCK_BYTES = 32 << 10
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _I32 = struct.Struct(">i")
 _SNAPPY_BEST_RATIO = 64
-"""More than a snappy copy element (3 bytes for at most 64) can expand its input."""
+"""Upper bound of snappy's expansion: a copy element of 3 bytes yields at most 64."""
 _MOST_GROWTH = {
     Compression.NONE: 1,
     Compression.GZIP: 1032,  # 258 bytes of a match in two bits
@@ -43,8 +43,8 @@ _MOST_GROWTH = {
 
 _LIBRARY = {Compression.SNAPPY: "cramjam", Compression.LZ4: "lz4.frame", Compression.ZSTD: "zstandard"}
 
-# Contexts are costly to make (2-3x of a small batch) and must not be shared by two threads at once:
-# each use takes one out and puts it back; list.pop and list.append are atomic.
+# Creating a context costs two to three times a small batch, and threads must not share one. Each use takes
+# one out and puts it back; list.pop and list.append are atomic.
 _zstd_compressors: dict[int, list[Any]] = {}
 _zstd_decompressors: list[Any] = []
 
@@ -59,7 +59,7 @@ def _hint(codec: Compression) -> str:
 
 
 def check_available(codec: Compression) -> None:
-    """Raises ConfigError when the codec's library is missing."""
+    """Raise ConfigError if the codec's library is missing."""
     if codec in _LIBRARY:
         try:
             _library(codec)
@@ -68,9 +68,9 @@ def check_available(codec: Compression) -> None:
 
 
 def compress(codec: Compression, data: Buffer, level: int | None = None) -> bytes:
-    """The data in the codec's framing for record batches; `level` None is the codec's default.
+    """Return the data in the codec's framing for record batches. `level` None: the codec's default.
 
-    Raises ConfigError when the codec's library is missing.
+    Raises ConfigError if the codec's library is missing.
     """
     check_available(codec)
     if codec is Compression.GZIP:
@@ -119,15 +119,15 @@ def _compress_zstd(data: Buffer, level: int) -> bytes:
 
 
 def most_output(codec: Compression, size_bytes: int) -> int:
-    """Return the bytes that so many can become at most by a codec's format."""
+    """Return the maximum uncompressed size that the codec's format allows for this many bytes."""
     return size_bytes * _MOST_GROWTH[codec]
 
 
 def decompress(codec: Compression, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
-    """What the data was before.
+    """Return the uncompressed data.
 
-    Raises CorruptMessage when it is not whole and well formed, InvalidRecord when it becomes more
-    than `max_bytes`, UnsupportedCompressionType when the codec's library is missing.
+    Raises CorruptMessage if the input is incomplete or malformed, InvalidRecord if the output exceeds
+    `max_bytes`, and UnsupportedCompressionType if the codec's library is missing.
     """
     out = decompress_within(codec, data, max_bytes)
     if out is None:
@@ -138,7 +138,7 @@ def decompress(codec: Compression, data: Buffer, max_bytes: int = MAX_DECOMPRESS
 
 
 def decompress_within(codec: Compression, data: Buffer, max_bytes: int) -> Buffer | None:
-    """Return what the data was before; None when that is more than `max_bytes`. Raises as `decompress`."""
+    """Return the uncompressed data, None if it exceeds `max_bytes`. Raises the exceptions of `decompress`."""
     if codec is Compression.NONE:
         return data
     try:
@@ -152,10 +152,10 @@ def _corrupt(codec: Compression, detail: object) -> CorruptMessage:
 
 
 def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes | None:
-    """All members of the data, one after the other; None over the limit.
+    """Return all gzip members of the data, one after another; None above the limit.
 
-    The input is fed in slices: zlib copies what it leaves of each, and many small members in one slice
-    would each copy all that follows. Guarded by test_gzip_of_many_members_copies_little.
+    The input is fed in slices, because zlib copies the unread rest of each. Many small members in one slice
+    would copy all that follows again and again. See test_gzip_of_many_members_copies_little.
     """
     parts, total, fed = [], 0, 0
     rest: Buffer = b""
@@ -175,7 +175,7 @@ def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes | None:
             if unpacker.eof:
                 rest, unpacker, is_begun = unpacker.unused_data, zlib.decompressobj(_GZIP_WINDOW), False
             elif len(part) == _STEP_BYTES and not rest:
-                # The step was filled; what zlib holds back comes without more input.
+                # The step is full; zlib returns the rest without more input.
                 while part := unpacker.decompress(b"", _STEP_BYTES):
                     total += len(part)
                     if total > max_bytes:
@@ -230,7 +230,7 @@ def _decompress_zstd(data: memoryview, max_bytes: int) -> bytes | None:
 
 
 def _check_zstd_is_whole(data: memoryview) -> None:
-    """Walk the blocks to the end of the data: the reader takes a frame cut short for a whole one.
+    """Walk the blocks to the end of the data, because the reader accepts a truncated frame as a whole one.
 
     Source: RFC 8878, section 3.1.1.
     """
@@ -277,7 +277,7 @@ def _decompress_snappy(data: memoryview, max_bytes: int) -> bytes | None:
 
 
 def _snappy_block(raw: Any, block: memoryview, max_bytes: int) -> bytes | None:
-    """One bare block. Its claimed size is believed only as far as its own length can justify."""
+    """Return one bare block. Its claimed size counts only as far as its own length can justify it."""
     claimed, shift = 0, 0
     for byte in block[:5]:
         claimed |= (byte & 127) << shift
@@ -292,7 +292,7 @@ def _snappy_block(raw: Any, block: memoryview, max_bytes: int) -> bytes | None:
         raise _corrupt(Compression.SNAPPY, f"{len(block)} bytes claim to become {claimed}")
     try:
         return bytes(raw.decompress_raw(block))
-    except Exception as error:  # cramjam's DecompressionError, or what its Rust core refuses
+    except Exception as error:  # cramjam's DecompressionError, or an error of its Rust core
         raise _corrupt(Compression.SNAPPY, error) from error
 
 

@@ -1,8 +1,7 @@
 """Control records: the COMMIT and ABORT markers that end a transaction in a partition.
 
-A control batch holds one record whose key is `i16 version | i16 type`; a marker's value is `i16
-version | i32 coordinator_epoch`. It occupies an offset, has no sequence, and never reaches an
-application.
+A control batch holds one record whose key is `i16 version | i16 type`. A marker's value is `i16 version | i32
+coordinator_epoch`. It has an offset but no sequence, and never reaches an application.
 
 Source: apache/kafka ControlRecordType, EndTransactionMarker.
 """
@@ -23,7 +22,7 @@ _MARKER = struct.Struct(">hi")
 
 
 class ControlType(IntEnum):
-    """What a control record says; the last five belong to Kafka's own metadata log."""
+    """The type of a control record. The last five belong to Kafka's metadata log."""
 
     ABORT = 0
     COMMIT = 1
@@ -35,7 +34,7 @@ class ControlType(IntEnum):
 
 
 class ControlRecord(NamedTuple):
-    """A control record. `type` None: a type we do not know, to be skipped.
+    """A control record. `type` None: an unknown type, which readers skip.
 
     `coordinator_epoch` None: not an end marker.
     """
@@ -49,7 +48,7 @@ class ControlRecord(NamedTuple):
 def encode_end_marker(
     producer_id: int, producer_epoch: int, commit: bool, coordinator_epoch: int, timestamp_ms: int
 ) -> bytearray:
-    """The control batch of 78 bytes that commits or aborts a producer's transaction."""
+    """Return the control batch of 78 bytes that commits or aborts a producer's transaction."""
     key = _KEY.pack(0, ControlType.COMMIT if commit else ControlType.ABORT)
     value = _MARKER.pack(0, coordinator_epoch)
     return build_batch(
@@ -62,10 +61,10 @@ def encode_end_marker(
 
 
 def decode_control(buffer: Buffer, position: int = 0, *, verify: bool = True) -> ControlRecord | None:
-    """The record of the control batch at a position.
+    """Return the record of the control batch at a position.
 
-    None: the batch is empty, which compaction leaves behind once the transaction is wholly cleaned.
-    Raises CorruptMessage for a key or value too short or of a negative version.
+    None if the batch is empty: compaction leaves an empty batch once it has cleaned the whole transaction.
+    Raises CorruptMessage for a key or value that is too short or has a negative version.
     """
     records = decode_records(buffer, position, verify=verify)
     if not records:
@@ -81,7 +80,7 @@ def decode_control(buffer: Buffer, position: int = 0, *, verify: bool = True) ->
 
 
 def _unpack(layout: struct.Struct, data: bytes | None, offset: int) -> int:
-    """What follows the version; newer versions are read as version 0, as the protocol asks."""
+    """Return the fields after the version. Newer versions are read as version 0, as the protocol demands."""
     if data is None or len(data) < layout.size:
         raise CorruptMessage(f"the control record at offset {offset} has {len(data or b'')} bytes")
     version, number = layout.unpack_from(data)

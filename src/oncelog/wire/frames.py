@@ -1,9 +1,9 @@
-"""Frames: the size prefix, the request and response headers, and cutting a byte stream into frames.
+"""Frames: the size prefix, the request and response headers, and a splitter of byte streams into frames.
 
-Layout: `i32 size | header | body`. A request header is `i16 api_key | i16 api_version | i32
-correlation_id | i16-length nullable client_id`, with a tag block after it at flexible versions; a
-response header is `i32 correlation_id`, with a tag block at flexible versions except for
-ApiVersions, which a client must be able to read before it knows the broker.
+Layout: `i32 size | header | body`. A request header is `i16 api_key | i16 api_version | i32 correlation_id |
+i16-length nullable client_id`. Flexible versions add a tag block. A response header is `i32 correlation_id`,
+with a tag block at flexible versions. ApiVersions has none, because a client must read it before it knows the
+broker.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from oncelog.wire.primitives import Buffer, read_uvarint_rest
 API_VERSIONS_KEY = 18
 SIZE_BYTES = 4
 LARGE_BYTES = 1 << 15
-"""Records of which a copy costs more than a place of their own in a write."""
+"""Size from which records get a buffer of their own in a write, because a copy would cost more."""
 FIRST_ROOM_BYTES = 1 << 12
-"""What an incomplete frame may take of memory before more of it has arrived."""
+"""Memory of an incomplete frame before more of it has arrived."""
 _ROOM_GROWTH = 8
-"""An incomplete frame gets room for so many times what has arrived of it."""
+"""The buffer of an incomplete frame is at most this many times the bytes that have arrived."""
 MAX_REPAIRED_CHARACTERS = 8_191
-"""Of a client id that is not UTF-8: written again it still fits into a string of 32,767 bytes."""
+"""Maximum length of a client id that is not UTF-8, so that its replacement fits into 32,767 bytes."""
 MAX_HEADER_TAGS = 1_000
-"""Tagged fields of a header that are skipped; Kafka defines one."""
+"""Maximum number of tagged fields in a header that are skipped; Kafka defines one."""
 _SIZE = struct.Struct(">i")
 _REQUEST = struct.Struct(">ihhih")
 _REQUEST_HEAD = struct.Struct(">hhih")
@@ -39,7 +39,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class RequestHeader(NamedTuple):
-    """A request's header; `body_position` is where the body starts in the frame.
+    """A request's header; `body_position`: start of the body in the frame.
 
     `client_id` None: the client sent null.
     """
@@ -52,14 +52,14 @@ class RequestHeader(NamedTuple):
 
 
 def encode_request(message: Message, version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """A whole request frame, size prefix included."""
+    """Return a whole request frame, including the size prefix."""
     return b"".join(_request_parts(message, version, correlation_id, client_id))
 
 
 def encode_large_request(
     message: Message, version: int, correlation_id: int, client_id: str | None
 ) -> list[Buffer]:
-    """The same in pieces: records of LARGE_BYTES and more uncopied, what stands between them joined."""
+    """Return a request frame in parts: records of LARGE_BYTES and more as they are, the rest joined."""
     return _in_pieces(_request_parts(message, version, correlation_id, client_id))
 
 
@@ -78,12 +78,12 @@ def _request_parts(
 
 
 def encode_response(message: Message, version: int, correlation_id: int) -> bytes:
-    """A whole response frame, size prefix included."""
+    """Return a whole response frame, including the size prefix."""
     return b"".join(_response_parts(message, version, correlation_id))
 
 
 def encode_large_response(message: Message, version: int, correlation_id: int) -> list[Buffer]:
-    """The same in pieces, as `encode_large_request`."""
+    """Return a response frame in parts, like `encode_large_request`."""
     return _in_pieces(_response_parts(message, version, correlation_id))
 
 
@@ -118,10 +118,10 @@ def _has_tagged_header(api: Api, version: int) -> bool:
 
 
 def decode_request_header(frame: Buffer) -> RequestHeader:
-    """The header of a request frame (without size prefix), also for APIs and versions we do not serve.
+    """Parse the header of a request frame (without size prefix), also for unsupported APIs and versions.
 
-    An unknown API's header is read without a tag block. A client id that is not UTF-8 gets replacement
-    characters, as Kafka does: it is a label, and the client may be served. Raises PeerError.
+    The header of an unknown API is read without a tag block. A client id that is not UTF-8 gets replacement
+    characters, as in Kafka: it is only a label. Raises PeerError.
     """
     try:
         api_key, version, correlation_id, length = _REQUEST_HEAD.unpack_from(frame, 0)
@@ -150,7 +150,7 @@ def _label(raw: bytes) -> str:
 
 
 def _skip_tags(frame: Buffer, position: int) -> int:
-    """The position after a tag block; headers have no tags we know."""
+    """Return the position after a tag block. Tags of headers are ignored."""
     if position < len(frame) and not frame[position]:
         return position + 1
     view = memoryview(frame)
@@ -175,7 +175,7 @@ def _uvarint(view: memoryview, position: int) -> tuple[int, int]:
 
 
 def decode_request(frame: Buffer) -> tuple[RequestHeader, Message]:
-    """Header and body of a request frame. Raises PeerError, also for unknown APIs and versions."""
+    """Return header and body of a request frame. Raises PeerError, also for unknown APIs and versions."""
     header = decode_request_header(frame)
     api = API_BY_KEY.get(header.api_key)
     if api is None:
@@ -184,7 +184,7 @@ def decode_request(frame: Buffer) -> tuple[RequestHeader, Message]:
 
 
 def decode_response(response_cls: type[_M], version: int, frame: Buffer) -> tuple[int, _M]:
-    """Correlation id and body of a response frame (without size prefix). Raises PeerError."""
+    """Return correlation id and body of a response frame (without size prefix). Raises PeerError."""
     if len(frame) < 4:
         raise PeerError(f"a response of {len(frame)} bytes is too short for its header")
     (correlation_id,) = _SIZE.unpack_from(frame, 0)
@@ -195,12 +195,12 @@ def decode_response(response_cls: type[_M], version: int, frame: Buffer) -> tupl
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames.
+    """A splitter of a byte stream into frames.
 
-    A frame that lies whole in the bytes given comes out as a view of them (their owner must keep
-    them unchanged as long as the frame is used); one that arrives in pieces is gathered in a buffer of
-    its own, which grows with what has arrived and never by what a size prefix claims. `room` offers the
-    rest of that buffer, so that the bytes of a large frame are received where they stay.
+    A frame that lies whole in the input is returned as a view of it, so its owner must keep the bytes
+    unchanged while the frame is in use. A frame that arrives in parts is gathered in a buffer of its own.
+    That buffer grows with the bytes that have arrived, never by the claimed size. `room` offers the rest of
+    the buffer, so that the bytes of a large frame are received in place.
     """
 
     __slots__ = ("_frame_bytes", "_gathered", "max_frame_bytes", "pending_bytes")
@@ -208,21 +208,21 @@ class FrameReader:
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._gathered = bytearray()
-        """Holds the beginning of an incomplete frame, size prefix included, and room for more."""
+        """Buffer with the beginning of an incomplete frame, size prefix included, and room for more."""
         self.pending_bytes = 0
-        """How much of an incomplete frame has arrived."""
+        """Number of bytes of the incomplete frame that have arrived."""
         self._frame_bytes = 0
-        """The incomplete frame's whole size; 0 while not even its size has arrived."""
+        """Size of the whole incomplete frame; 0 until its size prefix has arrived."""
 
     @property
     def held_bytes(self) -> int:
-        """What its buffer takes of memory."""
+        """Return the memory of the buffer in bytes."""
         return len(self._gathered)
 
     def feed(self, data: Buffer) -> list[memoryview]:
-        """The frames completed by `data`, without their size prefixes.
+        """Yield the frames that `data` completes, without their size prefixes.
 
-        Raises PeerError when a size is negative or above the maximum; the stream is then lost.
+        Raises PeerError if a size is negative or above the maximum. The stream cannot continue after that.
         """
         frames: list[memoryview] = []
         frame, rest = self.first(memoryview(data))
@@ -232,7 +232,7 @@ class FrameReader:
         return frames
 
     def first(self, data: memoryview) -> tuple[memoryview | None, memoryview]:
-        """The first frame completed by `data`, and what of it lies behind; (None, empty) when there is none.
+        """Return the first frame that `data` completes and the data after it; (None, empty) without one.
 
         Raises PeerError as `feed` does.
         """
@@ -250,9 +250,9 @@ class FrameReader:
         return None, _EMPTY
 
     def room(self, least_bytes: int) -> memoryview | None:
-        """Where the next bytes of an incomplete frame belong, if it lacks `least_bytes` or more.
+        """Return the place of the next bytes of an incomplete frame, if it lacks at least `least_bytes`.
 
-        Whoever fills it says so by `fill` or `filled`.
+        After writing into it, call `fill` or `filled`.
         """
         if self._frame_bytes - self.pending_bytes < least_bytes:
             return None
@@ -260,16 +260,18 @@ class FrameReader:
         return memoryview(self._gathered)[self.pending_bytes :]
 
     def fill(self, size_bytes: int) -> None:
-        """Bytes were put into the room."""
+        """Record that bytes were written into the room."""
         self.pending_bytes += size_bytes
 
     def filled(self, size_bytes: int) -> memoryview | None:
-        """Bytes were put into the room: the frame without its size prefix, once it is whole."""
+        """Record that bytes were written into the room; return the frame without size prefix once it is
+        complete.
+        """
         self.fill(size_bytes)
         return self.first(_EMPTY)[0]
 
     def _complete_gathered(self, view: memoryview) -> int:
-        """Give the incomplete frame what it lacks; returns how much of `view` that took."""
+        """Copy missing bytes of the incomplete frame from `view`; return the number of bytes taken."""
         taken = 0
         if not self._frame_bytes:
             taken = min(SIZE_BYTES - self.pending_bytes, len(view))
@@ -288,13 +290,13 @@ class FrameReader:
             self._frame_bytes = SIZE_BYTES + self._size(self._gathered, 0)
 
     def _grow(self, least_bytes: int) -> None:
-        """Room for `least_bytes`: what has arrived some times over, but not more than the frame."""
+        """Make room for `least_bytes`: a multiple of the bytes that have arrived, but at most the frame."""
         if least_bytes <= len(self._gathered):
             return
         size = max(least_bytes, _ROOM_GROWTH * self.pending_bytes, FIRST_ROOM_BYTES)
         if self._frame_bytes:
             size = min(size, self._frame_bytes)
-        # A new one, since views of the old may be about.
+        # A new buffer, because views of the old one may be in use.
         grown = bytearray(size)
         grown[: self.pending_bytes] = memoryview(self._gathered)[: self.pending_bytes]
         self._gathered = grown

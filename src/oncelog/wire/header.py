@@ -1,4 +1,4 @@
-"""The header of record batches of magic 2: its 61 bytes, read and written without looking at the records.
+"""The 61-byte header of record batches of magic 2, read and written without the records.
 
     0  i64 base_offset         23  i32 last_offset_delta    51  i16 producer_epoch
     8  i32 batch_length        27  i64 base_timestamp_ms    53  i32 base_sequence
@@ -7,8 +7,8 @@
     17 u32 CRC-32C of byte 21 to the end
     21 i16 attributes: bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon
 
-Base offset, length, leader epoch and magic are outside the checksum, so that a broker stamps a batch
-without reading it. On the wire -1 means "no producer", "no sequence"; here that is None.
+The checksum does not cover base offset, length, leader epoch and magic, so a broker can stamp a batch without
+reading it. On the wire -1 means "no producer" or "no sequence"; here that is None.
 
 Source: apache/kafka DefaultRecordBatch.
 """
@@ -27,12 +27,12 @@ from oncelog.wire.primitives import Buffer, WritableBuffer
 
 HEADER_BYTES = 61
 LOG_OVERHEAD_BYTES = 12
-"""Bytes before what batch_length counts."""
+"""Bytes before those that batch_length counts."""
 MIN_BATCH_LENGTH = HEADER_BYTES - LOG_OVERHEAD_BYTES
 MAGIC = 2
 CRC_POSITION = 17
 CRC_START = 21
-"""The first byte under the checksum."""
+"""The first byte that the checksum covers."""
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME_BIT = 0x08
@@ -49,15 +49,15 @@ _PRODUCER = struct.Struct(">qhi")
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
 _SEQUENCES = 2**31
-# By number: calling an enum costs ten times as much, for every batch that is read.
+# Indexed by number, because calling the enum costs ten times as much for each batch.
 _COMPRESSIONS, _TIMESTAMP_TYPES = tuple(Compression), tuple(TimestampType)
 
 
 class BatchHeader(NamedTuple):
-    """A batch's header. Offsets count records, `batch_length` counts the bytes after itself.
+    """The header of a batch. Offsets count records; `batch_length` counts the bytes after itself.
 
-    `producer_id`, `producer_epoch` and `base_sequence` are None when the batch has none. `magic` is
-    always 2, since no other batch is readable here.
+    `producer_id`, `producer_epoch` and `base_sequence` are None if the batch has none. `magic` is always 2,
+    because other batches are not readable.
     """
 
     base_offset: int
@@ -76,7 +76,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The whole batch, header included."""
+        """Return the size of the whole batch, including the header."""
         return LOG_OVERHEAD_BYTES + self.batch_length
 
     @property
@@ -85,9 +85,9 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int | None:
-        """The last record's sequence number, wrapped at 2^31; None without a sequence.
+        """Return the sequence number of the last record, which wraps at 2^31, or None without a sequence.
 
-        Kept in step with rules.sequence by a test, since wire may not import rules.
+        A test keeps it equal to oncelog.rules.idempotence.sequence, which wire may not import.
         """
         if self.base_sequence is None:
             return None
@@ -95,7 +95,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def compression(self) -> Compression:
-        """Raises CorruptMessage for the codec numbers 5 to 7, which nobody has given out."""
+        """Return the codec. Raises CorruptMessage for the unassigned numbers 5 to 7."""
         codec = self.attributes & CODEC_MASK
         if codec >= len(_COMPRESSIONS):
             raise CorruptMessage(f"a batch names compression codec {codec}; known are 0 to 4")
@@ -115,15 +115,17 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Whether `base_timestamp_ms` is the time from which a cleaner may drop the batch's tombstones."""
+        """Return True if `base_timestamp_ms` is the time from which a cleaner may drop the batch's
+        tombstones.
+        """
         return bool(self.attributes & DELETE_HORIZON_BIT)
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at a position; the records after it need not be in the buffer.
+    """Parse the header at a position. The records after it need not be in the buffer.
 
-    Raises CorruptMessage when fewer than 61 bytes are there, the length is below a header's or the
-    magic is unknown, InvalidRecord for the message formats before magic 2.
+    Raises CorruptMessage if there are fewer than 61 bytes, the length is below a header's or the magic is
+    unknown. Raises InvalidRecord for message formats before magic 2.
     """
     try:
         fields = HEADER.unpack_from(buffer, position)
@@ -145,9 +147,9 @@ def _refuse_magic(magic: int, position: int) -> None:
 
 
 def iter_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each whole batch; a batch cut short at the end is left out.
+    """Yield position and header of each whole batch; a truncated batch at the end is omitted.
 
-    Raises CorruptMessage or InvalidRecord at a header that cannot be one.
+    Raises CorruptMessage or InvalidRecord for an invalid header.
     """
     end = len(buffer)
     while end - position >= HEADER_BYTES:
@@ -159,7 +161,7 @@ def iter_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, Batch
 
 
 def verify_crc(buffer: Buffer, position: int, size_bytes: int) -> bool:
-    """Whether the batch's checksum fits its bytes, all of which must be in the buffer."""
+    """Return True if the checksum matches the bytes of the batch, all of which must be in the buffer."""
     if size_bytes < HEADER_BYTES or position + size_bytes > len(buffer):
         return False
     (expected,) = _CRC.unpack_from(buffer, position + CRC_POSITION)
@@ -174,7 +176,7 @@ def write_crc(buffer: WritableBuffer, position: int, size_bytes: int) -> None:
 
 
 def stamp(buffer: WritableBuffer, position: int, base_offset: int, partition_leader_epoch: int) -> None:
-    """Give a batch its place in the log, in place; the checksum does not cover either field."""
+    """Write offset and leader epoch of a batch in place; the checksum covers neither."""
     _BASE_OFFSET.pack_into(buffer, position, base_offset)
     _LEADER_EPOCH.pack_into(buffer, position + 12, partition_leader_epoch)
 
@@ -199,7 +201,7 @@ def assign_producer(
     base_sequence: int | None,
     is_transactional: bool = False,
 ) -> None:
-    """Number a sealed batch, in place with a new checksum; for clients that do so when they send it."""
+    """Write producer id, epoch and sequence of a sealed batch in place, with a new checksum."""
     (attributes,) = _ATTRIBUTES.unpack_from(batch, 21)
     attributes = (attributes & ~TRANSACTIONAL_BIT) | (TRANSACTIONAL_BIT if is_transactional else 0)
     _ATTRIBUTES.pack_into(batch, 21, attributes)

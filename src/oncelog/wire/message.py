@@ -1,4 +1,4 @@
-"""What a message class is: slots, keyword construction, equality, and codecs compiled on first use."""
+"""The base classes of messages: slots, keyword constructors, equality, and codecs compiled on first use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from oncelog.wire.schema import ApiTable, DataTable, Struct
 class Api(NamedTuple):
     """One API of the protocol.
 
-    `min_version`..`max_version` is what our broker offers (advertises); `first_version`..
-    `last_version` what the codec can read and write. The two differ for Produce alone, where 0 is
-    advertised for the sake of old librdkafka and 3 is the first that is served.
+    `min_version` to `max_version` are the versions that the broker advertises; `first_version` to
+    `last_version` are those that the codec can read and write. They differ for Produce alone: 0 is advertised
+    because old versions of librdkafka require it, and 3 is the first supported version.
     """
 
     key: int
@@ -31,12 +31,12 @@ class Api(NamedTuple):
     response: type[Message]
 
     def is_flexible(self, version: int) -> bool:
-        """Whether this version has compact encodings, tag blocks, and the newer headers."""
+        """Return True if this version has compact encodings, tag blocks and the newer headers."""
         return version >= self.flexible_from
 
 
 class Part:
-    """A struct of a message: one slot per field, built with keywords, mutable, compared by value."""
+    """A struct of a message: one slot per field, keyword constructor, mutable, compared by value."""
 
     __slots__ = ()
     _struct: ClassVar[Struct]
@@ -44,7 +44,7 @@ class Part:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, **values: Any) -> None:
-        # The first construction compiles the class's own __init__ and replaces this one.
+        # The first call compiles the class's own __init__, which replaces this one.
         cls = type(self)
         cls.__init__ = init = _compile_init(cls._struct)  # type: ignore[method-assign]
         init(self, **values)
@@ -60,28 +60,28 @@ class Part:
 
 
 class Message(Part):
-    """A request's or response's body."""
+    """The body of a request or response."""
 
     __slots__ = ()
     api: ClassVar[Api]
     _bounds_strings: ClassVar[bool] = True
     _ignores_rest: ClassVar[bool] = False
-    """True for requests: bytes behind the body are ignored, as Kafka does (see `decode`)."""
+    """True for requests: bytes after the body are ignored, as in Kafka (see `decode`)."""
     _encoders: ClassVar[dict[int, Encoder]]
     _decoders: ClassVar[dict[int, Decoder]]
 
     def encode(self, version: int) -> bytes:
-        """The body at this version.
+        """Return the body at this version.
 
-        Fields that the version does not have are left out. Raises MisuseError for a value that does
-        not fit its field, UnsupportedVersion for a version outside the tables.
+        Fields that the version lacks are omitted. Raises MisuseError for a value that does not fit its field,
+        UnsupportedVersion for a version outside the tables.
         """
         parts: list[bytes] = []
         self.encode_into(version, parts.append)
         return b"".join(parts)
 
     def encode_into(self, version: int, append: Callable[[Any], None]) -> None:
-        """Hand the body's parts to `append`, records as they are (not copied)."""
+        """Pass the body's parts to `append`, with records as they are (not copied)."""
         encoder = self._encoders.get(version) or _encoder(type(self), version)
         try:
             encoder(self, append)
@@ -102,11 +102,12 @@ class Message(Part):
     ) -> Self:
         """Return the message in buffer[position:end]. Its `records` are views of the buffer.
 
-        Bytes behind a request's body are ignored: librdkafka sends up to three of them (with Metadata
-        and AlterUserScramCredentials), and Apache Kafka's broker does not look at them. Bytes behind a
-        response or a stored value are an error, because then it was read at a wrong version.
-        Raises PeerError when the bytes are no message of this version, or when all its arrays and tag
-        blocks together hold more than `max_elements`; nothing is allocated for those above.
+        Bytes after a request's body are ignored: librdkafka sends up to three of them (in Metadata and
+        AlterUserScramCredentials), and Apache Kafka's broker ignores them. Bytes after a response or a stored
+        value are an error, because the message was then read at a wrong version.
+
+        Raises PeerError if the bytes are no message of this version, or if its arrays and tag blocks together
+        hold more than `max_elements`. Nothing is allocated for those above.
         """
         decoder = cls._decoders.get(version) or _decoder(cls, version)
         view = memoryview(buffer)
@@ -129,24 +130,24 @@ class Message(Part):
 
 
 class Data(Message):
-    """What stands in a record's key or value, behind its version as a 16-bit number."""
+    """The content of a record's key or value, which follows its version, a 16-bit number."""
 
     __slots__ = ()
-    # What an earlier release stored must stay readable, however long.
+    # Values that an earlier release stored must stay readable, whatever their length.
     _bounds_strings = False
 
     def to_bytes(self, version: int) -> bytes:
-        """Version and body. Raises as `encode`."""
+        """Return version and body. Raises the exceptions of `encode`."""
         return version.to_bytes(2, "big", signed=True) + self.encode(version)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Inverse of `to_bytes`. Raises PeerError: malformed, or a version that is not known."""
+        """Parse the result of `to_bytes`. Raises PeerError if it is malformed or has an unknown version."""
         return cls.decode(version_of(data), data, 2)
 
 
 def version_of(data: bytes) -> int:
-    """The version that a key or value begins with. Raises PeerError."""
+    """Return the version at the start of a key or value. Raises PeerError."""
     if len(data) < 2:
         raise PeerError(f"{len(data)} bytes are too short for a version")
     return int.from_bytes(data[:2], "big", signed=True)
@@ -202,7 +203,7 @@ def _make_part(struct_: Struct, base: type[Part], module: str, owner: str) -> ty
 
 
 def make_api(table: ApiTable, module: str) -> Api:
-    """The classes of an API. Structs inside a message, however deep, are attributes of its class."""
+    """Create the classes of an API. Structs inside a message, at any depth, are attributes of its class."""
     request = _make_part(table.request, Message, module, "")
     response = _make_part(table.response, Message, module, "")
     api = Api(
@@ -217,7 +218,7 @@ def make_api(table: ApiTable, module: str) -> Api:
 
 
 def make_data(table: DataTable, module: str) -> type[Data]:
-    """The class of a record's key or value."""
+    """Create the class of a record's key or value."""
     data: type[Data] = _make_part(table.struct, Data, module, "")
     versions = (table.first, table.last)
     data.api = Api(-1, table.name, *versions, *versions, table.flexible_from, data, data)

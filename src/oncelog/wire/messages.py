@@ -1,7 +1,7 @@
-"""The messages of the Kafka protocol, made from the tables: `ProduceRequest`, `FetchResponse`, ...
+"""The messages of the Kafka protocol, generated from the tables: `ProduceRequest`, `FetchResponse`, ...
 
-Names and fields are the protocol's, in snake_case. The types are in messages.pyi, which
-`python -m oncelog.wire.stubs` writes.
+Names and fields are the protocol's, in snake_case. messages.pyi has the types; `python -m oncelog.wire.stubs`
+writes it.
 """
 
 from __future__ import annotations

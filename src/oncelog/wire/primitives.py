@@ -1,7 +1,7 @@
-"""Variable-length integers, and the error every malformed message ends in.
+"""Variable-length integers, and the error that every malformed message raises.
 
-`uvarint` is base-128 little-endian groups of an unsigned number (lengths, tags); `varint` the same
-after zigzag (records). Tables hold the short ones, since nearly all are short.
+`uvarint` is an unsigned number in base-128 groups, little-endian (lengths, tags); `varint` is the same after
+zigzag (records). Tables hold the short encodings, because nearly all are short.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ Buffer = bytes | bytearray | memoryview
 WritableBuffer = bytearray | memoryview
 
 MAX_STRING_BYTES = 32_767
-"""The longest string of a message. Source: kafka MessageGenerator, "string field had invalid length"."""
+"""Maximum length of a string in a message. Source: kafka MessageGenerator, "string field had invalid length".
+"""
 UNBOUNDED = 1 << 62
-"""A budget of elements that no message of 2^31 bytes can use up."""
+"""An element budget that no message of 2^31 bytes can exhaust."""
 
 UVARINT: tuple[bytes, ...] = tuple(bytes((n,)) for n in range(128))
-"""Encoded unsigned numbers 0..127."""
+"""Encoded unsigned numbers 0 to 127."""
 
 
 def encode_uvarint(value: int) -> bytes:
-    """An unsigned number of any size, 7 bits a byte."""
+    """Encode an unsigned number of any size, 7 bits per byte."""
     if value < 128:
         return UVARINT[value]
     out = bytearray()
@@ -35,7 +36,7 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def encode_varint(value: int) -> bytes:
-    """A signed number, zigzag and then 7 bits a byte (Kafka's varint and varlong)."""
+    """Encode a signed number: zigzag, then 7 bits per byte (Kafka's varint and varlong)."""
     return encode_uvarint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
@@ -44,15 +45,16 @@ VARINT: tuple[bytes, ...] = (
     *UVARINT[::2],
     *(bytes((n & 127 | 128, n >> 7)) for n in range(128, 2 * VARINT_TABLE_SIZE, 2)),
 )
-"""Encoded signed numbers 0..8191. Never index it with a negative number: it would silently answer
-from its end (the trap that writes wrong timestamps)."""
+"""Encoded signed numbers 0 to 8191. Never index it with a negative number: Python would silently read from
+its end and write a wrong timestamp.
+"""
 
 
 def read_uvarint_rest(buffer: memoryview, position: int, first: int) -> tuple[int, int]:
-    """The rest of an unsigned 32-bit varint whose first byte, already read, was above 127.
+    """Read the rest of an unsigned 32-bit varint whose first byte, already read, was above 127.
 
-    Returns (value, position after it). Raises PeerError past 5 bytes or 2^31-1, IndexError when the
-    buffer ends.
+    Returns (value, position after it). Raises PeerError above 5 bytes or 2^31-1, IndexError at the end of the
+    buffer.
     """
     value, shift = first & 127, 7
     while True:
@@ -70,7 +72,7 @@ def read_uvarint_rest(buffer: memoryview, position: int, first: int) -> tuple[in
 
 
 def fail_length(what: str, length: int, remaining: int) -> NoReturn:
-    """Raise PeerError for a length that is negative, null where null is not allowed, or too long."""
+    """Raise PeerError for a length that is negative, too long, or null where null is not allowed."""
     if length < 0:
         raise PeerError(f"{what} has the length {length} where null is not allowed")
     raise PeerError(f"{what} claims {length} bytes or elements and only {remaining} bytes are left")
@@ -82,7 +84,7 @@ def fail_string(what: str, length: int) -> NoReturn:
 
 
 def fail_array(what: str, length: int, remaining: int, left: int) -> NoReturn:
-    """Raise PeerError for an array whose length is no length, or above the budget of elements."""
+    """Raise PeerError for an array with an invalid length, or above the element budget."""
     if left >= 0 or length < 0 or length > remaining:
         fail_length(what, length, remaining)
     raise PeerError(

@@ -1,9 +1,9 @@
-"""The records inside a batch, as rows: encode many at once, decode one batch at once.
+"""The records inside a batch, as rows: encode many at once, decode one batch at a time.
 
     length varint | attributes i8 | timestamp delta varlong | offset delta varint
     | key length varint, key | value length varint, value | header count varint | headers
 
-A length of -1 is null, which is not the same as empty. Whole fetches are better read as columns
+A length of -1 is null, which differs from empty. Read whole fetch responses as columns
 (`oncelog.wire.columns`).
 
 Source: apache/kafka DefaultRecord.
@@ -21,12 +21,12 @@ from oncelog.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
 from oncelog.wire.header import HEADER_BYTES, BatchHeader, read_header, verify_crc
 from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_varint
 
-# How bytes of a header's name that are not UTF-8 become text, as Python calls it. Kafka stores any bytes.
+# Python's error handlers for header names that are not UTF-8. Kafka stores any bytes.
 NameErrors = Literal["strict", "replace", "backslashreplace", "surrogateescape"]
 READING: NameErrors = "replace"
-"""U+FFFD in their place, as Java's and Spark's readers put it."""
+"""The replacement U+FFFD, as in the readers of Java and Spark."""
 LOSSLESS: NameErrors = "surrogateescape"
-"""Text from which the same bytes are made again: for what is stored once more."""
+"""An escape that restores the same bytes, for records that are stored again."""
 
 _ZERO, _NULL = b"\x00", b"\x01"
 """Varints of 0 and -1."""
@@ -34,14 +34,14 @@ _NULL_SIZE = 1
 MIN_RECORD_BYTES = 7
 """The smallest record: its length, attributes, two deltas, no key, no value, no headers."""
 MAX_RECORDS = 1 << 20
-"""Records of one batch that `decode_records` holds at once; each takes 150 bytes of memory or more."""
+"""Maximum number of records that `decode_records` returns; each takes at least 150 bytes of memory."""
 SLICE_RECORDS = 1 << 15
-"""Records of one list of `iter_records`."""
+"""Number of records per list of `iter_records`."""
 _MAX_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 
 
 class NewRecord(NamedTuple):
-    """A record before it has an offset. `timestamp_ms` -1: none was given."""
+    """A record without an offset. `timestamp_ms` -1: none was given."""
 
     timestamp_ms: int
     key: bytes | None
@@ -50,7 +50,7 @@ class NewRecord(NamedTuple):
 
 
 class DecodedRecord(NamedTuple):
-    """A record of a stored batch; its timestamp is the broker's when the batch says LogAppendTime."""
+    """A record of a stored batch. With LogAppendTime its timestamp is the broker's."""
 
     offset: int
     timestamp_ms: int
@@ -60,7 +60,7 @@ class DecodedRecord(NamedTuple):
 
 
 def record_size_upper_bound(key: Buffer | None, value: Buffer | None, headers: Iterable[Header] = ()) -> int:
-    """The most bytes a record can take in an uncompressed batch."""
+    """Return the maximum number of bytes of a record in an uncompressed batch."""
     size = _MAX_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
     for name, data in headers:
         size += 10 + 4 * len(name) + len(data or b"")
@@ -77,13 +77,13 @@ def encode_records(
     offset_deltas: Iterable[int] | None = None,
     name_errors: NameErrors = "strict",
 ) -> list[bytes]:
-    """The records' bytes in parts, with offset deltas 0, 1, 2, ... unless told. Join them once."""
+    """Return the records' bytes in parts, to be joined once. Offset deltas are 0, 1, 2, ... by default."""
     parts: list[bytes] = []
     table, limit, extend = VARINT, VARINT_TABLE_SIZE, parts.extend
     indexes = count() if offset_deltas is None else offset_deltas
     for index, (timestamp_ms, key, value, headers) in zip(indexes, records, strict=False):
         delta = timestamp_ms - base_timestamp_ms
-        # A negative delta must not index the table: it would silently read from its end.
+        # A negative delta must not index the table: Python would silently read from its end.
         head = b"\0" + (table[delta] if 0 <= delta < limit else encode_varint(delta))
         head += table[index] if index < limit else encode_varint(index)
         if key is None:
@@ -103,7 +103,7 @@ def encode_records(
 
 
 def encode_headers(headers: Iterable[Header], name_errors: NameErrors = "strict") -> bytes:
-    """Header count, then name and value of each; a null value stays null."""
+    """Encode the header count, then name and value of each header; a null value stays null."""
     parts = []
     count = 0
     for name, value in headers:
@@ -114,7 +114,7 @@ def encode_headers(headers: Iterable[Header], name_errors: NameErrors = "strict"
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """A signed varint of at most 10 bytes and the position after it; IndexError at the data's end."""
+    """Return a signed varint of at most 10 bytes and the position after it. Raises IndexError at the end."""
     raw, shift = 0, 0
     while True:
         byte = data[position]
@@ -130,10 +130,10 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 def payload_of(
     buffer: Buffer, position: int, header: BatchHeader, verify: bool, max_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> Buffer:
-    """The records of a batch, decompressed, as one buffer.
+    """Return the records of a batch, decompressed, as one buffer.
 
-    Raises CorruptMessage when the batch is cut short, fails its checksum, or is damaged; and what
-    `decompress` raises.
+    Raises CorruptMessage if the batch is truncated, damaged or fails its checksum, and the exceptions of
+    `decompress`.
     """
     size = header.size_bytes
     if position + size > len(buffer):
@@ -145,7 +145,7 @@ def payload_of(
 
 
 def check_count(header: BatchHeader, payload: Buffer) -> None:
-    """Refuse a record count that the bytes cannot hold. Raises InvalidRecord."""
+    """Raise InvalidRecord for a record count that the bytes cannot hold."""
     if not 0 <= header.records_count * MIN_RECORD_BYTES <= len(payload):
         raise InvalidRecord(
             f"the batch at offset {header.base_offset} says {header.records_count} records "
@@ -161,10 +161,10 @@ def decode_records(
     max_bytes: int = MAX_DECOMPRESSED_BYTES,
     name_errors: NameErrors = "strict",
 ) -> list[DecodedRecord]:
-    """All records of the one batch at a position, decompressed to at most `max_bytes`.
+    """Return all records of the batch at a position, decompressed to at most `max_bytes`.
 
-    Raises CorruptMessage (checksum, damage), InvalidRecord (a record that does not parse, a count that
-    is wrong), UnsupportedCompressionType.
+    Raises CorruptMessage (checksum, damage), InvalidRecord (a record that does not parse, a wrong count) and
+    UnsupportedCompressionType.
     """
     header = read_header(buffer, position)
     if header.records_count > MAX_RECORDS:
@@ -187,10 +187,11 @@ def iter_records(
     slice_records: int = SLICE_RECORDS,
     name_errors: NameErrors = "strict",
 ) -> Iterator[list[DecodedRecord]]:
-    """Return the records of the one batch at a position in lists, so that few are in memory at once.
+    """Yield the records of the batch at a position in lists, so that few are in memory at once.
 
-    A batch may hold any number of records: Kafka sets no limit. Raises what `decode_records` raises, but
-    for their number; what does not parse is raised when its list is made.
+    A batch may hold any number of records, because Kafka sets no limit. Raises the exceptions of
+    `decode_records`, except the one for their number. Records that do not parse raise when their list is
+    produced.
     """
     header = read_header(buffer, position)
     data = bytes(payload_of(buffer, position, header, verify))
@@ -237,14 +238,14 @@ def _check_end(header: BatchHeader, stop: int, end: int) -> None:
 def _parse(
     data: bytes, header: BatchHeader, position: int, first: int, count: int, name_errors: NameErrors
 ) -> tuple[list[DecodedRecord], int]:
-    """Read `count` records from a position on, of which `first` stand before."""
+    """Read `count` records from a position on; `first` records precede them in the batch."""
     base_offset, base_timestamp = header.base_offset, header.base_timestamp_ms
     fixed_time = header.max_timestamp_ms if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
     records: list[DecodedRecord] = []
     append, make, varint = records.append, DecodedRecord._make, read_varint
     end = len(data)
     for _ in range(count):
-        # Nearly every number has one or two bytes; the calls are for the others.
+        # Nearly every number has one or two bytes; only longer ones need a call.
         size = data[position]
         if size < 128:
             size, position = size >> 1 ^ -(size & 1), position + 1
@@ -255,7 +256,7 @@ def _parse(
         stop = position + size
         if size < 0 or stop > end:
             raise _bad_record(base_offset, first + len(records))
-        delta = data[position + 1]  # after the attributes, which say nothing
+        delta = data[position + 1]  # after the attributes, which are unused
         if delta > 127:
             delta, position = varint(data, position + 1)
         else:
@@ -296,9 +297,9 @@ def _parse(
 
 
 def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -> list[int]:
-    """Return the indexes of the first `limit` records without a key, and check where every record ends.
+    """Return the indexes of the first `limit` records without a key, and check where each record ends.
 
-    No record is made of what is read. Raises InvalidRecord (a record that does not parse, a wrong count).
+    It creates no record objects. Raises InvalidRecord (a record that does not parse, a wrong count).
     """
     check_count(header, payload)
     data, position, end, missing = bytes(payload), 0, len(payload), list[int]()
@@ -350,8 +351,8 @@ def find_record_at_time(
 ) -> tuple[int, int] | None:
     """Return (timestamp_ms, offset) of the first record at or after a time and an offset.
 
-    No record is made of what is read, and what stands behind the found one is not read. Raises
-    InvalidRecord (a record that does not parse, a wrong count).
+    It creates no record objects and reads nothing after the result. Raises InvalidRecord (a record that does
+    not parse, a wrong count).
     """
     check_count(header, payload)
     data, position, end = bytes(payload), 0, len(payload)
@@ -392,7 +393,7 @@ def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
 def parse_headers(
     data: bytes, position: int, stop: int, name_errors: NameErrors = "strict"
 ) -> tuple[tuple[Header, ...], int]:
-    """The headers of a record that ends at `stop`, and the position after them."""
+    """Return the headers of a record that ends at `stop`, and the position after them."""
     count, position = read_varint(data, position)
     if count < 0 or 2 * count > stop - position:
         raise InvalidRecord(f"a record claims {count} headers in {stop - position} bytes")

@@ -9,16 +9,17 @@
     data NAME versions A-B flexible V
       FIELD ...
 
-`data` is what stands in a record's key or value, after its version. `versions` is what the table
-describes, `offer` what our broker advertises, `flexible` the first version with compact encodings and tag
-blocks. TYPE is bool, int8, int16, uint16, int32, int64, float64, string, uuid, bytes, records (bytes that
-are not copied), a struct's name, or `[]` before one of them. `?` after it:
-null is allowed in every version the field is in; `?10+`: from version 10. `@` limits the versions:
-`@5+`, `@0-12`; without it the field is in all versions of its parent. `#` makes it a tagged field, left
-out while it has its default. DEFAULT is a number, true or null; without it 0, false, "", 16 zero bytes,
-or an empty list; a struct that is not in an array is None until it is set: absent if tagged, else null.
-Structs of one name are one class, so they must have the same fields. Names, types and versions are the
-Kafka protocol's.
+`data` is the content of a record's key or value, after its version. `versions`: the versions in the table.
+`offer`: the versions that the broker advertises. `flexible`: the first version with compact encodings and tag
+blocks.
+
+TYPE is bool, int8, int16, uint16, int32, int64, float64, string, uuid, bytes, records (bytes that are not
+copied), the name of a struct, or `[]` before one of them. `?` after it allows null in every version of the
+field, `?10+` from version 10. `@` limits the versions: `@5+`, `@0-12`; without it the field is in all
+versions of its parent. `#` makes it a tagged field, which is omitted while it has its default. DEFAULT is a
+number, true or null; without it, 0, false, "", 16 zero bytes or an empty list. A struct outside an array is
+None until it is set: absent if tagged, else null. Structs of one name are one class, so they must have the
+same fields. Names, types and versions are the Kafka protocol's.
 
 Source: apache/kafka clients/src/main/resources/common/message.
 """
@@ -42,13 +43,13 @@ FIXED = {
 
 PRIMITIVES = {*FIXED, "string", "bytes", "records"}
 NO_ID = bytes(16)
-"""The uuid that means none."""
+"""The UUID that means "none"."""
 
 Default = int | float | str | bytes | bool | None
 
 
 class Field(NamedTuple):
-    """One row. `first`..`last` are the versions that have the field; `null_from` None: never null."""
+    """One field. `first` to `last` are the versions that have it; `null_from` None: never null."""
 
     name: str
     kind: str
@@ -68,12 +69,12 @@ class Field(NamedTuple):
 
     @property
     def starts_as_list(self) -> bool:
-        """Whether the default is a new empty list."""
+        """Return True if the default is a new empty list."""
         return self.is_array and self.default is not None
 
 
 class Struct(NamedTuple):
-    """A message or a part of one, its fields in wire order."""
+    """A message or a part of one, with its fields in wire order."""
 
     name: str
     fields: tuple[Field, ...]
@@ -94,7 +95,7 @@ class ApiTable(NamedTuple):
 
 
 class DataTable(NamedTuple):
-    """What is kept in a record's key or value: its version range, and its fields."""
+    """The content of a record's key or value: its version range and its fields."""
 
     name: str
     first: int
@@ -109,13 +110,13 @@ class _Row(NamedTuple):
 
 
 def parse_table(text: str) -> Iterator[ApiTable]:
-    """Every API of a table text, in its order."""
+    """Return all APIs of a table text, in order."""
     for words, rows in _parts(text, "api"):
         yield _parse_api(words, rows)
 
 
 def parse_data_table(text: str) -> Iterator[DataTable]:
-    """Every `data` of a table text, in its order."""
+    """Return each `data` of a table text, in order."""
     for words, rows in _parts(text, "data"):
         _, name, _, versions, _, flexible = words
         first, last = _range(versions, 0, 0)
@@ -197,7 +198,7 @@ def _default(kind: str, text: str | None) -> Default:
 
 
 def structs_of(struct: Struct) -> Iterable[Struct]:
-    """The struct and all structs inside it, outer ones first."""
+    """Yield the struct and all structs inside it, outer ones first."""
     yield struct
     for field in struct.fields:
         if field.struct is not None:

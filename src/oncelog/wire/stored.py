@@ -1,7 +1,7 @@
-"""What coordinators and group members store in records' keys and values, made from the tables.
+"""The keys and values of records that coordinators and group members store, generated from the tables.
 
-`TransactionLogKey(...).to_bytes(version)`, `TransactionLogValue.from_bytes(data)`, ... Names and fields
-are Kafka's, in snake_case. The types are in stored.pyi, which `python -m oncelog.wire.stubs` writes.
+`TransactionLogKey(...).to_bytes(version)`, `TransactionLogValue.from_bytes(data)`, ... Names and fields are
+Kafka's, in snake_case. stored.pyi has the types; `python -m oncelog.wire.stubs` writes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes messages.pyi and stored.pyi, the strict types of the classes: `python -m oncelog.wire.stubs`."""
+"""Write messages.pyi and stored.pyi, the strict types of the classes: `python -m oncelog.wire.stubs`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TYPES = {
 
 
 def render() -> str:
-    """The text of messages.pyi."""
+    """Return the text of messages.pyi."""
     lines: list[str] = []
     for table in (table for text in TABLES for table in parse_table(text)):
         for message in (table.request, table.response):
@@ -51,7 +51,7 @@ def render() -> str:
 
 
 def render_data() -> str:
-    """The text of stored.pyi."""
+    """Return the text of stored.pyi."""
     tables = (table for text in DATA_TABLES for table in parse_data_table(text))
     lines = [line for table in tables for line in ("", *_class(table.struct, "Data"))]
     return _DATA_HEAD + "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""The message tables, one file per family: every request and answer, and what coordinators store."""
+"""The message tables, one file per family: all requests, responses, and records that coordinators store."""
 
 from oncelog.wire.tables import (
     cluster,

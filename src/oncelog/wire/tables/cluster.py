@@ -1,4 +1,4 @@
-"""Finding out: who is there, who leads, which offsets exist. Table language: see oncelog.wire.schema."""
+"""Metadata: versions, brokers, leaders and offsets. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
 api ListOffsets 2 versions 1-11 offer 1-11 flexible 6

@@ -1,4 +1,4 @@
-"""What members of classic consumer groups tell each other. Table language: see oncelog.wire.schema."""
+"""Subscriptions and assignments of classic consumer groups. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
 data ConsumerProtocolSubscription versions 0-3 flexible 99

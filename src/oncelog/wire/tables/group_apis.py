@@ -1,4 +1,4 @@
-"""Classic consumer groups: membership, and what operators ask. Table language: see oncelog.wire.schema."""
+"""Classic consumer groups: membership and administration. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
 api JoinGroup 11 versions 0-9 offer 0-9 flexible 6

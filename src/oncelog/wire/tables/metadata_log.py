@@ -1,7 +1,8 @@
 """Records of Apache Kafka's __cluster_metadata. Table language: see oncelog.wire.schema.
 
-They stand in a record's value behind a frame version, a type and a version (all varints), so they have no
-version in front as other data.
+In a record's value they follow a frame version, a type and a version (all varints), so unlike other data they
+do not begin with a version.
+
 Source: apache/kafka metadata/src/main/resources/common/metadata.
 """
 

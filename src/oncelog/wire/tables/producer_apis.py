@@ -1,4 +1,4 @@
-"""Producer identities. Table language: see oncelog.wire.schema."""
+"""Producer ids. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
 api InitProducerId 22 versions 0-5 offer 0-5 flexible 2

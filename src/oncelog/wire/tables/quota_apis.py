@@ -1,4 +1,4 @@
-"""How much a client may ask for. Table language: see oncelog.wire.schema."""
+"""Client quotas. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
 api DescribeClientQuotas 48 versions 0-1 offer 0-1 flexible 1

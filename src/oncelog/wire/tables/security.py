@@ -1,4 +1,4 @@
-"""Who is there and what it may do: SASL, ACLs, SCRAM users. Table language: see oncelog.wire.schema."""
+"""Authentication and authorization: SASL, ACLs, SCRAM users. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
 api SaslHandshake 17 versions 1-1 offer 1-1 flexible 99

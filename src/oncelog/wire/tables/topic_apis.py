@@ -1,4 +1,4 @@
-"""Topics: create, delete, grow, cut. Table language: see oncelog.wire.schema."""
+"""Topics: creation, deletion, partitions, DeleteRecords. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
 api CreateTopics 19 versions 2-7 offer 2-7 flexible 5

@@ -1,4 +1,4 @@
-"""Transactions: what producers call, markers, what operators ask. Table language: see oncelog.wire.schema."""
+"""Transactions: APIs for producers, markers, administration. Table language: see oncelog.wire.schema."""
 
 TABLE = """\
 api AddPartitionsToTxn 24 versions 0-5 offer 0-5 flexible 3
