@@ -67,7 +67,7 @@ class Coordinator:
         self.heartbeat_code = 0
         self.commit_answer: Callable[[], Awaitable[int]] = self._stored
         self.committed: list[dict[int, int]] = []
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
         self.generation = 0
         self._epoch, self._assigned = 0, list[TopicPartition]()
 
@@ -88,7 +88,7 @@ class Coordinator:
         self.heartbeat_code = 27
 
     async def request(self, _: int | None, request: Any, **__: Any) -> Any:
-        self.asked.append(request)
+        self.requests.append(request)
         await asyncio.sleep(0)
         match request:
             case FindCoordinatorRequest():
@@ -168,7 +168,7 @@ class Member:
         cluster: Any = coordinator
         self.session = GroupSession(self.core, parsed, cluster, self.activity, lambda: None)
         self.session.subscribe([TOPIC])
-        self.told: list[tuple[Change, list[int], int]] = []
+        self.notifications: list[tuple[Change, list[int], int]] = []
 
     async def step(self, seconds: float = 0.0) -> bool:
         """Run one `advance`, and record a notification; return True if partitions may be read."""
@@ -179,13 +179,13 @@ class Member:
             self.activity.leave(self.coordinator.now_ms())
         if isinstance(result, Rebalance):
             numbers = sorted(tp.partition for tp in result.partitions)
-            self.told.append((result.change, numbers, len(self.coordinator.committed)))
+            self.notifications.append((result.change, numbers, len(self.coordinator.committed)))
             return False
         return result
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         """Run steps until a condition holds, for at most a minute."""
-        for _ in attempts(lambda: self.told):
+        for _ in attempts(lambda: self.notifications):
             if is_so():
                 return
             await self.step(0.01)

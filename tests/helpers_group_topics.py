@@ -39,8 +39,8 @@ def wait_until_groups_know(
         answers.append(answer)
         if not answer.error_code:
             epoch = answer.member_epoch
-            told = answer.assignment.topic_partitions if answer.assignment else []
-            if sum(len(each.partitions) for each in told) >= sum(partition_counts.values()):
+            assigned = answer.assignment.topic_partitions if answer.assignment else []
+            if sum(len(topic.partitions) for topic in assigned) >= sum(partition_counts.values()):
                 break
         assert answer.error_code in {0, *NOT_READY}, f"{ERROR_NAMES[answer.error_code]}: {answer}"
     heartbeat(member_epoch=-1, rebalance_timeout_ms=-1, **member)

@@ -33,12 +33,12 @@ def fill(servers: str, topic: str, first: int, count: int, partitions: int) -> N
 
 def take(consumer: Consumer, count: int) -> list[int]:
     """Return the values of the next `count` records."""
-    got: list[int] = []
+    values: list[int] = []
     for _ in attempts():
-        if len(got) >= count:
+        if len(values) >= count:
             break
-        got += [int(record.value or b"") for record in consumer.poll(0.2)]
-    return got
+        values += [int(record.value or b"") for record in consumer.poll(0.2)]
+    return values
 
 
 class Reader:

@@ -21,8 +21,8 @@ from oncelog.types import ConsumerGroupMetadata
 
 def committed(servers: str, group: str, tp: TopicPartition) -> int | None:
     with Admin({"bootstrap.servers": servers}) as admin:
-        found = admin.group_offsets(group).get(tp)
-        return None if found is None else found.offset
+        committed_offset = admin.group_offsets(group).get(tp)
+        return None if committed_offset is None else committed_offset.offset
 
 
 def commit(servers: str, group: str, tp: TopicPartition, offset: int) -> None:

@@ -50,7 +50,7 @@ def test_a_member_that_leaves_as_it_hurries_sends_no_further_heartbeat() -> None
     async def work() -> None:
         coordinator = Coordinator()
         member = Member(coordinator, "consumer")
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         protocol = protocol_of(member)
         heartbeats = protocol._heartbeats
         assert heartbeats is not None

@@ -37,12 +37,12 @@ class Commits(Coordinator):
 
     @property
     def sent(self) -> int:
-        return sum(isinstance(each, OffsetCommitRequest) for each in self.asked)
+        return sum(isinstance(request, OffsetCommitRequest) for request in self.requests)
 
 
 async def joined(coordinator: Coordinator, protocol: str, **settings: Any) -> Member:
     member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 1_000_000, **settings})
-    await member.until(lambda: len(member.told) == 1)
+    await member.until(lambda: len(member.notifications) == 1)
     return member
 
 
@@ -72,7 +72,7 @@ def test_the_commit_before_a_revocation_is_not_repeated_behind_one_of_the_applic
         coordinator.rebalance([])
         await member.until(lambda: bool(coordinator.sent))
         await member.session.commit(at(3, 3, 3, 3))
-        await member.until(lambda: any(change is R for change, *_ in member.told))
+        await member.until(lambda: any(change is R for change, *_ in member.notifications))
         assert coordinator.committed == [dict.fromkeys(range(4), 3)]
         await member.session.close()
 
@@ -119,7 +119,7 @@ def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_lost(pro
     async def work() -> None:
         coordinator, member, commit = await commit_to_be_repeated(protocol, at(5))
         coordinator.heartbeat_code = 25 if protocol != "consumer" else 110
-        await member.until(lambda: any(change is L for change, *_ in member.told))
+        await member.until(lambda: any(change is L for change, *_ in member.notifications))
         coordinator.heartbeat_code = 0
         await member.until(lambda: member.session.member.generation_id >= 0)
         with pytest.raises(UnknownMemberId):
@@ -142,12 +142,16 @@ def test_what_is_waited_for_does_not_wait_behind_an_automatic_commit(protocol: s
         coordinator.may_answer.clear()
         await member.until(lambda: coordinator.sent == 1)
         member.hand_out(7)
+
+        def is_revoked() -> bool:
+            return any(change is R for change, *_ in member.notifications)
+
         match call:
             case "commit":
                 task: Any = asyncio.create_task(member.session.commit())
             case "rebalance":
                 coordinator.rebalance([])
-                task = asyncio.create_task(member.until(lambda: any(told[0] is R for told in member.told)))
+                task = asyncio.create_task(member.until(is_revoked))
             case _:
                 task = asyncio.create_task(member.session.close())
         await until(lambda: coordinator.sent == 2)

@@ -30,8 +30,8 @@ pytestmark = [
 
 def committed(servers: str, group: str, topic: str) -> list[int]:
     with Admin({"bootstrap.servers": servers}) as admin:
-        found = admin.group_offsets(group)
-    return [found[TopicPartition(topic, number)].offset for number in range(2)]
+        offsets = admin.group_offsets(group)
+    return [offsets[TopicPartition(topic, number)].offset for number in range(2)]
 
 
 def one_that_reads(proxy: Proxy, group: str, topic: str, protocol: str, **settings: Any) -> Consumer:

@@ -186,10 +186,10 @@ def test_offsets_are_found_at_both_ends_and_for_times(broker: Broker) -> None:
     with consumer_of(broker) as consumer:
         assert consumer.beginning_offsets([T0, T1]) == {T0: 0, T1: 0}
         assert consumer.end_offsets([T0, T1]) == {T0: 6, T1: 0}
-        found = consumer.offsets_for_times({T0: 1003, T1: 5, T2: 0})
-        at = found[T0]
-        assert at is not None and (at.offset, at.timestamp_ms) == (3, 1003)
-        assert found[T1] is None and found[T2] is None
+        results = consumer.offsets_for_times({T0: 1003, T1: 5, T2: 0})
+        position = results[T0]
+        assert position is not None and (position.offset, position.timestamp_ms) == (3, 1003)
+        assert results[T1] is None and results[T2] is None
         later = consumer.offsets_for_times({T0: 1006})[T0]
         assert later is not None and later.offset == 5
         assert [part.partition for part in consumer.partitions_for("t")] == [0, 1, 2]
@@ -352,7 +352,7 @@ def test_a_damaged_partition_is_asked_once(tmp_path: Path) -> None:
         append(broker.bootstrap_servers, T0, *(batch_of(*numbered(s, s + 10)) for s in (0, 10, 20)))
         (segment,) = (tmp_path / "t-0").glob("*.log")
         data = bytearray(segment.read_bytes())
-        data[[at for at, _ in iter_batches(data)][1] + 16] = 9  # the magic byte
+        data[[position for position, _ in iter_batches(data)][1] + 16] = 9  # the magic byte
         with segment.open("r+b") as file:
             file.write(data)
         with Proxy(broker.bootstrap_servers) as proxy:
@@ -368,14 +368,14 @@ def test_a_damaged_partition_is_asked_once(tmp_path: Path) -> None:
 SWAPPED, FAR = "the last two batches in wrong order", "the last batch with far offsets"
 
 
-def change_first_segment(directory: Path, how: str) -> None:
+def change_first_segment(directory: Path, change: str) -> None:
     """Change the end of the first of two segments, with batches of 10 records, so that no
     checksum shows it.
     """
     segment = min(directory.glob("*.log"))
     data = segment.read_bytes()
-    *sound, last = [data[at : at + header.size_bytes] for at, header in iter_batches(data)]
-    if how == SWAPPED:
+    *sound, last = [data[position : position + header.size_bytes] for position, header in iter_batches(data)]
+    if change == SWAPPED:
         sound[-1:] = [last, sound[-1]]
     else:
         sound.append((1_000_000).to_bytes(8, "big") + last[8:])
@@ -397,10 +397,10 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
 
 def test_a_segment_that_ends_with_changed_offsets(changed: tuple[str, Broker]) -> None:
     """Regression: a range was read without end, or ended there without an error."""
-    how, broker = changed
+    change, broker = changed
     with consumer_of(broker) as consumer:
         pieces = islice(consumer.fetch_range(T0, 0, 200), 20)
-        if how == SWAPPED:
+        if change == SWAPPED:
             offsets = [offset for table in pieces for offset in table.column("offset").to_pylist()]
             assert sorted(offsets) == list(range(200)) != offsets
         else:

@@ -245,11 +245,11 @@ def test_a_piece_beyond_its_high_watermark_is_given_once(ends_at: int) -> None:
     consumer, call = started()
     log = [batch(offset, b"%d" % offset) for offset in range(4)]
     consumer.on_response(call, answer((T0, b"".join(log)), high_watermark=ends_at), 1.0, 0)
-    found = consumer.take_arrow(0)
+    first_table = consumer.take_arrow(0)
     call = only_call(consumer)
     consumer.on_response(call, answer((T0, b"".join(log[asked_offset(call) :]))), 1.0, 0)
     later = consumer.take_arrow(0)
-    columns = [table.column("offset").to_pylist() for table in (found, later) if table is not None]
+    columns = [table.column("offset").to_pylist() for table in (first_table, later) if table is not None]
     assert columns == [[0, 1, 2, 3]]
 
 

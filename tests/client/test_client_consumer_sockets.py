@@ -42,12 +42,12 @@ class ScriptedLog:
     def __init__(self, *batches: bytes, aborted: list[tuple[int, int, int]] | None = None) -> None:
         self.batches = list(batches)
         self.aborted = aborted or []
-        self.asked: list[int] = []
+        self.fetch_offsets: list[int] = []
         self.max_bytes = 10_000
 
     def answer(self, header: Any, message: Any) -> Any:
         part = message.topics[0].partitions[0]
-        self.asked.append(part.fetch_offset)
+        self.fetch_offsets.append(part.fetch_offset)
         data = b"".join(batch for batch in self.batches if last_offset(batch) >= part.fetch_offset)
         shown = data[: self.max_bytes]
         return fetch_answer(
@@ -175,8 +175,8 @@ def test_a_range_fetches_one_piece_ahead_and_no_more() -> None:
         async for view in pieces:
             sizes.append(len(view))
             await asyncio.sleep(0)
-            assert len(log.asked) <= len(sizes) + 1
-        assert log.asked == list(range(0, 20, 2))
+            assert len(log.fetch_offsets) <= len(sizes) + 1
+        assert log.fetch_offsets == list(range(0, 20, 2))
 
     play(log, story)
 
@@ -187,7 +187,7 @@ def test_a_cut_tail_is_read_with_the_next_fetch() -> None:
 
     async def story(broker: ScriptedBroker, consumer: Consumer) -> None:
         assert await values_of(consumer, 20) == [b"%d" % number for number in range(20)]
-        assert log.asked[:3] == [0, 2, 4]
+        assert log.fetch_offsets[:3] == [0, 2, 4]
 
     play(log, story)
 
@@ -315,9 +315,9 @@ def test_a_missing_topic_keeps_no_other_leader_from_being_found() -> None:
 
     async def story(broker: ScriptedBroker, consumer: Consumer) -> None:
         def only_asked(header: Any, message: Any) -> Any:
-            asked = {topic.name for topic in message.topics or ()}
-            errors = {"missing": UnknownTopicOrPartition.code} if "missing" in asked else None
-            return metadata(broker.port, {"t": 1} if "t" in asked else None, errors=errors)
+            requested = {topic.name for topic in message.topics or ()}
+            errors = {"missing": UnknownTopicOrPartition.code} if "missing" in requested else None
+            return metadata(broker.port, {"t": 1} if "t" in requested else None, errors=errors)
 
         broker.handlers["Metadata"] = only_asked
         consumer.pause(T0)  # so that no fetch looks up its leader

@@ -187,7 +187,7 @@ class ReadingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.core = core(**{"max.partition.fetch.bytes": 400})
-        self.at: dict[TopicPartition, int] = {}
+        self.position: dict[TopicPartition, int] = {}
         self.committed = dict.fromkeys(LOG, 0)
         self.paused: set[TopicPartition] = set()
         self.calls: list[Any] = []
@@ -196,12 +196,12 @@ class ReadingMachine(RuleBasedStateMachine):
     @rule(partitions=st.lists(PARTITIONS, unique=True))
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Rebalance: revoked partitions are committed, and added ones start at their committed offsets."""
-        for tp in self.at:
+        for tp in self.position:
             position = self.core.position(tp)
             assert position is not None
             self.committed[tp] = position
         self.core.assign(partitions)
-        self.at = {tp: self.at.get(tp, self.committed[tp]) for tp in partitions}
+        self.position = {tp: self.position.get(tp, self.committed[tp]) for tp in partitions}
         for tp in partitions:
             if self.core.position(tp) is None:
                 self.core.seek(tp, self.committed[tp])
@@ -209,13 +209,13 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @rule(tp=PARTITIONS, offset=st.integers(0, 60))
     def seek(self, tp: TopicPartition, offset: int) -> None:
-        if tp in self.at:
-            self.at[tp] = min(offset, ENDS[tp])
-            self.core.seek(tp, self.at[tp])
+        if tp in self.position:
+            self.position[tp] = min(offset, ENDS[tp])
+            self.core.seek(tp, self.position[tp])
 
     @rule(tp=PARTITIONS, paused=st.booleans())
     def pause(self, tp: TopicPartition, paused: bool) -> None:
-        if tp in self.at:
+        if tp in self.position:
             self.core.set_paused([tp], paused)
             (self.paused.add if paused else self.paused.discard)(tp)
 
@@ -237,9 +237,9 @@ class ReadingMachine(RuleBasedStateMachine):
         self.calls = []
 
     def given(self, tp: TopicPartition, offset: int) -> None:
-        assert tp in self.at and tp not in self.paused
-        assert offset == next(each for each in LOG[tp] if each >= self.at[tp])
-        self.at[tp] = offset + 1
+        assert tp in self.position and tp not in self.paused
+        assert offset == next(logged for logged in LOG[tp] if logged >= self.position[tp])
+        self.position[tp] = offset + 1
 
     @rule(count=st.integers(1, 20))
     def poll(self, count: int) -> None:
@@ -271,7 +271,7 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @invariant()
     def positions_are_where_the_application_is(self) -> None:
-        for tp, position in self.at.items():
+        for tp, position in self.position.items():
             mine = self.core.position(tp)
             assert mine is not None
             between = range(min(mine, position), max(mine, position))
@@ -279,12 +279,12 @@ class ReadingMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Check that in the end every record after the positions was delivered."""
-        for tp in self.at:
+        for tp in self.position:
             self.pause(tp, False)
         for _ in range(80):
             self.fetch(3)
             self.poll(20)
-        for tp, position in self.at.items():
+        for tp, position in self.position.items():
             assert not [offset for offset in LOG[tp] if offset >= position]
 
 

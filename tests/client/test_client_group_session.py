@@ -41,12 +41,13 @@ A, R, L = Change.ASSIGNED, Change.REVOKED, Change.LOST
 
 def beats(coordinator: Coordinator) -> int:
     return sum(
-        isinstance(each, (HeartbeatRequest, ConsumerGroupHeartbeatRequest)) for each in coordinator.asked
+        isinstance(request, (HeartbeatRequest, ConsumerGroupHeartbeatRequest))
+        for request in coordinator.requests
     )
 
 
 def commits(coordinator: Coordinator) -> list[OffsetCommitRequest]:
-    return [each for each in coordinator.asked if isinstance(each, OffsetCommitRequest)]
+    return [request for request in coordinator.requests if isinstance(request, OffsetCommitRequest)]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -67,7 +68,7 @@ def test_polls_cancelled_at_any_moment_tell_each_change_once(
 
         coordinator.commit_answer = slow
         member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 1_000_000})
-        await member.until(lambda: len(member.core.assignment()) == 4 and len(member.told) == 1)
+        await member.until(lambda: len(member.core.assignment()) == 4 and len(member.notifications) == 1)
         member.hand_out(7)
         coordinator.rebalance(ALL[:2])
         for turns in patience:
@@ -76,13 +77,15 @@ def test_polls_cancelled_at_any_moment_tell_each_change_once(
                 await asyncio.sleep(0)
             step.cancel()
             await asyncio.gather(step, return_exceptions=True)
-        await member.until(lambda: any(change is R for change, *_ in member.told))
+        await member.until(lambda: any(change is R for change, *_ in member.notifications))
         await member.until(lambda: len(member.core.assignment()) == 2)
-        revoked = [(partitions, commits) for change, partitions, commits in member.told if change is R]
+        revoked = [
+            (partitions, commits) for change, partitions, commits in member.notifications if change is R
+        ]
         leaving = [0, 1, 2, 3] if protocol == "range" else [2, 3]
         assert revoked == [(leaving, 1)]
         assert coordinator.committed == [dict.fromkeys(range(4), 7)]
-        assert not any(change is L for change, *_ in member.told)
+        assert not any(change is L for change, *_ in member.notifications)
         await member.session.close()
 
     asyncio.run(work())
@@ -104,18 +107,18 @@ def test_a_silent_coordinator_holds_polls_no_longer_than_their_deadline(protocol
 
         coordinator.commit_answer = silent
         member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 0})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         member.hand_out(5)
         for _ in range(20):
             assert await member.step(), "records are handed out while the commit is under way"
-        assert sum(isinstance(each, OffsetCommitRequest) for each in coordinator.asked) <= 1
+        assert sum(isinstance(request, OffsetCommitRequest) for request in coordinator.requests) <= 1
         coordinator.rebalance(ALL[:2])
         first = beats(coordinator)
         await member.until(lambda: beats(coordinator) > first + 5)
         assert not await member.step(), "nothing is handed out of what is about to go"
-        assert [change for change, *_ in member.told] == [A], "nor told before the commit has ended"
+        assert [change for change, *_ in member.notifications] == [A], "nor told before the commit has ended"
         never.set_result(0)
-        await member.until(lambda: any(change is R for change, *_ in member.told))
+        await member.until(lambda: any(change is R for change, *_ in member.notifications))
         assert coordinator.committed[-1] == dict.fromkeys(range(4), 5)
         await member.session.close()
 
@@ -131,14 +134,14 @@ def test_what_a_commit_before_a_revocation_finds_lost_is_told_as_lost(protocol: 
             return 25  # UNKNOWN_MEMBER_ID
 
         member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 1_000_000})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         member.hand_out(5)
         coordinator.commit_answer = refuse
         coordinator.rebalance(ALL[:2])
-        await member.until(lambda: len(member.told) >= 2)
-        assert member.told[1] == (L, [0, 1, 2, 3], 0)
+        await member.until(lambda: len(member.notifications) >= 2)
+        assert member.notifications[1] == (L, [0, 1, 2, 3], 0)
         await member.until(lambda: len(member.core.assignment()) == 2)
-        assert member.told[2] == (A, [0, 1], 0)
+        assert member.notifications[2] == (A, [0, 1], 0)
         await member.session.close()
 
     asyncio.run(work())
@@ -160,13 +163,13 @@ def test_a_commit_that_is_late_does_not_go_over_the_next_owner(protocol: str) ->
 
         coordinator.commit_answer = first_is_silent
         member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 0})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         member.hand_out(5)
         assert await member.step()
         await member.until(lambda: coordinator.commit_answer == coordinator._stored)
         coordinator.share = ALL[:1]
         coordinator.heartbeat_code = 25 if protocol != "consumer" else 110
-        await member.until(lambda: any(change is L for change, *_ in member.told))
+        await member.until(lambda: any(change is L for change, *_ in member.notifications))
         coordinator.heartbeat_code = 0
         assert never.cancelled(), "given up"
         await member.until(lambda: len(member.core.assignment()) == 1)
@@ -185,14 +188,14 @@ def test_a_fenced_instance_id_ends_the_member(protocol: str) -> None:
     async def work() -> None:
         coordinator = Coordinator()
         member = Member(coordinator, protocol, **{"group.instance.id": "one"})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         member.hand_out(5)
         identity = member.session.metadata
         coordinator.heartbeat_code = 82
         with pytest.raises(FencedInstanceId, match=r"group\.instance\.id='one'.*out for good"):
             await member.until(lambda: False)
-        assert member.told[1:] == [(L, [0, 1, 2, 3], 0)]
-        asked = len(coordinator.asked)
+        assert member.notifications[1:] == [(L, [0, 1, 2, 3], 0)]
+        request_count = len(coordinator.requests)
         for _ in range(3):
             with pytest.raises(FencedInstanceId):
                 await member.step(0.02)
@@ -201,7 +204,7 @@ def test_a_fenced_instance_id_ends_the_member(protocol: str) -> None:
         assert member.core.assignment() == []
         assert member.session.metadata == identity, "what is sent in its name is refused"
         await member.session.close()
-        assert len(coordinator.asked) == asked
+        assert len(coordinator.requests) == request_count
 
     asyncio.run(work())
 
@@ -215,14 +218,14 @@ def test_a_commit_that_is_fenced_ends_the_member(protocol: str) -> None:
             return 82
 
         member = Member(coordinator, protocol, **{"group.instance.id": "one", "enable.auto.commit": False})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         member.hand_out(5)
         coordinator.commit_answer = fenced
         with pytest.raises(FencedInstanceId, match="out for good"):
             await member.session.commit()
         with pytest.raises(FencedInstanceId, match="out for good"):
             await member.until(lambda: False)
-        assert member.told[1:] == [(L, [0, 1, 2, 3], 0)]
+        assert member.notifications[1:] == [(L, [0, 1, 2, 3], 0)]
         await member.session.close()
 
     asyncio.run(work())
@@ -237,15 +240,15 @@ def test_a_commit_amid_a_rebalance_is_raised_and_the_member_takes_part(protocol:
             return 27
 
         member = Member(coordinator, protocol, **{"enable.auto.commit": False})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         member.hand_out(5)
         generation = coordinator.generation
         coordinator.commit_answer = rebalancing
         with pytest.raises(RebalanceInProgress):
             await member.session.commit()
         coordinator.commit_answer = coordinator._stored
-        await member.until(lambda: coordinator.generation > generation and len(member.told) > 1)
-        assert not any(change is L for change, *_ in member.told)
+        await member.until(lambda: coordinator.generation > generation and len(member.notifications) > 1)
+        assert not any(change is L for change, *_ in member.notifications)
         member.hand_out(6)
         await member.until(lambda: len(member.core.assignment()) == 4)
         await member.session.commit()
@@ -268,7 +271,7 @@ def test_what_a_commit_of_an_earlier_generation_is_answered_costs_no_membership(
             return await answer
 
         member = Member(coordinator, protocol, **{"enable.auto.commit": False})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         member.hand_out(5)
         coordinator.commit_answer = late
         commit = asyncio.create_task(member.session.commit())
@@ -277,13 +280,13 @@ def test_what_a_commit_of_an_earlier_generation_is_answered_costs_no_membership(
         coordinator.rebalance(ALL[:2])
         await member.until(lambda: len(member.core.assignment()) == 2)
         await member.until(lambda: member.session.member.generation_id > before)
-        now, told = member.session.member, len(member.told)
+        now, notified_count = member.session.member, len(member.notifications)
         answer.set_result(code)
         with pytest.raises(BrokerError):
             await commit
         first = beats(coordinator)
         await member.until(lambda: beats(coordinator) > first + 3)
-        assert not any(change is L for change, *_ in member.told[told:])
+        assert not any(change is L for change, *_ in member.notifications[notified_count:])
         assert member.session.member.member_id == now.member_id
         assert len(member.core.assignment()) == 2
         await member.session.close()
@@ -312,7 +315,7 @@ def test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows(how: st
         coordinator.request = late  # type: ignore[method-assign]
         coordinator.commit_answer = by_generation
         member = Member(coordinator, "cooperative-sticky")
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         member.hand_out(5)
         coordinator.rebalance(ALL)
         await member.until(lambda: coordinator.generation == 2)
@@ -332,13 +335,13 @@ def test_a_share_of_a_generation_that_is_over_is_not_taken() -> None:
     async def work() -> None:
         coordinator = Coordinator()
         member = Member(coordinator, "cooperative-sticky", **{"enable.auto.commit": False})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         coordinator.rebalance(ALL[:2])
-        await member.until(lambda: any(change is R for change, *_ in member.told))
+        await member.until(lambda: any(change is R for change, *_ in member.notifications))
         coordinator.heartbeat_code = 25
         await until(lambda: member.session.member.generation_id < 0)  # a heartbeat reports the loss
-        await member.until(lambda: len(member.told) >= 4)
-        assert [each[:2] for each in member.told] == [
+        await member.until(lambda: len(member.notifications) >= 4)
+        assert [notification[:2] for notification in member.notifications] == [
             (A, [0, 1, 2, 3]),
             (R, [2, 3]),
             (L, [0, 1]),
@@ -377,7 +380,9 @@ def test_nothing_is_taken_that_a_heartbeat_under_way_leaves_out(is_changed: bool
         coordinator.share = ALL[:2] if is_changed else list(ALL)
         answers.set()
         await member.until(lambda: bool(member.core.assignment()))
-        assert [each[:2] for each in member.told] == [(A, [0, 1] if is_changed else [0, 1, 2, 3])]
+        assert [notification[:2] for notification in member.notifications] == [
+            (A, [0, 1] if is_changed else [0, 1, 2, 3])
+        ]
         await member.session.close()
 
     asyncio.run(asyncio.wait_for(work(), 120))
@@ -391,7 +396,7 @@ def test_a_heartbeat_names_what_was_taken_before_the_application_knows() -> None
 
         async def cut_once(node: int | None, request: Any, **more: Any) -> Any:
             nonlocal is_cut
-            if isinstance(request, ConsumerGroupHeartbeatRequest) and member.told and not is_cut:
+            if isinstance(request, ConsumerGroupHeartbeatRequest) and member.notifications and not is_cut:
                 is_cut = True
                 raise DisconnectedError("cut")
             if isinstance(request, ConsumerGroupHeartbeatRequest) and is_cut:
@@ -399,7 +404,7 @@ def test_a_heartbeat_names_what_was_taken_before_the_application_knows() -> None
             return await ask(node, request, **more)
 
         coordinator.request = cut_once  # type: ignore[method-assign]
-        await member.until(lambda: bool(member.told))
+        await member.until(lambda: bool(member.notifications))
         await until(lambda: full)
         (named,) = full[0].topic_partitions or ()
         assert named.partitions == [0, 1, 2, 3]
@@ -413,7 +418,7 @@ def test_a_heartbeat_that_is_not_authorized_is_raised_and_the_member_stays(proto
     async def work() -> None:
         coordinator = Coordinator()
         member = Member(coordinator, protocol)
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         identity = member.session.metadata
         for _ in range(2):
             coordinator.heartbeat_code = 30
@@ -422,7 +427,7 @@ def test_a_heartbeat_that_is_not_authorized_is_raised_and_the_member_stays(proto
             coordinator.heartbeat_code = 0
         first = beats(coordinator)
         await member.until(lambda: beats(coordinator) > first + 2)
-        assert len(member.told) == 1
+        assert len(member.notifications) == 1
         assert len(member.core.assignment()) == 4
         assert member.session.metadata.member_id == identity.member_id
         await member.session.close()
@@ -436,14 +441,14 @@ def test_a_member_whose_poll_waits_is_not_idle_and_one_between_polls_is(protocol
         coordinator = Coordinator()
         member = Member(coordinator, protocol, **{"max.poll.interval.ms": 1, "enable.auto.commit": False})
         member.activity.enter()
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         first = beats(coordinator)
         await member.until(lambda: beats(coordinator) > first + 10)
-        assert len(member.told) == 1
+        assert len(member.notifications) == 1
         member.activity.leave(coordinator.now_ms() - 5)
         await until(lambda: member.session.member.generation_id < 0)  # it has left
-        await member.until(lambda: len(member.told) > 1)
-        assert member.told[1] == (L, [0, 1, 2, 3], 0)
+        await member.until(lambda: len(member.notifications) > 1)
+        assert member.notifications[1] == (L, [0, 1, 2, 3], 0)
         await member.session.close()
 
     asyncio.run(work())
@@ -572,7 +577,7 @@ def test_a_heartbeat_that_is_answered_after_its_membership_is_no_news_of_the_nex
 
         coordinator.request = slow  # type: ignore[method-assign]
         member = Member(coordinator, "consumer", **{"enable.auto.commit": False})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         may_answer.clear()
         beaten = beats(coordinator)
         await member.until(lambda: beats(coordinator) > beaten)
@@ -581,8 +586,8 @@ def test_a_heartbeat_that_is_answered_after_its_membership_is_no_news_of_the_nex
         with pytest.raises(UnknownMemberId):
             await member.session.commit()
         may_answer.set()
-        await member.until(lambda: len(member.core.assignment()) == 4 and len(member.told) == 3)
-        assert [change for change, *_ in member.told] == [A, L, A]
+        await member.until(lambda: len(member.core.assignment()) == 4 and len(member.notifications) == 3)
+        assert [change for change, *_ in member.notifications] == [A, L, A]
         await member.session.close()
 
     asyncio.run(asyncio.wait_for(work(), 120))
@@ -600,8 +605,8 @@ def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> N
             return UnknownMemberId.code
 
         member = Member(coordinator, "consumer", **{"enable.auto.commit": False})
-        await member.until(lambda: len(member.told) == 1)
-        await other.until(lambda: len(other.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
+        await other.until(lambda: len(other.notifications) == 1)
         member.hand_out(5)
         stored, coordinator.commit_answer = coordinator.commit_answer, refuse
         with pytest.raises(UnknownMemberId):
@@ -614,8 +619,8 @@ def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> N
         with pytest.raises(UnknownMemberId):
             await member.session.commit()
         assert coordinator.committed == []
-        await member.until(lambda: len(member.told) == 3)
-        assert [change for change, *_ in member.told] == [A, L, A]
+        await member.until(lambda: len(member.notifications) == 3)
+        assert [change for change, *_ in member.notifications] == [A, L, A]
         member.hand_out(7)
         await member.session.commit()
         assert coordinator.committed == [{0: 7, 1: 7, 2: 7, 3: 7}]
@@ -665,7 +670,7 @@ def test_an_automatic_commit_that_a_member_gives_up_is_logged(
 
         coordinator.commit_answer = refused
         member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 1})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         member.hand_out(5)
         await member.until(lambda: bool(coordinator.committed))
         await member.session.close()

@@ -35,7 +35,7 @@ def test_one_member_reads_all_and_resumes_at_its_commit(servers: str, group: str
         assert len(consumer.assignment()) == 2
         consumer.commit()
         committed = consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)])
-        assert [each.offset for each in committed.values() if each] == [5, 5]
+        assert [position.offset for position in committed.values() if position] == [5, 5]
         identity = consumer.group_metadata()
         assert identity.generation_id >= 1
         assert identity.member_id
@@ -49,20 +49,20 @@ def test_positions_are_committed_automatically(servers: str, group: str) -> None
     """Only records that poll has returned are committed."""
     topic = new_topic(servers)
     fill(servers, topic, 0, 10, 1)
-    at = TopicPartition(topic, 0)
+    tp = TopicPartition(topic, 0)
     with member(servers, group, auto_commit_interval_ms=50, max_poll_records=3) as consumer:
         consumer.subscribe([topic])
         assert take(consumer, 1) == [0, 1, 2]
         for _ in attempts():
             count = len(consumer.poll(0.2))
-            committed = consumer.committed([at])[at]
+            committed = consumer.committed([tp])[tp]
             if committed is not None:
                 break
         assert committed.offset % 3 == 0 or committed.offset == 10
-        position = consumer.position(at)
+        position = consumer.position(tp)
         assert position == committed.offset + count, "only what an earlier poll had returned"
     with member(servers, group) as last:
-        found = last.committed([at])[at]
+        found = last.committed([tp])[tp]
         assert found is not None
         assert found.offset == position, "close() committed what the last poll had returned"
 
@@ -157,22 +157,22 @@ def test_groups_need_an_id_and_an_existing_assignor(servers: str, group: str) ->
 def test_an_asyncio_member_reads_its_partitions(servers: str, group: str) -> None:
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 6, 2)
-    told: list[str] = []
+    events: list[str] = []
 
     async def assigned(share: list[TopicPartition]) -> None:
-        told.append(f"assigned {len(share)}")
+        events.append(f"assigned {len(share)}")
 
     async def work() -> list[int]:
         config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
         async with AsyncConsumer(config) as consumer:
             consumer.subscribe([topic], on_assigned=assigned)
-            got: list[int] = []
+            values: list[int] = []
             for _ in attempts():
-                if len(got) == 6:
+                if len(values) == 6:
                     break
-                got += [int(record.value or b"") for record in await consumer.poll(0.2)]
+                values += [int(record.value or b"") for record in await consumer.poll(0.2)]
             await consumer.commit()
-            return got
+            return values
 
     assert sorted(asyncio.run(work())) == list(range(6))
-    assert told == ["assigned 2"]
+    assert events == ["assigned 2"]

@@ -22,7 +22,7 @@ STICKY = {"partition_assignment_strategy": "sticky", "enable_auto_commit": False
 
 
 def assigned(reader: Reader) -> set[int]:
-    return {at.partition for at in reader.consumer.assignment()}
+    return {tp.partition for tp in reader.consumer.assignment()}
 
 
 def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
@@ -37,23 +37,23 @@ def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
     kept = assigned(first), assigned(second)
     third = Reader(member(servers, group, **COOPERATIVE), topic)
     readers = [first, second, third]
-    wait_for(lambda: [len(assigned(each)) for each in readers] == [2, 2, 2])
+    wait_for(lambda: [len(assigned(reader)) for reader in readers] == [2, 2, 2])
     assert assigned(first) < kept[0]
     assert assigned(second) < kept[1]
     fill(servers, topic, 60, 60, 6)
-    wait_for(lambda: sum(len(each.values) for each in readers) == 120)
+    wait_for(lambda: sum(len(reader.values) for reader in readers) == 120)
     kept = assigned(first), assigned(second)
     third.stop(commits=True)
     wait_for(lambda: len(assigned(first)) == len(assigned(second)) == 3)
     assert assigned(first) > kept[0]
     assert assigned(second) > kept[1]
     fill(servers, topic, 120, 60, 6)
-    wait_for(lambda: sum(len(each.values) for each in readers) == 180)
+    wait_for(lambda: sum(len(reader.values) for reader in readers) == 180)
     revoked = [count for kind, count in first.events if kind == "revoked"]
     assert revoked == [3, 1], "once for each that joined, and only what moved"
-    for each in (first, second):
-        each.stop()
-    assert sorted(value for each in readers for value in each.values) == list(range(180))
+    for reader in (first, second):
+        reader.stop()
+    assert sorted(value for reader in readers for value in reader.values) == list(range(180))
 
 
 def test_what_stays_is_read_while_the_group_rebalances(servers: str, group: str) -> None:
@@ -81,13 +81,13 @@ def test_sticky_members_get_back_what_they_had(servers: str, group: str) -> None
     kept = assigned(first), assigned(second)
     third = Reader(member(servers, group, **STICKY), topic)
     readers = [first, second, third]
-    wait_for(lambda: [len(assigned(each)) for each in readers] == [2, 2, 2])
+    wait_for(lambda: [len(assigned(reader)) for reader in readers] == [2, 2, 2])
     assert assigned(first) < kept[0]
     assert assigned(second) < kept[1]
     third.stop()
     wait_for(lambda: len(assigned(first)) == len(assigned(second)) == 3)
-    for each in (first, second):
-        each.stop()
+    for reader in (first, second):
+        reader.stop()
     assert first.events[:2] == [("assigned", 6), ("revoked", 6)]
 
 
@@ -121,7 +121,7 @@ class Foreign:
             message = self.consumer.poll(0.05)
             if message is not None and not message.error():
                 self.values.append(int(message.value()))
-            self.share = {at.partition for at in self.consumer.assignment()}
+            self.share = {tp.partition for tp in self.consumer.assignment()}
 
     def stop(self) -> None:
         self._stop.set()
@@ -154,8 +154,8 @@ def test_a_cooperative_group_with_librdkafka(servers: str, group: str, leader: s
         assert [count for kind, count in ours.events if kind == "revoked"] == [1]
     fill(servers, topic, 60, 60, 6)
     everyone = (ours, other, third)
-    wait_for(lambda: sum(len(each.values) for each in everyone) == 120)
-    assert sorted(value for each in everyone for value in each.values) == list(range(120))
+    wait_for(lambda: sum(len(reader.values) for reader in everyone) == 120)
+    assert sorted(value for reader in everyone for value in reader.values) == list(range(120))
     other.stop()
     wait_for(lambda: len(assigned(ours)) == len(assigned(third)) == 3)
     ours.stop()
@@ -215,7 +215,7 @@ def test_another_subscription_gives_back_the_topics_it_leaves(servers: str, grou
     events: list[tuple[str, set[str]]] = []
 
     def note(kind: str) -> object:
-        return lambda share: events.append((kind, {at.topic for at in share}))
+        return lambda share: events.append((kind, {tp.topic for tp in share}))
 
     callbacks = {f"on_{kind}": note(kind) for kind in ("assigned", "revoked")}
     with member(servers, group, **COOPERATIVE) as consumer:
@@ -223,7 +223,7 @@ def test_another_subscription_gives_back_the_topics_it_leaves(servers: str, grou
         wait_for(lambda: consumer.poll(0.1) == [] and len(consumer.assignment()) == 4)
         consumer.subscribe([kept, new], **callbacks)  # type: ignore[arg-type]
         wait_for(lambda: consumer.poll(0.1) == [] and len(events) == 3)
-        assert {at.topic for at in consumer.assignment()} == {kept, new}
+        assert {tp.topic for tp in consumer.assignment()} == {kept, new}
         assert events == [("assigned", {left, kept}), ("revoked", {left}), ("assigned", {new})]
 
 
@@ -257,7 +257,7 @@ def test_a_pattern_may_match_nothing_yet(servers: str, group: str) -> None:
             admin.create_topics([NewTopic(f"{group}-x", 1)])
         fill(servers, f"{group}-x", 0, 3, 1)
         seen: list[bytes | None] = []
-        wait_for(lambda: seen.extend(each.value for each in consumer.poll(0.1)) or len(seen) == 3)
+        wait_for(lambda: seen.extend(record.value for record in consumer.poll(0.1)) or len(seen) == 3)
 
 
 def test_an_invalid_pattern_is_refused(ours: str, group: str) -> None:

@@ -37,8 +37,8 @@ def topics(admin: Admin) -> set[str]:
 
 def test_a_deleted_topic_stays_deleted_although_a_producer_sent_to_it_once(servers: str) -> None:
     once, always = new_name(), new_name()
-    at = {"bootstrap.servers": servers}
-    with Admin(at) as admin, Producer(at, metadata_max_age_ms=100) as producer:
+    config = {"bootstrap.servers": servers}
+    with Admin(config) as admin, Producer(config, metadata_max_age_ms=100) as producer:
         admin.create_topics([NewTopic(once, 1), NewTopic(always, 1)])
         producer.send(once, b"x").result(60)
         producer.send(always, b"x").result(60)
@@ -53,9 +53,9 @@ def test_a_deleted_topic_stays_deleted_although_a_consumer_was_subscribed_to_it(
     servers: str, protocol: str
 ) -> None:
     once = new_name()
-    at = {"bootstrap.servers": servers}
+    config = {"bootstrap.servers": servers}
     settings = {"group_id": new_name(), "metadata_max_age_ms": 100, "group_protocol": protocol}
-    with Admin(at) as admin, Consumer(at, **settings) as consumer:
+    with Admin(config) as admin, Consumer(config, **settings) as consumer:
         admin.create_topics([NewTopic(once, 1)])
         consumer.subscribe(once)
         wait_until(lambda: consumer.poll(0.2) or consumer.assignment())
@@ -69,8 +69,8 @@ def test_a_deleted_topic_stays_deleted_although_a_consumer_was_subscribed_to_it(
 
 
 def test_an_admin_client_keeps_nothing_of_the_topics_it_was_asked_about(ours: str) -> None:
-    at = {"bootstrap.servers": ours}
-    with Admin(at, metadata_max_age_ms=50) as admin:
+    config = {"bootstrap.servers": ours}
+    with Admin(config, metadata_max_age_ms=50) as admin:
         names = [new_name() for _ in range(3)]
         admin.create_topics([NewTopic(name, 1) for name in names])
         admin.describe_topics([*names, "missing"], raise_errors=False)
@@ -86,14 +86,14 @@ def test_polling_waits_for_a_topic_that_is_about_to_exist(
 ) -> None:
     monkeypatch.setattr("oncelog.client.connection.cluster.UNKNOWN_TOPIC_PATIENCE_MS", 50)
     topic = new_name()
-    at = {"bootstrap.servers": ours}
-    with Consumer(at, auto_offset_reset="earliest") as consumer:
+    config = {"bootstrap.servers": ours}
+    with Consumer(config, auto_offset_reset="earliest") as consumer:
         consumer.assign(TopicPartition(topic, 0))
         if is_at_an_offset:
             consumer.seek(TopicPartition(topic, 0), 0)
         for _ in range(5):
             assert consumer.poll(0.1) == []
-        with Producer(at) as producer:
+        with Producer(config) as producer:
             producer.send(topic, b"at last").result(60)
         for _ in attempts():
             if records := consumer.poll(1):

@@ -59,13 +59,13 @@ def test_a_signal_at_any_moment_loses_no_record(ours: str, group: str, how: str,
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout)
-    assert said["given"] == {"0": [*range(count // 2)], "1": [*range(count // 2)]}
-    assert said["interrupts"] > 0, "the test is about these; how many there are depends on the machine"
+    result = json.loads(ran.stdout)
+    assert result["given"] == {"0": [*range(count // 2)], "1": [*range(count // 2)]}
+    assert result["interrupts"] > 0, "the test is about these; how many there are depends on the machine"
     if protocol != "assign":
         # The last interrupt may have come before the loop asked for more than the last record.
-        least = count - 1 if how == "iterate" else count
-        assert sum(said["committed"]) in (least, count)
+        min_count = count - 1 if how == "iterate" else count
+        assert sum(result["committed"]) in (min_count, count)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Alarm, SystemExit])
@@ -159,7 +159,7 @@ def test_a_poll_cancelled_at_any_await_loses_nothing(ours: str, group: str, prot
         }  # fmt: skip
         if protocol != "assign":
             config["group.protocol"] = protocol
-        given: dict[int, list[int]] = {0: [], 1: []}
+        delivered: dict[int, list[int]] = {0: [], 1: []}
         async with AsyncConsumer(config) as consumer:
             if protocol == "assign":
                 consumer.assign(tps)
@@ -169,7 +169,7 @@ def test_a_poll_cancelled_at_any_await_loses_nothing(ours: str, group: str, prot
                 )
             step = attempts = 0
             async with asyncio.timeout(200):
-                while sum(map(len, given.values())) < 400:
+                while sum(map(len, delivered.values())) < 400:
                     attempts += 1
                     polling = asyncio.ensure_future(consumer.poll(0.5))
                     for _ in range(step):
@@ -179,10 +179,10 @@ def test_a_poll_cancelled_at_any_await_loses_nothing(ours: str, group: str, prot
                     (rows,) = await asyncio.gather(polling, return_exceptions=True)
                     if isinstance(rows, list):
                         for row in rows:
-                            given[row.partition].append(row.offset)
+                            delivered[row.partition].append(row.offset)
                     else:
                         assert isinstance(rows, asyncio.CancelledError)
-            assert given == {0: [*range(200)], 1: [*range(200)]}
+            assert delivered == {0: [*range(200)], 1: [*range(200)]}
             assert attempts > 100
             if protocol != "assign":
                 assert events == ["assigned"]
@@ -221,16 +221,16 @@ def test_a_cancelled_callback_is_called_again(ours: str, group: str, protocol: s
 
 def test_a_broken_off_loop_skips_nothing_and_commits_what_it_processed(servers: str, group: str) -> None:
     topic = new_topic(servers)
-    at = TopicPartition(topic, 0)
+    tp = TopicPartition(topic, 0)
     fill(servers, topic, 0, 10, 1)
     with member(servers, group) as consumer:
         consumer.subscribe([topic])
         for record in consumer:
             assert record.offset == 0
             break
-        assert consumer.position(at) == 1
+        assert consumer.position(tp) == 1
         consumer.commit()
-        assert [each and each.offset for each in consumer.committed([at]).values()] == [1]
+        assert [position and position.offset for position in consumer.committed([tp]).values()] == [1]
         (second,) = consumer.poll(10, max_records=1)
         assert second.offset == 1
         with suppress(Alarm):
@@ -238,7 +238,7 @@ def test_a_broken_off_loop_skips_nothing_and_commits_what_it_processed(servers: 
                 if record.offset == 4:
                     raise Alarm
     with member(servers, group) as consumer:
-        assert [each and each.offset for each in consumer.committed([at]).values()] == [4]
+        assert [position and position.offset for position in consumer.committed([tp]).values()] == [4]
         consumer.subscribe([topic])
         assert [record.offset for record in islice(consumer, 6)] == [4, 5, 6, 7, 8, 9]
 
@@ -247,7 +247,7 @@ def test_a_broken_off_async_loop_skips_nothing_and_commits_what_it_processed(
     servers: str, group: str
 ) -> None:
     topic = new_topic(servers)
-    at = TopicPartition(topic, 0)
+    tp = TopicPartition(topic, 0)
     fill(servers, topic, 0, 10, 1)
     config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
 
@@ -257,9 +257,11 @@ def test_a_broken_off_async_loop_skips_nothing_and_commits_what_it_processed(
             async for record in consumer:
                 if record.offset == 3:
                     break
-            assert await consumer.position(at) == 4
+            assert await consumer.position(tp) == 4
         async with AsyncConsumer(config) as consumer:
-            assert [each and each.offset for each in (await consumer.committed([at])).values()] == [3]
+            assert [
+                position and position.offset for position in (await consumer.committed([tp])).values()
+            ] == [3]
             consumer.subscribe([topic])
             offsets = []
             async for record in consumer:
@@ -295,15 +297,15 @@ def test_changes_within_a_loop_hold_from_the_next_record_on(ours: str) -> None:
 
 def test_positions_are_looked_up_while_paused(servers: str) -> None:
     topic = new_topic(servers)
-    at = TopicPartition(topic, 0)
+    tp = TopicPartition(topic, 0)
     fill(servers, topic, 0, 5, 1)
     with Consumer({"bootstrap.servers": servers}) as consumer:
-        consumer.assign([at])
-        consumer.pause(at)
-        consumer.seek_to_end(at)
-        assert consumer.position(at) == 5
-        consumer.seek_to_beginning(at)
-        assert consumer.position(at) == 0
+        consumer.assign([tp])
+        consumer.pause(tp)
+        consumer.seek_to_end(tp)
+        assert consumer.position(tp) == 5
+        consumer.seek_to_beginning(tp)
+        assert consumer.position(tp) == 0
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

@@ -102,20 +102,20 @@ def test_leaving_tells_of_the_partitions_after_the_automatic_commit(
 ) -> None:
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 4, 2)
-    told: list[tuple[str, int, int | None]] = []
+    events: list[tuple[str, int, int | None]] = []
     with member(servers, group) as consumer:
         tp = TopicPartition(topic, 0)
         consumer.subscribe(
             topic,
-            on_revoked=lambda share: told.append(("revoked", len(share), stored(consumer, tp))),
-            on_lost=lambda share: told.append(("lost", len(share), None)),
+            on_revoked=lambda share: events.append(("revoked", len(share), stored(consumer, tp))),
+            on_lost=lambda share: events.append(("lost", len(share), None)),
         )
         take(consumer, 4)
         if how == "unsubscribe":
             consumer.unsubscribe()
-            assert told == [("revoked", 2, 2)]
+            assert events == [("revoked", 2, 2)]
             assert consumer.assignment() == []
-    assert told == [("revoked", 2, 2)], "once"
+    assert events == [("revoked", 2, 2)], "once"
 
 
 @pytest.mark.parametrize("how", ["close", "unsubscribe"])
@@ -143,11 +143,11 @@ def test_a_callback_that_raises_does_not_keep_the_member_in_the_group(
 def test_an_asyncio_consumer_tells_when_it_leaves(servers: str, group: str) -> None:
     topic = new_topic(servers)
     fill(servers, topic, 0, 1, 1)
-    told: list[int] = []
+    events: list[int] = []
 
     async def revoked(share: list[TopicPartition]) -> None:
         await asyncio.sleep(0)
-        told.append(len(share))
+        events.append(len(share))
 
     async def run() -> None:
         config = {"bootstrap.servers": servers, "group.id": group, "auto.offset.reset": "earliest"}
@@ -155,11 +155,11 @@ def test_an_asyncio_consumer_tells_when_it_leaves(servers: str, group: str) -> N
             consumer.subscribe(topic, on_revoked=revoked)
             assert len(await consumer.poll(30)) == 1
             await consumer.unsubscribe()
-            assert told == [1]
+            assert events == [1]
             consumer.subscribe(topic, on_revoked=revoked)
             while not consumer.assignment():
                 await consumer.poll(1)
-        assert told == [1, 1]
+        assert events == [1, 1]
 
     asyncio.run(run())
 
@@ -212,15 +212,15 @@ def test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocat
             return 0
 
         member = Member(coordinator, protocol, **{"auto.commit.interval.ms": 0})
-        await member.until(lambda: len(member.told) == 1)
+        await member.until(lambda: len(member.notifications) == 1)
         coordinator.commit_answer = answer
         member.hand_out(5)
         await member.step()
         await member.until(lambda: not codes)
         member.hand_out(7)
         coordinator.rebalance([])
-        await member.until(lambda: any(change is Change.REVOKED for change, *_ in member.told))
-        sent = [each for each in coordinator.asked if isinstance(each, OffsetCommitRequest)]
+        await member.until(lambda: any(change is Change.REVOKED for change, *_ in member.notifications))
+        sent = [request for request in coordinator.requests if isinstance(request, OffsetCommitRequest)]
         assert [row.committed_offset for row in sent[-1].topics[0].partitions] == [7] * 4
         await member.session.close()
 
@@ -246,8 +246,12 @@ def test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves() ->
         member = Member(coordinator, "consumer")
 
         def said() -> list[tuple[str, int]]:
-            asked = [each for each in coordinator.asked if isinstance(each, ConsumerGroupHeartbeatRequest)]
-            return [(each.member_id, each.member_epoch) for each in asked]
+            heartbeats = [
+                request
+                for request in coordinator.requests
+                if isinstance(request, ConsumerGroupHeartbeatRequest)
+            ]
+            return [(heartbeat.member_id, heartbeat.member_epoch) for heartbeat in heartbeats]
 
         await member.until(lambda: bool(said()))
         await member.session.close()

@@ -26,7 +26,7 @@ class MovingCluster:
 
     def __init__(self, *, is_deleted: bool) -> None:
         self.settings = {"request.timeout.ms": 30_000}
-        self.asked: list[int] = []
+        self.requested_nodes: list[int] = []
         self._is_deleted, self._leader = is_deleted, cast("int | None", 1)
         self.metadata = SimpleNamespace(leader_of=lambda tp: self._leader, mark_stale=self._mark_stale)
 
@@ -47,29 +47,29 @@ class MovingCluster:
         return 2
 
     async def request(self, node_id: int, _: Any, **__: Any) -> ListOffsetsResponse:
-        self.asked.append(node_id)
-        found = {"error_code": 0, "offset": 7, "timestamp": -1} if node_id == 2 else {"error_code": 3}
-        row = ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=0, **found)
+        self.requested_nodes.append(node_id)
+        result = {"error_code": 0, "offset": 7, "timestamp": -1} if node_id == 2 else {"error_code": 3}
+        row = ListOffsetsResponse.ListOffsetsPartitionResponse(partition_index=0, **result)
         return ListOffsetsResponse(
             topics=[ListOffsetsResponse.ListOffsetsTopicResponse(name="t", partitions=[row])]
         )
 
 
 def look_up(cluster: MovingCluster) -> object:
-    given = cast(ClusterConnection, cluster)
-    return asyncio.run(list_offsets(given, {TP: "earliest"}, Isolation.READ_COMMITTED))[TP]
+    connection = cast(ClusterConnection, cluster)
+    return asyncio.run(list_offsets(connection, {TP: "earliest"}, Isolation.READ_COMMITTED))[TP]
 
 
 @pytest.mark.behaviour("T10")
 def test_a_partition_that_was_moved_away_is_asked_for_again() -> None:
     """Regression: UNKNOWN_TOPIC_OR_PARTITION from the old leader ended a poll with an error."""
     cluster = MovingCluster(is_deleted=False)
-    found = look_up(cluster)
-    assert isinstance(found, OffsetAt) and found.offset == 7
-    assert cluster.asked == [1, 2]
+    result = look_up(cluster)
+    assert isinstance(result, OffsetAt) and result.offset == 7
+    assert cluster.requested_nodes == [1, 2]
 
 
 def test_a_topic_that_is_gone_is_looked_for_once() -> None:
     cluster = MovingCluster(is_deleted=True)
     assert isinstance(look_up(cluster), UnknownTopicOrPartition)
-    assert cluster.asked == [1]
+    assert cluster.requested_nodes == [1]

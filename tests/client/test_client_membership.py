@@ -247,19 +247,19 @@ def test_polls_return_and_hand_out_while_the_coordinator_hangs(
             request_timeout_ms=600_000,
         )
         consumer.subscribe(topic)
-        got = take(consumer, 1)
+        values_read = take(consumer, 1)
         os.kill(broker.pid, signal.SIGSTOP)
         try:
 
             def poll_and_close() -> None:
                 for _ in range(5):
-                    got.extend(int(record.value or b"") for record in consumer.poll(0.2))
+                    values_read.extend(int(record.value or b"") for record in consumer.poll(0.2))
                 consumer.close()
 
             polling = threading.Thread(target=poll_and_close, daemon=True)
             polling.start()
             clock.jump_until(lambda: not polling.is_alive(), 0.2)  # less than request.timeout.ms in total
-            assert got == list(range(6)), "what was fetched is handed out"
+            assert values_read == list(range(6)), "what was fetched is handed out"
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         with member(broker.bootstrap_servers, group, protocol) as successor:
@@ -290,7 +290,7 @@ def test_the_next_owner_begins_behind_what_was_handed_out_one_by_one(
         def is_all_read() -> bool:
             is_shared = len(one.assignment()) == len(two.assignment()) == 1
             for consumer in (one, two):
-                values.extend(int(each.value or b"") for each in consumer.poll(0.1, max_records=1))
+                values.extend(int(record.value or b"") for record in consumer.poll(0.1, max_records=1))
             return is_shared and len(set(values)) == 40
 
         wait_for(is_all_read)

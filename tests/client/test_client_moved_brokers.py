@@ -34,13 +34,13 @@ def test_a_coordinator_that_came_back_elsewhere_is_asked_there() -> None:
         async with scripted_broker() as first, scripted_broker() as before, scripted_broker() as after:
             now = before
 
-            def told(header: Any, message: Any) -> Any:
+            def answer_metadata(header: Any, message: Any) -> Any:
                 answer = metadata(first.port, {"t": 1})
                 broker = MetadataResponse.MetadataResponseBroker(node_id=2, host="127.0.0.1", port=now.port)
                 answer.brokers.append(broker)
                 return answer
 
-            def found(header: Any, message: Any) -> Any:
+            def answer_coordinator(header: Any, message: Any) -> Any:
                 coordinator = FindCoordinatorResponse.Coordinator(
                     key="g", node_id=2, host="127.0.0.1", port=now.port
                 )
@@ -51,7 +51,7 @@ def test_a_coordinator_that_came_back_elsewhere_is_asked_there() -> None:
                 topic = OffsetCommitResponse.OffsetCommitResponseTopic(name="t", partitions=[row])
                 return OffsetCommitResponse(topics=[topic])
 
-            first.handlers |= {"Metadata": told, "FindCoordinator": found}
+            first.handlers |= {"Metadata": answer_metadata, "FindCoordinator": answer_coordinator}
             after.handlers["OffsetCommit"] = before.handlers["OffsetCommit"] = committed
             config = {"bootstrap.servers": first.bootstrap_servers, "group.id": "g"}
             pauses = {"reconnect.backoff.ms": 2, "reconnect.backoff.max.ms": 2, "retry.backoff.ms": 2}
@@ -187,9 +187,11 @@ def test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time() -> No
         async with scripted_broker() as broker:
             fetch_count = 0
 
-            def told(header: Any, message: Any) -> Any:
-                asked = message.topics or ()
-                return metadata(broker.port, {"t": 1} if asked else None, errors={"u": 3} if asked else None)
+            def answer_metadata(header: Any, message: Any) -> Any:
+                requested = message.topics or ()
+                return metadata(
+                    broker.port, {"t": 1} if requested else None, errors={"u": 3} if requested else None
+                )
 
             async def fetched(header: Any, message: Any) -> Any:
                 nonlocal fetch_count
@@ -200,7 +202,7 @@ def test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time() -> No
                 topic = FetchResponse.FetchableTopicResponse(topic="t", partitions=[row])
                 return FetchResponse(responses=[topic])
 
-            broker.handlers |= {"Metadata": told, "Fetch": fetched}
+            broker.handlers |= {"Metadata": answer_metadata, "Fetch": fetched}
             config = {"bootstrap.servers": broker.bootstrap_servers, "request.timeout.ms": 600_000}
             async with Consumer(config, **{"retry.backoff.ms": 20, "retry.backoff.max.ms": 20}) as consumer:
                 await consumer.start()
@@ -249,14 +251,14 @@ def test_a_partition_without_a_leader_keeps_no_other_from_being_followed() -> No
                 return answer
 
             async def fetched(header: Any, message: Any) -> Any:
-                (asked,) = message.topics[0].partitions
-                records = batch_of(b"v") if asked.fetch_offset == 0 else bytearray()
+                (requested,) = message.topics[0].partitions
+                records = batch_of(b"v") if requested.fetch_offset == 0 else bytearray()
                 if records:
                     stamp(records, 0, 0, 0)
                 else:
                     await rest(message.max_wait_ms / 1000)
                 row = FetchResponse.PartitionData(
-                    partition_index=asked.partition, high_watermark=1, last_stable_offset=1,
+                    partition_index=requested.partition, high_watermark=1, last_stable_offset=1,
                     records=bytes(records),
                 )  # fmt: skip
                 topic = FetchResponse.FetchableTopicResponse(topic="t", partitions=[row])
