@@ -191,7 +191,7 @@ class LogMachine(RuleBasedStateMachine):
         else:
             self.start_process(survivor)
         self.settle(pending, is_power_loss=rng is not None)
-        assert reports or self.partition.recovery_reports == []
+        assert reports or self.partition.recovery_warnings == []
 
     def settle(self, pending: Written | None, *, is_power_loss: bool) -> None:
         """Check what the new process found, and take it over."""
@@ -523,7 +523,7 @@ class LogMachine(RuleBasedStateMachine):
         """Stop cleanly and start with other limits."""
         self.stop(limits)
         self.start_after_stop()
-        assert self.partition.recovery_reports == []
+        assert self.partition.recovery_warnings == []
 
     def stop(self, limits: Limits) -> None:
         """Stop cleanly. `limits`: those of the next process; `disk` is the one that it finds."""

@@ -141,7 +141,7 @@ class World:
         try:
             for tp in PARTITIONS:
                 partition = manager.open_partition(tp, CONFIGS[tp], TOPIC_IDS[tp], self.now_ms)
-                self.events += partition.recovery_reports
+                self.events += partition.recovery_warnings
             manager.disk.sync_directory()
             manager.forget_missing_partitions()
         except BaseException:

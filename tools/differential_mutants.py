@@ -388,7 +388,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "F37: a marker of transaction version 2 need not raise the epoch",
         "transactions",
-        ((write_txn_markers, "refuse_same_epoch", _nothing),),
+        ((write_txn_markers, "reject_same_epoch", _nothing),),
     ),
     Mutant(
         "an old epoch of a producer is taken by partitions",

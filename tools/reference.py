@@ -475,7 +475,7 @@ _PRODUCE_ACTIONS = {
     "split": "the batch is split and sent again; a single record fails",
     "fail": "the records fail",
     "abort": "the records fail, and the transaction must be aborted",
-    "die": "the producer ends",
+    "fail producer": "the producer fails",
 }
 _COORDINATOR_ACTIONS = {
     "retry": "retried",
@@ -580,9 +580,9 @@ def _is_produce_error(error: Any) -> bool:
 
 
 def _mark(error: Any, mode: Any) -> str:
-    from oncelog.rules.idempotence.error_policy import reaction_to
+    from oncelog.rules.idempotence.error_policy import error_policy_for
 
-    return str(reaction_to(error.code, mode).mark.value) if _is_produce_error(error) else ""
+    return str(error_policy_for(error.code, mode).error_class.value) if _is_produce_error(error) else ""
 
 
 def _is_coordinator_error(error: Any, seen_by: str) -> bool:
@@ -630,12 +630,12 @@ def _error_section(error: Any, guide: Any) -> str:
 
 
 def _produce_text(error: Any, mode: Any) -> str:
-    from oncelog.rules.idempotence.error_policy import reaction_to
+    from oncelog.rules.idempotence.error_policy import error_policy_for
 
-    reaction = reaction_to(error.code, mode)
-    text = _PRODUCE_ACTIONS[reaction.action.value]
-    stored = "; the batch may be stored" if reaction.may_be_stored else ""
-    return f"{reaction.mark.value}: {text}{stored}"
+    policy = error_policy_for(error.code, mode)
+    text = _PRODUCE_ACTIONS[policy.action.value]
+    stored = "; the batch may be stored" if policy.may_be_stored else ""
+    return f"{policy.error_class.value}: {text}{stored}"
 
 
 def _transactional_text(error: Any, seen_by: str) -> str:

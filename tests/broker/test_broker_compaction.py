@@ -19,7 +19,7 @@ from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.limits import Limits
 from oncelog.rules.groups.committed_offsets import CommittedOffset
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.entry import TransactionState
 from oncelog.runtime.clock import Clock
 from oncelog.server.disk import RealDisk
@@ -186,7 +186,7 @@ def test_the_log_of_transactions_is_as_long_as_its_ids(coordinators: Coordinator
         name = f"id-{number % 10}"
         transactions = made.node.transactions
         entry = transactions.init(name, None, 60_000, NOW_MS).entry
-        who = Identity(entry.producer_id, entry.producer_epoch)
+        who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
         transactions.add_partitions(name, who, [AT], NOW_MS)
         transactions.end(name, who, True, 2, NOW_MS)
         if number % 50 == 49:
@@ -208,7 +208,7 @@ def test_what_is_prepared_is_finished_from_a_compacted_log(coordinators: Coordin
     made = coordinators
     made.node.topics.create("t", 1, {}, NOW_MS)
     entry = made.node.transactions.init("left", None, 60_000, NOW_MS).entry
-    who = Identity(entry.producer_id, entry.producer_epoch)
+    who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
     made.node.transactions.add_partitions("left", who, [AT], NOW_MS)
     with patch.object(type(made.node.transactions), "_write_markers"):
         made.node.transactions.end("left", who, True, 2, NOW_MS)
@@ -239,7 +239,7 @@ def test_forgotten_ids_leave_nothing(coordinators: Coordinators) -> None:
 def test_offsets_committed_and_pending(coordinators: Coordinators) -> None:
     made = coordinators
     offsets = made.node.groups.offsets
-    who = Identity(50, 0)
+    who = ProducerIdAndEpoch(50, 0)
     offsets.commit_pending("g", who, {TopicPartition("pending", 0): _offset(5)}, NOW_MS)
     for number in range(300):
         offsets.commit("g", {TopicPartition("t", number % 3): _offset(number)}, NOW_MS)

@@ -15,7 +15,7 @@ from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.log.partition import Partition
 from oncelog.rules.groups.committed_offsets import CommittedOffset
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
@@ -45,12 +45,12 @@ class Kill(BaseException):
     """The process is gone at this point."""
 
 
-def begun(node: BrokerState) -> Identity:
+def begun(node: BrokerState) -> ProducerIdAndEpoch:
     """Return the producer of an open transaction of records in three partitions and offsets of group g."""
     node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
     node.groups.offsets.commit("g", {tp: offset(1) for tp in PARTITIONS}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
-    who = Identity(entry.producer_id, entry.producer_epoch)
+    who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
     kept_in = node.groups.offsets_partition("g", NOW_MS)
     node.transactions.add_partitions("x", who, [*PARTITIONS, kept_in], NOW_MS)
     for tp in PARTITIONS:
@@ -71,8 +71,8 @@ def ask(node: BrokerState, message: Message, version: int) -> Any:
     return handle(node, Request(1, header, message, "/127.0.0.1"), NOW_MS)
 
 
-def end(is_commit: bool, version: int) -> Callable[[BrokerState, Identity], None]:
-    def run(node: BrokerState, who: Identity) -> None:
+def end(is_commit: bool, version: int) -> Callable[[BrokerState, ProducerIdAndEpoch], None]:
+    def run(node: BrokerState, who: ProducerIdAndEpoch) -> None:
         message = EndTxnRequest(
             transactional_id="x",
             producer_id=who.producer_id,
@@ -84,25 +84,25 @@ def end(is_commit: bool, version: int) -> Callable[[BrokerState, Identity], None
     return run
 
 
-def fence(node: BrokerState, who: Identity) -> None:
+def fence(node: BrokerState, who: ProducerIdAndEpoch) -> None:
     message = InitProducerIdRequest(
         transactional_id="x", transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
     )
     assert ask(node, message, 5).error_code == 51
 
 
-def delete_group(node: BrokerState, who: Identity) -> None:
+def delete_group(node: BrokerState, who: ProducerIdAndEpoch) -> None:
     assert ask(node, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code == 0
 
 
-def delete_offset(node: BrokerState, who: Identity) -> None:
+def delete_offset(node: BrokerState, who: ProducerIdAndEpoch) -> None:
     row = OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=0)
     topic = OffsetDeleteRequest.OffsetDeleteRequestTopic(name="t", partitions=[row])
     message = OffsetDeleteRequest(group_id="g", topics=[topic])
     assert ask(node, message, 0).error_code == 0
 
 
-def join_and_sync(node: BrokerState, who: Identity) -> None:
+def join_and_sync(node: BrokerState, who: ProducerIdAndEpoch) -> None:
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
     request = JoinGroupRequest(
         group_id="j",
@@ -146,7 +146,9 @@ def state_after_start(disk: MemoryDisk) -> dict[str, Any]:
 
 
 def state_after_kill(
-    run: Callable[[BrokerState, Identity], None], append_count: int | None, monkeypatch: pytest.MonkeyPatch
+    run: Callable[[BrokerState, ProducerIdAndEpoch], None],
+    append_count: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[dict[str, Any], bool]:
     """Return what a start finds after a kill behind so many appends (None: no kill), and if it answered."""
     disk, appended = MemoryDisk(), 0
@@ -178,7 +180,7 @@ def state_after_kill(
     ids=["commit", "abort", "commit 5", "fence", "delete group", "delete offset", "join and sync"],
 )
 def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
-    run: Callable[[BrokerState, Identity], None], monkeypatch: pytest.MonkeyPatch
+    run: Callable[[BrokerState, ProducerIdAndEpoch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, _ = state_after_kill(lambda node, who: None, None, monkeypatch)
     after, _ = state_after_kill(run, None, monkeypatch)

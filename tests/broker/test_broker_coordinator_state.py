@@ -29,7 +29,7 @@ from oncelog.errors import KafkaStorageError, NotCoordinator, StorageError
 from oncelog.log import partition as log_partition
 from oncelog.log.manager import LogManager
 from oncelog.rules.groups.committed_offsets import CommittedOffset
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.runtime.clock import Clock
 from oncelog.server.embedded import Broker, open_node
 from oncelog.types import TopicPartition
@@ -106,7 +106,7 @@ class CoordinatorState(RuleBasedStateMachine):
         )
         self.node = self._open()
         self.now_ms = Clock().now_ms()
-        self.producers: dict[str, Identity] = {}
+        self.producers: dict[str, ProducerIdAndEpoch] = {}
         self.epochs: dict[str, int] = {}
 
     def _open(self) -> BrokerState:
@@ -134,7 +134,7 @@ class CoordinatorState(RuleBasedStateMachine):
     def init(self, name: str) -> None:
         answer = self.ask(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000), 4)
         if not answer.error_code:
-            self.producers[name] = Identity(answer.producer_id, answer.producer_epoch)
+            self.producers[name] = ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
 
     @rule(
         name=st.sampled_from(IDS),
@@ -163,7 +163,7 @@ class CoordinatorState(RuleBasedStateMachine):
             )
             answer = self.ask(message, 5)
             if not answer.error_code:
-                self.producers[name] = Identity(answer.producer_id, answer.producer_epoch)
+                self.producers[name] = ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
 
     @rule(group=st.sampled_from(GROUPS), epoch=st.sampled_from([0, -1]))
     def beat(self, group: str, epoch: int) -> None:
@@ -244,7 +244,7 @@ def directory(tmp_path: Path) -> Path:
     node = opened(tmp_path)
     node.topics.create("t", 1, {}, 0)
     node.groups.offsets.commit("g", {AT: offset(100)}, 0)
-    node.groups.offsets.commit_pending("h", Identity(7, 0), {AT: offset(200)}, 0)
+    node.groups.offsets.commit_pending("h", ProducerIdAndEpoch(7, 0), {AT: offset(200)}, 0)
     node.log_manager.release()
     return tmp_path
 

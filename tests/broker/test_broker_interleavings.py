@@ -24,7 +24,7 @@ from oncelog.limits import Limits
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.rules.groups.committed_offsets import CommittedOffset
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.entry import TransactionState
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Origin, TopicPartition
@@ -88,7 +88,7 @@ class Client:
         offsets[TopicPartition("u", 0)] = offsets[PARTITIONS[0]]
         node.groups.offsets.commit("g", offsets, NOW_MS)
         entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
-        self.who = who = Identity(entry.producer_id, entry.producer_epoch)
+        self.who = who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
         kept_in = node.groups.offsets_partition("g", NOW_MS)
         node.transactions.add_partitions("x", who, [*PARTITIONS, kept_in], NOW_MS)
         for tp in PARTITIONS:

@@ -16,7 +16,7 @@ from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.limits import Limits
 from oncelog.rules.groups.committed_offsets import CommittedOffset
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH, NO_ID
 from oncelog.runtime.clock import Clock
 from oncelog.server.disk import RealDisk
@@ -49,7 +49,7 @@ class Producer:
         self.node = self._open()
         self.node.topics.create("t", 2, {}, NOW_MS)
         entry = self.node.transactions.init("x", None, 60_000, NOW_MS).entry
-        self.who = Identity(entry.producer_id, entry.producer_epoch)
+        self.who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
         self.sequences: dict[TopicPartition, int] = {}
 
     def _open(self) -> BrokerState:
@@ -60,7 +60,7 @@ class Producer:
     def begin(self) -> None:
         """Replace the producer by a newer instance of its transactional id."""
         entry = self.node.transactions.init("x", None, 60_000, NOW_MS).entry
-        self.who, self.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
+        self.who, self.sequences = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch), {}
 
     def add(self, tp: TopicPartition) -> None:
         """Make a partition part of the transaction, as AddPartitionsToTxn does."""
@@ -108,7 +108,7 @@ class Producer:
         if entry.next_producer_id != NO_ID:
             entry = entry._replace(producer_id=entry.next_producer_id, producer_epoch=0)
         if not is_classic:
-            self.who, self.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
+            self.who, self.sequences = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch), {}
 
     def size(self, tp: TopicPartition) -> int:
         return self._file(tp).stat().st_size
@@ -287,7 +287,7 @@ def test_what_nobody_decided_is_aborted_before_the_producer_begins_there_again(p
     producer.lose_power(state=before)
     assert producer.log(T0) == ["undecided"], "its producer may still live"
     entry = producer.node.transactions.init("x", None, 60_000, NOW_MS).entry
-    producer.who, producer.sequences = Identity(entry.producer_id, entry.producer_epoch), {}
+    producer.who, producer.sequences = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch), {}
     producer.send(T1, "elsewhere")
     assert producer.log(T0) == ["undecided"]
     producer.send(T0, "next")

@@ -24,7 +24,7 @@ from oncelog.limits import Limits
 from oncelog.log.background import BlockingCall
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Isolation, Origin, TopicPartition
 from oncelog.wire.batch import build_batch
@@ -66,7 +66,7 @@ class Topic:
         self.overrides = OVERRIDES | {"cleanup.policy": "compact" if is_compacted else "delete"}
         self.now_ms, self.numbers, self.values = NOW_MS, count(1), count(1)
         self.job: BlockingCall | None = None
-        self.pending: dict[str, Identity] = {}
+        self.pending: dict[str, ProducerIdAndEpoch] = {}
         self.open(MemoryDisk())
         self.create()
 
@@ -179,7 +179,7 @@ class Topic:
             self.create()
         if name not in self.pending:
             entry = self.node.transactions.init(name, None, 60_000, self.now_ms).entry
-            self.pending[name] = Identity(entry.producer_id, entry.producer_epoch)
+            self.pending[name] = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
         self.node.transactions.add_partitions(name, self.pending[name], [TP], self.now_ms)
         self.produce(name)
 

@@ -16,7 +16,7 @@ from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import UnknownTopicId
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.runtime.clock import Clock
 from oncelog.server.embedded import open_node
 from oncelog.types import TopicPartition
@@ -158,16 +158,16 @@ def several(batches: list[tuple[str, int, bytearray]], version: int) -> memoryvi
     return encoded(request, version)
 
 
-def begun(node: BrokerState) -> Identity:
+def begun(node: BrokerState) -> ProducerIdAndEpoch:
     """A producer that has stored the first batch of its transaction in partition 0."""
     done = node.transactions.init("id", None, 60_000, NOW_MS)
-    who = Identity(done.entry.producer_id, done.entry.producer_epoch)
+    who = ProducerIdAndEpoch(done.entry.producer_id, done.entry.producer_epoch)
     node.transactions.add_partitions("id", who, [TopicPartition("t", 0)], NOW_MS)
     general(node, transacted(who, 0))
     return who
 
 
-def transacted(who: Identity, sequence: int, version: int = 12, **more: Any) -> memoryview:
+def transacted(who: ProducerIdAndEpoch, sequence: int, version: int = 12, **more: Any) -> memoryview:
     """A request with a batch of a transaction; `more` for the batch."""
     pid, epoch = more.pop("pid", who.producer_id), more.pop("epoch", who.producer_epoch)
     partition = more.pop("partition", 0)

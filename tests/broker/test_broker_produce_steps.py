@@ -18,7 +18,7 @@ from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
 from oncelog.errors import InvalidRecord, InvalidTxnState, TransactionAbortable, UnknownTopicId
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.server.background import BackgroundRunner
 from oncelog.server.embedded import Broker
 from oncelog.testing.memory_disk import MemoryDisk
@@ -130,7 +130,7 @@ def test_batches_of_a_transaction_that_ends_between_the_steps_are_refused() -> N
     node = driven(COMPACTED)
     topic = node.topics.get("t")
     assert topic is not None
-    who = Identity(5, 0)
+    who = ProducerIdAndEpoch(5, 0)
 
     def batch(sequence: int) -> bytes:
         return records(producer_id=5, producer_epoch=0, base_sequence=sequence, is_transactional=True)
@@ -154,7 +154,7 @@ def test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_n
     transactions, topic = node.transactions, node.topics.get("t")
     assert topic is not None
     entry = transactions.init("x", None, 60_000, NOW_MS).entry
-    who = Identity(entry.producer_id, entry.producer_epoch)
+    who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
     batch = records(
         producer_id=who.producer_id, producer_epoch=who.producer_epoch, base_sequence=0, is_transactional=True
     )

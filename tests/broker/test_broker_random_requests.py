@@ -36,7 +36,7 @@ from oncelog.errors import BrokerError, KafkaStorageError, StorageError
 from oncelog.log.background import BlockingCall
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
-from oncelog.rules.idempotence.sequencer import MAX_EPOCH, Identity
+from oncelog.rules.idempotence.sequencer import MAX_EPOCH, ProducerIdAndEpoch
 from oncelog.rules.transactions.hanging import KnownTransaction, OpenTransaction, hanging_reason
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import TopicPartition
@@ -124,8 +124,8 @@ class Run:
         self.disk = MemoryDisk()
         self.past: list[Any] = []
         """Nodes and disks of dead processes, kept: the generators of a node that is freed are closed."""
-        self.identities = dict.fromkeys(IDS, Identity(-1, -1))
-        self.handed: dict[Identity, object] = {}
+        self.identities = dict.fromkeys(IDS, ProducerIdAndEpoch(-1, -1))
+        self.handed: dict[ProducerIdAndEpoch, object] = {}
         """Every identity that was handed out, and the request that it answered."""
         self.first_seen: dict[bytes, int] = {}
         """Topic id -> the event after which it was first there."""
@@ -236,14 +236,14 @@ class Run:
             on_answer(answer)
         end_round(self.node)
 
-    def who(self) -> tuple[str, Identity]:
+    def who(self) -> tuple[str, ProducerIdAndEpoch]:
         transactional_id = self.rng.choice(IDS)
         return transactional_id, self.identities[transactional_id]
 
     def hand_out(self, transactional_id: str, answer: Any, request: object) -> None:
         if getattr(answer, "error_code", None) != 0 or answer.producer_id < 0:
             return
-        who = Identity(answer.producer_id, answer.producer_epoch)
+        who = ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
         assert 0 <= who.producer_epoch < MAX_EPOCH
         earlier = self.handed.setdefault(who, request)
         assert earlier == request, f"{who} is handed out for {earlier} and for {request}"
@@ -306,7 +306,7 @@ class Run:
         )
         self.ask(message, self.rng.choice((9, 11, 12)))
 
-    def next_sequence(self, tp: TopicPartition, who: Identity) -> int:
+    def next_sequence(self, tp: TopicPartition, who: ProducerIdAndEpoch) -> int:
         topic = self.node.topics.get(tp.topic)
         if topic is None or tp.partition >= len(topic.partitions):
             return 0

@@ -34,7 +34,7 @@ from oncelog.errors import (
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.background import BackgroundQueue
 from oncelog.rules.groups.committed_offsets import CommittedOffset
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.rules.transactions.entry import TransactionState
 from oncelog.testing.memory_disk import MemoryDisk
@@ -673,7 +673,7 @@ def commit_large_transaction(node: BrokerState) -> list[TopicPartition]:
     partition_count = 250
     node.topics.create("t", partition_count, {}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
-    who = Identity(entry.producer_id, entry.producer_epoch)
+    who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
     partitions = [TopicPartition("t", index) for index in range(partition_count)]
     node.transactions.add_partitions("x", who, partitions, NOW_MS)
     node.log_manager.background.on_added = lambda: None
@@ -705,7 +705,7 @@ def test_the_markers_of_many_transactions_are_written_a_few_at_once() -> None:
     identities = {}
     for name in ids:
         entry = node.transactions.init(name, None, 60_000, NOW_MS).entry
-        identities[name] = Identity(entry.producer_id, entry.producer_epoch)
+        identities[name] = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
         node.transactions.add_partitions(name, identities[name], partitions, NOW_MS)
     node.log_manager.background.on_added = lambda: None
     state_topic = node.topics.get("__transaction_state")
@@ -744,7 +744,7 @@ def test_transactions_of_many_partitions_time_out_a_few_in_a_step() -> None:
     partitions = [TopicPartition("t", index) for index in range(partition_count)]
     for transactional_id in ids:
         entry = node.transactions.init(transactional_id, None, 1000, NOW_MS).entry
-        who = Identity(entry.producer_id, entry.producer_epoch)
+        who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
         node.transactions.add_partitions(transactional_id, who, partitions, NOW_MS)
     node.log_manager.background.on_added = lambda: None
     node.transactions.abort_timed_out(NOW_MS + 1001)
@@ -781,7 +781,7 @@ def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
     committed = CommittedOffset(5, -1, "", NOW_MS, -1, -1)
     for producer_id in range(100):
         places = {HashedPlace("t", index): committed for index in range(1, 100)}
-        offsets.commit_pending("g", Identity(producer_id, 0), places, NOW_MS)
+        offsets.commit_pending("g", ProducerIdAndEpoch(producer_id, 0), places, NOW_MS)
     HashedPlace.looked = 0
     asked = OffsetFetchRequest.OffsetFetchRequestGroup(
         group_id="g",
@@ -819,7 +819,7 @@ def test_pending_offsets_are_deleted_without_a_look_at_other_transactions() -> N
     places = [TopicPartition("t", index) for index in range(100)]
     for producer_id, tp in enumerate(places):
         committed = {tp: CommittedOffset(5, -1, "", NOW_MS, -1, -1)}
-        offsets.commit_pending("g", Identity(producer_id, 0), committed, NOW_MS)
+        offsets.commit_pending("g", ProducerIdAndEpoch(producer_id, 0), committed, NOW_MS)
     offsets._pending.update({key: Pending(groups) for key, groups in offsets._pending.items()})
     offsets.delete("g", places[1:], NOW_MS)
     assert set(offsets.pending_of("g")) == {places[0]}
@@ -846,7 +846,7 @@ def test_offsets_are_deleted_without_a_look_at_each_open_transaction() -> None:
             return super().__getitem__(group)
 
     for producer_id in range(100):
-        offsets.commit_pending("g", Identity(producer_id, 0), {places[0]: committed}, NOW_MS)
+        offsets.commit_pending("g", ProducerIdAndEpoch(producer_id, 0), {places[0]: committed}, NOW_MS)
     offsets._pending.update({key: Pending(groups) for key, groups in offsets._pending.items()})
     offsets.delete("g", places[1:], NOW_MS)
     assert (set(offsets.of("g")), set(offsets.pending_of("g"))) == (set(), {places[0]})

@@ -207,7 +207,7 @@ def use_again(world: World) -> None:
     world.kill()
     world.start()
     assert world.shape(NAME) == [1] * 5
-    assert all(partition.recovery_reports == [] for _, partition in world.topics.all_partitions())
+    assert all(partition.recovery_warnings == [] for _, partition in world.topics.all_partitions())
 
 
 def singles(scenario: str) -> Iterator[Step]:

@@ -36,7 +36,7 @@ from oncelog.errors import (
 )
 from oncelog.log.manager import LogManager
 from oncelog.rules.groups.committed_offsets import CommittedOffset
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
 from oncelog.runtime.clock import Clock
 from oncelog.server.embedded import Broker, open_node
@@ -83,13 +83,13 @@ class Place:
         assert entry is not None
         return entry.state
 
-    def begin(self, transactional_id: str = "x") -> Identity:
+    def begin(self, transactional_id: str = "x") -> ProducerIdAndEpoch:
         """A transaction with a record in every partition and an offset of group g."""
         node = self.node
         if node.topics.get("t") is None:
             node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
         entry = node.transactions.init(transactional_id, None, 60_000, NOW_MS).entry
-        who = Identity(entry.producer_id, entry.producer_epoch)
+        who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
         offsets_at = node.groups.offsets_partition("g", NOW_MS)
         node.transactions.add_partitions(transactional_id, who, [*PARTITIONS, offsets_at], NOW_MS)
         for at in PARTITIONS:
@@ -270,7 +270,7 @@ def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path)
     node.topics.create("t", 1, {}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
     flush_all(node)
-    who = Identity(entry.producer_id, entry.producer_epoch)
+    who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
     first, second = produce(node, who, b"value"), produce(node, who, b"value")  # on two connections
     answers = []
     for waiting in (first, second):
@@ -318,7 +318,7 @@ def test_a_failing_flush_of_the_coordinator_stores_nothing(tmp_path: Path) -> No
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
     flush_all(node)
     answers = []
-    waiting = produce(node, Identity(entry.producer_id, entry.producer_epoch), b"value")
+    waiting = produce(node, ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch), b"value")
     assert isinstance(waiting, PendingResponse)
     waiting.add_done_callback(answers.append)
     for partition in node.flush_queue.take_due():
@@ -404,7 +404,7 @@ def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp
     place.node.log_manager.release()
 
 
-def produce(node: BrokerState, who: Identity, value: bytes, version: int = 12) -> Answer:
+def produce(node: BrokerState, who: ProducerIdAndEpoch, value: bytes, version: int = 12) -> Answer:
     """Produce the first batch in t/0, which from version 12 on makes it part of the transaction."""
     data = build_batch(
         [NewRecord(NOW_MS, None, value)],
@@ -475,7 +475,7 @@ def test_a_time_out_at_the_last_epoch_fences_and_gives_another_producer_id(place
     node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
     first = node.transactions.init("x", None, 1_000, NOW_MS).entry
     node.transactions._append(first._replace(producer_epoch=32_766), NOW_MS)
-    who = Identity(first.producer_id, 32_766)
+    who = ProducerIdAndEpoch(first.producer_id, 32_766)
     node.transactions.add_partitions("x", who, PARTITIONS, NOW_MS)
     node.transactions.abort_timed_out(NOW_MS + 1_001)
     assert place.state() is S.COMPLETE_ABORT
@@ -493,7 +493,7 @@ def test_a_time_out_that_finds_no_producer_id_comes_again(
     node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
     first = node.transactions.init("x", None, 1_000, NOW_MS).entry
     node.transactions._append(first._replace(producer_epoch=32_766), NOW_MS)
-    node.transactions.add_partitions("x", Identity(first.producer_id, 32_766), PARTITIONS, NOW_MS)
+    node.transactions.add_partitions("x", ProducerIdAndEpoch(first.producer_id, 32_766), PARTITIONS, NOW_MS)
 
     def full() -> int:
         raise OSError(28, "No space left on device")
@@ -529,8 +529,8 @@ def test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator(p
     assert [place.node.topics.partition(at)[1].open_transaction_count for at in PARTITIONS] == [0] * 3
 
 
-def identity(entry: TransactionEntry) -> Identity:
-    return Identity(entry.producer_id, entry.producer_epoch)
+def identity(entry: TransactionEntry) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
 
 
 def test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another() -> None:
@@ -544,7 +544,7 @@ def test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another() -> 
             node.flush_queue.complete(partition, None)
 
     entries = [node.transactions.init(name, None, 60_000, now_ms).entry for name in ("x", "y")]
-    x, y = (Identity(entry.producer_id, entry.producer_epoch) for entry in entries)
+    x, y = (ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch) for entry in entries)
     added = node.transactions.add_partitions("x", x, [TopicPartition("t", 0)], now_ms)
     assert is_pending_flush(added.written)
     when_durable(node.flush_queue, added.written, lambda error: None)

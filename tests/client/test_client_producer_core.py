@@ -32,7 +32,7 @@ from oncelog.rules.idempotence.append import (
     Duplicate,
     ProducedBatch,
     ProducerEntry,
-    Refuse,
+    Reject,
     Store,
     decide_append,
 )
@@ -102,7 +102,7 @@ class FakeBroker:
                 case Duplicate(base_offset=base_offset):
                     answer.base_offset = base_offset
                     return answer
-                case Refuse(error=error):
+                case Reject(error=error):
                     answer.error_code, answer.base_offset = error.code, -1
                     return answer
         log += [record.value for record in decode_records(data)]

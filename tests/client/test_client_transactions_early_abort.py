@@ -27,8 +27,8 @@ from oncelog.errors import (
     TransactionAborted,
 )
 from oncelog.limits import Limits
-from oncelog.rules.idempotence.append import Refuse
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.append import Reject
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.server.embedded import recover_node
 from oncelog.testing.proxy import Proxy, Rule
 from oncelog.wire.messages import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
@@ -73,11 +73,11 @@ class Markers:
 
         decide: Callable[..., Any] = transactions.decide_end
 
-        def decide_as_older(entry: Any, who: Identity, *given: Any, **named: Any) -> Any:
+        def decide_as_older(entry: Any, who: ProducerIdAndEpoch, *given: Any, **named: Any) -> Any:
             verdict = decide(entry, who, *given, **named)
-            is_early = isinstance(verdict, Refuse) and verdict.error is ConcurrentTransactions
+            is_early = isinstance(verdict, Reject) and verdict.error is ConcurrentTransactions
             if self.is_older and is_early and named["client_version"] >= 2:
-                return Refuse(ProducerFenced, "as an older broker says")
+                return Reject(ProducerFenced, "as an older broker says")
             return verdict
 
         monkeypatch.setattr(MarkerWriter, "write", write_unless_held)
@@ -254,16 +254,16 @@ def test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_agai
     topic, name = new_topic(servers), next(_names)
     with RawClient(servers) as client:
 
-        def end(who: Identity, *, is_commit: bool) -> tuple[int, Identity]:
+        def end(who: ProducerIdAndEpoch, *, is_commit: bool) -> tuple[int, ProducerIdAndEpoch]:
             fields = {"producer_id": who.producer_id, "producer_epoch": who.producer_epoch}
             answer = client.ask(EndTxnRequest(transactional_id=name, committed=is_commit, **fields), version)
-            return answer.error_code, Identity(answer.producer_id, answer.producer_epoch)
+            return answer.error_code, ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
 
         request = InitProducerIdRequest(
             transactional_id=name, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
         )
         answer = client.ask(request, 4)
-        who = Identity(answer.producer_id, answer.producer_epoch)
+        who = ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
         added = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=name,
             v3_and_below_producer_id=who.producer_id,

@@ -151,7 +151,7 @@ def test_a_restart(clean: bool) -> None:
     if clean:
         partition.close(NOW_MS)
     again = opened(disk.after_kill(), clean_shutdown=clean, recovery_point=point)
-    assert committed(again) == expected and not again.recovery_reports
+    assert committed(again) == expected and not again.recovery_warnings
     retry = put(again, batch(29, key=b"k2", value=b"v"))
     assert retry.is_duplicate and retry.base_offset == 29
 
@@ -497,7 +497,7 @@ def test_lost_entries_of_aborted_transactions_are_restored_from_their_markers(se
         again = opened(disk, clean_shutdown=True)
         again.restore_aborted_index(end)
         assert committed(again) == expected
-        assert not (is_repeated and again.recovery_reports), "the first one wrote them down"
+        assert not (is_repeated and again.recovery_warnings), "the first one wrote them down"
         again.abandon()
 
 
@@ -530,7 +530,7 @@ def test_a_crash_at_every_step() -> None:
         for survivor in (disk.after_kill(), *(disk.after_power_loss(Random(step * 7 + n)) for n in range(3))):
             again = opened(survivor, recovery_point=point)
             assert newest(again) == expected, f"step {step}"
-            assert all("indexes made again" in report for report in again.recovery_reports)
+            assert all("indexes made again" in report for report in again.recovery_warnings)
             leftovers = [n for n in survivor.list("orders-0") if n.endswith((".cleaned", ".swap"))]
             assert not leftovers
             replaced += again.segment_count < segments

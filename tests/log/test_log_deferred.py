@@ -257,7 +257,7 @@ class DeferredMachine(RuleBasedStateMachine):
         self.world.call = None
         self.flushes.clear()
         self.world.start()
-        assert self.partition.recovery_reports == []
+        assert self.partition.recovery_warnings == []
 
     @invariant()
     def readers_find_the_newest_of_each_key(self) -> None:
@@ -481,7 +481,7 @@ def test_a_kill_amid_the_deletion_of_many_segments_brings_none_back() -> None:
         # The checkpoint of the log start comes after the first names are gone.
         assert start <= 35
         assert offsets == list(range(start, 40))
-        assert world.partition.recovery_reports == []
+        assert world.partition.recovery_warnings == []
         world.stop()
 
 

@@ -41,15 +41,15 @@ def test_files_at_positions(disk: Disk) -> None:
     file.truncate(2)
     file.truncate(3)
     assert disk.read("a") == b"he\0"
-    file.rest()
+    file.release_handle()
     assert (file.size(), file.pread(9, 0)) == (3, b"he\0")
-    file.rest()
-    file.rest()
+    file.release_handle()
+    file.release_handle()
     file.pwrite(b"llo", 2)
     assert disk.read("a") == b"hello"
-    file.rest()
+    file.release_handle()
     file.truncate(3)
-    file.rest()
+    file.release_handle()
     file.sync()
     file.close()
     file.close()
@@ -137,7 +137,7 @@ def test_closing_a_file_does_not_wait_for_its_sync(tmp_path: Path, monkeypatch: 
     syncing = threading.Thread(target=file.sync)
     syncing.start()
     assert has_begun.wait(60)
-    file.rest()
+    file.release_handle()
     file.close()  # comes back, though the sync cannot end before
     with pytest.raises(OSError):
         file.pread(1, 0)
@@ -427,7 +427,7 @@ def test_a_real_file_that_cannot_grow(tmp_path: Path) -> None:
     )
     assert done.stdout.strip() == "stored True", done.stderr[-2000:]
     partition = open_partition(RealDisk(tmp_path))
-    assert (partition.log_end_offset, partition.recovery_reports) == (4, [])
+    assert (partition.log_end_offset, partition.recovery_warnings) == (4, [])
     partition.abandon()
 
 

@@ -59,7 +59,7 @@ def test_what_a_flush_vouched_for_survives_failed_syncs_restarts_and_power_losse
                 disk = disk.after_kill() if draw.random() < 0.6 else disk.after_power_loss(draw)
                 partition = open_partition(disk, SMALL, recovery_point=point)
                 assert read_all(partition).startswith(sure)
-                assert not [report for report in partition.recovery_reports if "damaged" in report]
+                assert not [report for report in partition.recovery_warnings if "damaged" in report]
                 sequence = sequence_of(partition)
             case 3 if not partition.is_offline:
                 try:

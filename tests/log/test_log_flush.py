@@ -53,7 +53,7 @@ def test_flushes_run_beside_appends_rolls_and_deletions(tmp_path: Path) -> None:
     assert (partition.recovery_point, partition.unflushed_record_count) == (1500, 0)
     partition.abandon()
     again = open_partition(RealDisk(tmp_path), SMALL, log_start_offset=1399 - 200)
-    assert (again.log_end_offset, again.recovery_reports) == (1500, [])
+    assert (again.log_end_offset, again.recovery_warnings) == (1500, [])
     assert put(again, batch(1495)).is_duplicate
     again.abandon()
 

@@ -498,7 +498,7 @@ def test_a_full_disk_refuses_no_start_that_restores_lost_index_entries() -> None
         partition = manager.open_partition(TP, settings, TOPIC_ID, NOW_MS)
         found = [entry[:3] for entry in sorted(partition.aborted_transactions(0, 99))]
         assert found == [entry[:3] for entry in expected]
-        reports = partition.recovery_reports
+        reports = partition.recovery_warnings
         assert len(reports) == (count > 0)
         assert all("lacked 4 aborted transactions" in text for text in reports)
         assert any("make room" in text for text in reports) is is_full
@@ -616,7 +616,7 @@ def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
     partition = _open(disk).open_partition(TP, compacted, TOPIC_ID, NOW_MS)
     assert partition.log_end_offset == expected and len(read_all(partition)) < 20 * len(batch())
     assert not [name for name in disk.list(str(TP)) if name.endswith((".swap", ".cleaned"))]
-    assert partition.recovery_reports == []
+    assert partition.recovery_warnings == []
 
 
 def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
@@ -668,7 +668,7 @@ def test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments(then: 
         manager.close(NOW_MS)
     partition = _open(disk).open_partition(TP, large, TOPIC_ID, NOW_MS)
     assert read_all(partition) == expected
-    assert partition.recovery_reports == []
+    assert partition.recovery_warnings == []
 
 
 def test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed() -> None:

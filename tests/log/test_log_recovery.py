@@ -73,7 +73,7 @@ def test_a_retry_that_straddles_a_restart(clean: bool) -> None:
     with pytest.raises(OutOfOrderSequenceNumber):
         put(partition, batch(6, pid=1))
     assert put(partition, batch(12, pid=1)).base_offset == 12
-    assert partition.recovery_reports == []
+    assert partition.recovery_warnings == []
 
 
 @pytest.mark.behaviour("I20")
@@ -130,7 +130,7 @@ def test_the_last_batch_torn_at_every_byte() -> None:
         torn.open(f"{TP}/{name}").truncate(total - missing)
         partition = open_partition(torn, SMALL)
         assert partition.log_end_offset == 5
-        assert len(partition.recovery_reports) == (missing < size)
+        assert len(partition.recovery_warnings) == (missing < size)
         assert torn.open(f"{TP}/{name}").size() == total - size
         # The lost batch was never acknowledged, or its retry comes: it is stored where it would have been.
         assert put(partition, batch(4, pid=1)).is_duplicate
@@ -144,11 +144,11 @@ def test_a_damaged_batch_cuts_the_log_there() -> None:
     last_base = int(_names(disk, ".log")[-1].partition(".")[0])
     partition = open_partition(disk.after_kill(), SMALL)
     assert partition.log_end_offset == 9
-    assert "cut at position" in partition.recovery_reports[0]
-    assert "checksum" in partition.recovery_reports[0]
+    assert "cut at position" in partition.recovery_warnings[0]
+    assert "checksum" in partition.recovery_warnings[0]
     gone = last_base - 9
-    assert "everything from offset 9 on is gone" in partition.recovery_reports[0]
-    assert f"at least {gone} offsets of acknowledged records" in partition.recovery_reports[0]
+    assert "everything from offset 9 on is gone" in partition.recovery_warnings[0]
+    assert f"at least {gone} offsets of acknowledged records" in partition.recovery_warnings[0]
     assert len(_names(disk.after_kill(), ".log")) == 3
     assert put(partition, batch(9, pid=1)).base_offset == 9
 
@@ -163,7 +163,7 @@ def test_recovery_reads_from_the_recovery_point_on() -> None:
     # Damage below the recovery point is not looked for: that was synced.
     _corrupt(disk, _names(disk, ".log")[0])
     partition = open_partition(disk.after_kill(), SMALL, recovery_point=point)
-    assert (partition.log_end_offset, partition.recovery_reports) == (13, [])
+    assert (partition.log_end_offset, partition.recovery_warnings) == (13, [])
     assert partition.recovery_point == 12
 
 
@@ -184,7 +184,7 @@ def test_damage_below_the_recovery_point_is_no_torn_tail(clean: bool, position: 
     disk.replace(f"{TP}/{0:020d}.timeindex", b"damaged")
     for _ in range(2):
         again = open_partition(disk, large, recovery_point=point, clean_shutdown=clean)
-        assert clean or "is damaged at position" in str(again.recovery_reports)
+        assert clean or "is damaged at position" in str(again.recovery_warnings)
         assert (again.log_end_offset, disk.open(f"{TP}/{name}").size()) == (6, 6 * size)
         assert again.read(3, 1 << 20).next_offset == 6 and put(again, batch(5, pid=1)).is_duplicate
         disk.replace(f"{TP}/{0:020d}.timeindex", b"damaged")
@@ -247,7 +247,7 @@ def test_replay_goes_on_behind_a_length_that_claims_too_much() -> None:
     name, position, _ = places[1]
     _corrupt(disk, name, position + 9)
     again = open_partition(disk, how, recovery_point=len(places))
-    assert again.recovery_reports == [f"memory:/{TP}/{name} is damaged at position {position}"]
+    assert again.recovery_warnings == [f"memory:/{TP}/{name} is damaged at position {position}"]
     assert [again.describe_producers()[0].producer_id, again.open_transaction_count] == [1, 0]
     assert put(again, batch(3, pid=1)).is_duplicate
     assert again.read(2, 1 << 20).next_offset == len(places)
@@ -322,9 +322,9 @@ def test_a_lost_index_of_aborted_transactions_is_made_again(clean: bool) -> None
         found.remove(f"{TP}/{name}")
         again = open_partition(found, SMALL, **how)
         assert again.aborted_transactions(0, 99) == expected
-        assert [name in report for report in again.recovery_reports] == [True]
+        assert [name in report for report in again.recovery_warnings] == [True]
         again = open_partition(found.after_kill(), SMALL, **how)
-        assert (again.aborted_transactions(0, 99), again.recovery_reports) == (expected, [])
+        assert (again.aborted_transactions(0, 99), again.recovery_warnings) == (expected, [])
 
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "unreadable"])
@@ -368,10 +368,10 @@ def test_segments_without_an_index_of_aborted_transactions_are_foreign_until_the
     for name in names[:2]:
         disk.remove(f"{TP}/{name}")
     again = open_partition(disk, SMALL, clean_shutdown=True)
-    assert again.recovery_reports == []
+    assert again.recovery_warnings == []
     assert f"{again.indexed_from - 1:020d}.txnindex" == names[1]
     assert (
-        open_partition(disk, SMALL, clean_shutdown=True, indexed_from=again.indexed_from).recovery_reports
+        open_partition(disk, SMALL, clean_shutdown=True, indexed_from=again.indexed_from).recovery_warnings
         == []
     )
 
@@ -459,7 +459,7 @@ def test_a_log_that_lost_its_synced_end_hides_no_new_records(clean: bool, torn_b
     disk.open(f"{TP}/{0:020d}.log").truncate(kept_bytes + torn_bytes)
     again = open_partition(disk, clean_shutdown=clean, recovery_point=recovery_point)
     assert again.log_end_offset == 1
-    assert "ends at offset 1, though 6 were synced" in str(again.recovery_reports)
+    assert "ends at offset 1, though 6 were synced" in str(again.recovery_warnings)
     put_marker(again, marker(1, commit=True))
     put(again, batch(1, pid=1, is_transactional=True, timestamp_ms=NOW_MS + 9))
     put_marker(again, marker(1, commit=True))
@@ -588,12 +588,12 @@ def test_a_log_that_ends_below_what_was_synced_is_told() -> None:
     partition = open_partition(disk)
     for number in range(3):
         put(partition, batch(number))
-    assert open_partition(disk.after_kill(), recovery_point=3).recovery_reports == []
+    assert open_partition(disk.after_kill(), recovery_point=3).recovery_warnings == []
     again = open_partition(disk.after_kill(), recovery_point=5)
-    assert "ends at offset 3, though 5 were synced" in again.recovery_reports[0]
+    assert "ends at offset 3, though 5 were synced" in again.recovery_warnings[0]
     assert put(again, batch(3)).base_offset == 3
     stopped = open_partition(disk.after_kill(), recovery_point=5, clean_shutdown=True)
-    assert "ends at offset 3, though 5 were synced" in stopped.recovery_reports[0]
+    assert "ends at offset 3, though 5 were synced" in stopped.recovery_warnings[0]
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
@@ -609,11 +609,11 @@ def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> 
         disk.remove_tree(str(TP))
     again = open_partition(disk, SMALL, recovery_point=12, clean_shutdown=clean)
     assert (again.log_start_offset, again.log_end_offset) == (12, 12)
-    assert "holds no segment, though offsets up to 12 were synced" in again.recovery_reports[0]
+    assert "holds no segment, though offsets up to 12 were synced" in again.recovery_warnings[0]
     assert put(again, batch()).base_offset == 12
     again.flush()
     later = open_partition(disk.after_kill(), SMALL, recovery_point=again.recovery_point)
-    assert (later.log_start_offset, later.log_end_offset, later.recovery_reports) == (12, 13, [])
+    assert (later.log_start_offset, later.log_end_offset, later.recovery_warnings) == (12, 13, [])
 
 
 @pytest.mark.behaviour("I20")
@@ -669,7 +669,7 @@ def test_what_compaction_left_is_kept_whatever_the_recovery_point_is(
     )
     assert again.log_end_offset == 24
     assert read_all(again) == stored
-    assert again.recovery_reports == []
+    assert again.recovery_warnings == []
 
 
 def test_a_gap_within_a_segment_tells_that_the_one_behind_it_is_no_loss() -> None:
@@ -763,7 +763,7 @@ def test_a_second_power_loss_does_not_bring_a_torn_end_back() -> None:
     partition.flush()
     for seed in range(20):
         again = open_partition(disk.after_power_loss(Random(seed)), small, recovery_point=3)
-        assert (again.log_end_offset, again.recovery_reports) == (5, [])
+        assert (again.log_end_offset, again.recovery_warnings) == (5, [])
 
 
 def test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report() -> None:
@@ -772,7 +772,7 @@ def test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report() -> None:
     for suffix in ("index", "timeindex"):
         disk.remove(f"{TP}/{0:020d}.{suffix}")
     open_partition(disk).close(NOW_MS)
-    assert open_partition(disk, clean_shutdown=True).recovery_reports == []
+    assert open_partition(disk, clean_shutdown=True).recovery_warnings == []
 
 
 def _large_batch(partition: Partition) -> None:
@@ -808,7 +808,7 @@ def test_a_write_that_could_not_be_undone_ends_no_log(
         partition.close(NOW_MS)
     how = {"log_start_offset": start, "clean_shutdown": is_clean}
     again = open_partition(disk.after_kill(), SMALL, **how)
-    assert (read_all(again), again.log_end_offset, again.recovery_reports) == (before, end, [])
+    assert (read_all(again), again.log_end_offset, again.recovery_warnings) == (before, end, [])
 
 
 def test_a_stop_undoes_a_failed_write() -> None:
@@ -824,7 +824,7 @@ def test_a_stop_undoes_a_failed_write() -> None:
         put(partition, batch())
     disk.errors.clear()
     partition.close(NOW_MS)
-    assert open_partition(disk, SMALL, clean_shutdown=True).recovery_reports == []
+    assert open_partition(disk, SMALL, clean_shutdown=True).recovery_warnings == []
 
 
 def test_a_snapshot_behind_a_gap_tells_of_no_lost_marker() -> None:

@@ -47,7 +47,7 @@ def test_what_a_failed_roll_left_hides_no_records(is_clean: bool, has_indexes: b
         again = open_partition(disk, small, recovery_point=point * start, clean_shutdown=is_clean)
         assert (again.log_end_offset, read_all(again)) == (end, before)
         assert again.producer_count == 1
-        assert any("a roll that failed" in text for text in again.recovery_reports) is (start == 0)
+        assert any("a roll that failed" in text for text in again.recovery_warnings) is (start == 0)
         again.flush()
         again.close(NOW_MS)
         disk = disk.after_kill()
@@ -68,7 +68,7 @@ def test_an_empty_segment_where_the_log_ends_stays(is_clean: bool) -> None:
     names = disk.list(str(TP))
     how = {"recovery_point": point, "log_start_offset": 9, "clean_shutdown": is_clean}
     again = open_partition(disk, config(segment_bytes=3 * SIZE), **how)
-    assert (again.log_end_offset, again.recovery_reports) == (9, [])
+    assert (again.log_end_offset, again.recovery_warnings) == (9, [])
     assert set(disk.list(str(TP))) >= {name for name in names if name.endswith(".log")}
 
 
@@ -179,7 +179,7 @@ def test_deleted_batches_are_remembered_though_their_snapshot_is_lost() -> None:
     disk.replace(f"{TP}/{9:020d}.timeindex", b"damaged")
     for _ in range(2):
         again = open_partition(disk, small, recovery_point=point, log_start_offset=9)
-        assert again.recovery_reports and again.describe_producers() == before
+        assert again.recovery_warnings and again.describe_producers() == before
         disk.replace(f"{TP}/{9:020d}.timeindex", b"damaged")
         disk = disk.after_kill()
 

@@ -142,7 +142,7 @@ class PartitionMachine(RuleBasedStateMachine):
             clean_shutdown=clean, recovery_point=self.flushed_offset, log_start_offset=self.start_offset
         )
         self.flushed_offset = self.partition.recovery_point
-        assert self.partition.recovery_reports == []
+        assert self.partition.recovery_warnings == []
 
     @rule(seed=st.integers(0, 99))
     def lose_power_when_all_is_synced(self, seed: int) -> None:

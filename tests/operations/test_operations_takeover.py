@@ -350,7 +350,7 @@ def test_when_kafka_has_run_since_its_segments_lack_no_index(plain: Path) -> Non
         running = broker._running
         assert running is not None
         opened = running.node.log_manager.partitions.values()
-        assert [report for partition in opened for report in partition.recovery_reports] == []
+        assert [report for partition in opened for report in partition.recovery_warnings] == []
 
 
 @pytest.mark.behaviour("I27")

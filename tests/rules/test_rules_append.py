@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oncelog.rules.idempotence.append import (
     Duplicate,
     ProducedBatch,
-    Refuse,
+    Reject,
     Store,
     Verification,
     decide_append,
@@ -37,7 +37,7 @@ def test_row(entry: str, batch: str, origin: str, expected: str) -> None:
     assert _verdict(entry, batch, Origin(origin)) == expected
 
 
-def _format(verdict: Store | Duplicate | Refuse) -> str:
+def _format(verdict: Store | Duplicate | Reject) -> str:
     match verdict:
         case Store(entry):
             assert (entry.last_timestamp_ms, entry.last_append_ms) == (BATCH_MS, NOW_MS)
@@ -45,7 +45,7 @@ def _format(verdict: Store | Duplicate | Refuse) -> str:
         case Duplicate(first, last, timestamp_ms):
             assert timestamp_ms == BATCH_MS
             return f"duplicate {first}-{last}"
-        case Refuse(error, reason):
+        case Reject(error, reason):
             assert "producer id 7" in reason
             return f"refuse {error.code}"
 
@@ -184,7 +184,7 @@ def test_agrees_with_a_model_that_forgets_nothing(steps: list[tuple[str, int]], 
                 epoch, sequence = batch.producer_epoch, advance(batch.base_sequence or 0, number)
             case Duplicate(base_offset, _, _):
                 assert expected == f"duplicate {base_offset}"
-            case Refuse(error, _):
+            case Reject(error, _):
                 assert expected == str(error.code)
 
 

@@ -15,7 +15,7 @@ from oncelog.errors import (
     TransactionAbortable,
     error_for_code,
 )
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.client_session import (
     ABORT_OWN_EPOCH,
     ADD_OFFSETS,
@@ -269,12 +269,15 @@ def test_arguments_that_cannot_be_written_abort_where_they_are_the_applications(
     assert {error_action(kind, error) for kind in (INIT, ADD_PARTITIONS, END)} == {R.FAIL_PRODUCER}
 
 
-OURS = Identity(7, 3)
+OURS = ProducerIdAndEpoch(7, 3)
 PREPARED = [CoordinatorEntry(OURS, state) for state in ("PrepareCommit", "PrepareAbort")]
 ANOTHER = [
     *(CoordinatorEntry(OURS, state) for state in ("Empty", "Ongoing", "CompleteCommit", "CompleteAbort")),
-    *(CoordinatorEntry(other, "PrepareAbort") for other in (Identity(7, 2), Identity(7, 4), Identity(8, 3))),
-    CoordinatorEntry(Identity(7, 4), "Empty"),
+    *(
+        CoordinatorEntry(other, "PrepareAbort")
+        for other in (ProducerIdAndEpoch(7, 2), ProducerIdAndEpoch(7, 4), ProducerIdAndEpoch(8, 3))
+    ),
+    CoordinatorEntry(ProducerIdAndEpoch(7, 4), "Empty"),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from oncelog.rules.storage.compaction import (
     Aborted,
     BatchFacts,
-    Cleaning,
+    Cleaner,
     DirtyRange,
     LastOfProducer,
     LatestOffsets,
@@ -81,9 +81,9 @@ def cleaning(
     aborted: tuple[tuple[int, int, int, int], ...] = (),
     producers: dict[int, LastOfProducer] | None = None,
     now_ms: int = 1_000,
-) -> Cleaning:
+) -> Cleaner:
     seen = SeenTransactions(aborted)
-    return Cleaning(latest or LatestOffsets(10), seen, (producers or {}).get, end_offset=100, now_ms=now_ms)
+    return Cleaner(latest or LatestOffsets(10), seen, (producers or {}).get, end_offset=100, now_ms=now_ms)
 
 
 def facts(last_offset: int, pid: int | None = None, **how: Any) -> BatchFacts:
@@ -123,62 +123,62 @@ def test_records(key: bytes, offset: int, has_value: bool, horizon_ms: int | Non
 
 def test_committed_data_keeps_its_marker() -> None:
     walk = cleaning()
-    assert walk.judge(data(3, 7))[::2] == (False, False)
-    assert walk.judge(marker(4, 7))[:3] == (False, False, False)
+    assert walk.retention(data(3, 7))[::2] == (False, False)
+    assert walk.retention(marker(4, 7))[:3] == (False, False, False)
 
 
 def test_a_marker_without_data_goes_in_two_steps() -> None:
-    assert cleaning().judge(marker(4, 7))[:3] == (False, False, True)
-    assert cleaning().judge(marker(4, 7, 1_001))[:3] == (False, False, True)
-    assert cleaning().judge(marker(4, 7, 1_000))[:3] == (True, False, True)
+    assert cleaning().retention(marker(4, 7))[:3] == (False, False, True)
+    assert cleaning().retention(marker(4, 7, 1_001))[:3] == (False, False, True)
+    assert cleaning().retention(marker(4, 7, 1_000))[:3] == (True, False, True)
 
 
 def test_aborted_data_goes_at_once_and_its_marker_stays_noted() -> None:
     entry = (7, 2, 6, 2)
     walk = cleaning(aborted=(entry,))
-    assert not walk.judge(data(1, 7)).drops_all, "before the transaction"
-    assert walk.judge(data(3, 7)).drops_all
-    assert not walk.judge(data(4, 8)).drops_all, "of another producer"
-    assert walk.judge(data(5, 7)).drops_all
-    judged = walk.judge(marker(6, 7))
+    assert not walk.retention(data(1, 7)).drops_all, "before the transaction"
+    assert walk.retention(data(3, 7)).drops_all
+    assert not walk.retention(data(4, 8)).drops_all, "of another producer"
+    assert walk.retention(data(5, 7)).drops_all
+    judged = walk.retention(marker(6, 7))
     assert not judged.is_empty_end and judged.noted == entry
-    assert not walk.judge(data(8, 7)).drops_all, "the next transaction"
-    assert walk.judge(marker(9, 7))[:3] == (False, False, False)
+    assert not walk.retention(data(8, 7)).drops_all, "the next transaction"
+    assert walk.retention(marker(9, 7))[:3] == (False, False, False)
 
 
 def test_an_abort_whose_data_is_gone_is_not_noted_any_more() -> None:
-    judged = cleaning(aborted=((7, 2, 6, 2),)).judge(marker(6, 7))
+    judged = cleaning(aborted=((7, 2, 6, 2),)).retention(marker(6, 7))
     assert judged.is_empty_end and judged.noted is None
 
 
 def test_aborts_that_ended_before_the_walk() -> None:
     walk = cleaning(aborted=((7, 2, 6, 2), (7, 10, 14, 10)))
-    assert not walk.judge(data(8, 7)).drops_all
-    assert walk.judge(data(11, 7)).drops_all
+    assert not walk.retention(data(8, 7)).drops_all
+    assert walk.retention(data(11, 7)).drops_all
 
 
 def test_aborts_are_taken_in_the_order_of_their_offsets() -> None:
     walk = cleaning(aborted=((7, 10, 14, 10), (7, 2, 6, 2)))
     # One record, with which the transaction begins.
-    assert walk.judge(data(2, 7)).drops_all
-    assert walk.judge(marker(6, 7)).noted == (7, 2, 6, 2)
-    assert not walk.judge(data(8, 7)).drops_all
-    assert walk.judge(marker(9, 7)).noted is None
-    assert walk.judge(data(11, 7)).drops_all
-    assert walk.judge(marker(14, 7)).noted == (7, 10, 14, 10)
+    assert walk.retention(data(2, 7)).drops_all
+    assert walk.retention(marker(6, 7)).noted == (7, 2, 6, 2)
+    assert not walk.retention(data(8, 7)).drops_all
+    assert walk.retention(marker(9, 7)).noted is None
+    assert walk.retention(data(11, 7)).drops_all
+    assert walk.retention(marker(14, 7)).noted == (7, 10, 14, 10)
 
 
 def test_a_second_marker_has_no_data_of_its_own() -> None:
     walk = cleaning()
-    assert walk.judge(data(3, 7))[::2] == (False, False)
-    assert not walk.judge(marker(6, 7)).is_empty_end
-    assert walk.judge(marker(9, 7)).is_empty_end
+    assert walk.retention(data(3, 7))[::2] == (False, False)
+    assert not walk.retention(marker(6, 7)).is_empty_end
+    assert walk.retention(marker(9, 7)).is_empty_end
 
 
 def test_a_batch_outside_of_transactions_is_not_dropped_with_one() -> None:
     walk = cleaning(aborted=((7, 2, 6, 2),))
-    assert not walk.judge(facts(3, 7)).drops_all
-    assert walk.judge(data(4, 7)).drops_all
+    assert not walk.retention(facts(3, 7)).drops_all
+    assert walk.retention(data(4, 7)).drops_all
 
 
 def test_aborts_with_data_and_without_an_index_entry_are_found() -> None:
@@ -210,7 +210,7 @@ def test_aborts_with_data_and_without_an_index_entry_are_found() -> None:
     ],
 )
 def test_whose_header_stays(last: LastOfProducer | None, batch: BatchFacts, kept: bool) -> None:
-    assert cleaning(producers={} if last is None else {7: last}).judge(batch).keeps_header is kept
+    assert cleaning(producers={} if last is None else {7: last}).retention(batch).keeps_header is kept
 
 
 def test_a_full_map_says_so() -> None:

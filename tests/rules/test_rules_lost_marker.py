@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncelog.rules.idempotence.lost_markers import abort_of, decided_transaction, is_awaited, lost_end
-from oncelog.rules.idempotence.sequencer import MAX_EPOCH, Identity
+from oncelog.rules.idempotence.sequencer import MAX_EPOCH, ProducerIdAndEpoch
 from oncelog.rules.transactions.coordinator import Append, complete, decide_add, decide_end, fence, retire
 from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH, TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
@@ -36,7 +36,7 @@ def test_what_a_record_decides(line: str) -> None:
     entry = TransactionEntry(
         "x", 5, int(epoch), 60_000, S[state], frozenset({HERE}), client_version=int(version)
     )
-    expected = None if decides == "-" else Identity(5, int(decides))
+    expected = None if decides == "-" else ProducerIdAndEpoch(5, int(decides))
     assert decided_transaction(entry) == expected
 
 
@@ -47,15 +47,17 @@ def ongoing(epoch: int, *partitions: TopicPartition) -> TransactionEntry:
 @pytest.mark.parametrize("is_commit", [True, False])
 def test_the_record_of_an_end_decides_the_transaction_that_was_open(is_commit: bool) -> None:
     before = ongoing(3, HERE)
-    verdict = decide_end(before, Identity(5, 3), is_commit, client_version=2, new_producer_id=None, now_ms=0)
-    assert decided_transaction(verdict.entry) == Identity(5, 3)  # type: ignore[union-attr]
+    verdict = decide_end(
+        before, ProducerIdAndEpoch(5, 3), is_commit, client_version=2, new_producer_id=None, now_ms=0
+    )
+    assert decided_transaction(verdict.entry) == ProducerIdAndEpoch(5, 3)  # type: ignore[union-attr]
 
 
 def test_the_record_of_a_fence_decides_the_transaction_that_was_open() -> None:
     fenced = fence(ongoing(3, HERE), server_version=2, new_producer_id=None, now_ms=0)
-    assert decided_transaction(fenced) == Identity(5, 3)  # type: ignore[arg-type]
+    assert decided_transaction(fenced) == ProducerIdAndEpoch(5, 3)  # type: ignore[arg-type]
     last = fence(ongoing(EXHAUSTED_EPOCH, HERE), server_version=2, new_producer_id=6, now_ms=0)
-    assert decided_transaction(last) == Identity(5, EXHAUSTED_EPOCH)  # type: ignore[arg-type]
+    assert decided_transaction(last) == ProducerIdAndEpoch(5, EXHAUSTED_EPOCH)  # type: ignore[arg-type]
     assert decided_transaction(retire(ongoing(3, HERE), 0)) is None
 
 
@@ -63,9 +65,9 @@ def test_a_marker_is_lost_only_if_newer_records_of_the_id_follow() -> None:
     decision = fence(ongoing(3, HERE), server_version=2, new_producer_id=None, now_ms=0)
     assert isinstance(decision, TransactionEntry)
     done = complete(decision, now_ms=1)
-    added = decide_add(done, Identity(5, 4), [THERE], now_ms=2)
+    added = decide_add(done, ProducerIdAndEpoch(5, 4), [THERE], now_ms=2)
     assert isinstance(added, Append)
-    leftover = Identity(5, 3)
+    leftover = ProducerIdAndEpoch(5, 3)
     assert lost_end(HERE, leftover, decision, decision) is None, "its markers follow"
     assert lost_end(HERE, leftover, decision, done) == decision
     assert lost_end(HERE, leftover, decision, added.entry) == decision
@@ -74,7 +76,7 @@ def test_a_marker_is_lost_only_if_newer_records_of_the_id_follow() -> None:
 
 
 def test_what_is_open_under_a_producer_id_that_nobody_has_any_more_is_aborted() -> None:
-    leftover, abort = Identity(5, EXHAUSTED_EPOCH), abort_of(Identity(5, EXHAUSTED_EPOCH))
+    leftover, abort = ProducerIdAndEpoch(5, EXHAUSTED_EPOCH), abort_of(ProducerIdAndEpoch(5, EXHAUSTED_EPOCH))
     own, other = ongoing(EXHAUSTED_EPOCH, THERE), ongoing(0, HERE)._replace(producer_id=6)
     assert lost_end(HERE, leftover, None, own) is None
     assert lost_end(HERE, leftover, None, other) == abort
@@ -84,14 +86,16 @@ def test_what_is_open_under_a_producer_id_that_nobody_has_any_more_is_aborted() 
 
 
 def test_the_end_of_a_transaction_ends_what_is_open_in_its_partitions() -> None:
-    assert is_awaited(HERE, Identity(5, 2), ongoing(3, HERE))
-    assert not is_awaited(THERE, Identity(5, 2), ongoing(3, HERE))
-    assert not is_awaited(HERE, Identity(5, 4), ongoing(3, HERE)), "the power loss took the newer epoch"
-    assert not is_awaited(HERE, Identity(6, 2), ongoing(3, HERE))
+    assert is_awaited(HERE, ProducerIdAndEpoch(5, 2), ongoing(3, HERE))
+    assert not is_awaited(THERE, ProducerIdAndEpoch(5, 2), ongoing(3, HERE))
+    assert not is_awaited(HERE, ProducerIdAndEpoch(5, 4), ongoing(3, HERE)), (
+        "the power loss took the newer epoch"
+    )
+    assert not is_awaited(HERE, ProducerIdAndEpoch(6, 2), ongoing(3, HERE))
 
 
 @pytest.mark.parametrize(("epoch", "marker_epoch"), [(0, 1), (7, 8), (MAX_EPOCH, MAX_EPOCH)])
 def test_what_nobody_decided_is_aborted_with_the_next_epoch(epoch: int, marker_epoch: int) -> None:
-    decision = abort_of(Identity(5, epoch))
+    decision = abort_of(ProducerIdAndEpoch(5, epoch))
     assert (decision.producer_id, decision.producer_epoch) == (5, marker_epoch)
     assert decision.state is S.PREPARE_ABORT

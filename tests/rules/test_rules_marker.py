@@ -7,8 +7,8 @@ import re
 import pytest
 from helpers_rules_append import NOW_MS, format_entry, parse_entry, rows
 
-from oncelog.rules.idempotence.append import Refuse
-from oncelog.rules.idempotence.markers import EndMarker, StoreMarker, decide_marker, refuse_same_epoch
+from oncelog.rules.idempotence.append import Reject
+from oncelog.rules.idempotence.markers import EndMarker, StoreMarker, decide_marker, reject_same_epoch
 from oncelog.types import Origin
 
 CASES = list(rows("marker.txt"))
@@ -39,7 +39,7 @@ def test_row(entry: str, marker: str, origin: str, expected: str) -> None:
 def test_with_an_epoch_for_each_transaction_a_marker_raises_it(
     entry: str, epoch: int, is_refused: bool
 ) -> None:
-    refusal = refuse_same_epoch(parse_entry(entry), 7, epoch)
+    refusal = reject_same_epoch(parse_entry(entry), 7, epoch)
     assert (refusal is not None) is is_refused
     if refusal is not None:
         assert _format(refusal) == "refuse 47"
@@ -50,8 +50,8 @@ def _parse_marker(text: str) -> EndMarker:
     return EndMarker(7, int(epoch), int(coordinator_epoch), outcome == "commit", 700)
 
 
-def _format(verdict: StoreMarker | Refuse) -> str:
-    if isinstance(verdict, Refuse):
+def _format(verdict: StoreMarker | Reject) -> str:
+    if isinstance(verdict, Reject):
         assert "producer id 7" in verdict.reason
         return f"refuse {verdict.error.code}"
     text = f"store {format_entry(verdict.entry)}"

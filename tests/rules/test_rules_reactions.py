@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oncelog.errors import ERROR_BY_CODE
-from oncelog.rules.idempotence.error_policy import Mode, reaction_to
+from oncelog.rules.idempotence.error_policy import Mode, error_policy_for
 
 TABLE = Path(__file__).parents[1] / "tables" / "reactions.txt"
 NAMES = {cls.kafka_name: code for code, cls in ERROR_BY_CODE.items()}
@@ -17,20 +17,24 @@ ROWS = [line.split() for line in TABLE.read_text().splitlines() if line and line
 @pytest.mark.behaviour("I18")
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
 def test_reaction(row: list[str]) -> None:
-    name, mode, action, mark, may_be_stored, is_metadata_stale = row
-    reaction = reaction_to(NAMES[name], Mode(mode))
-    assert (reaction.action.value, reaction.mark.value) == (action, mark)
-    assert reaction.may_be_stored == (may_be_stored == "maybe")
-    assert reaction.is_metadata_stale == (is_metadata_stale == "stale")
+    name, mode, action, error_class, may_be_stored, is_metadata_stale = row
+    policy = error_policy_for(NAMES[name], Mode(mode))
+    assert (policy.action.value, policy.error_class.value) == (action.replace("-", " "), error_class)
+    assert policy.may_be_stored == (may_be_stored == "maybe")
+    assert policy.is_metadata_stale == (is_metadata_stale == "stale")
 
 
 def test_a_code_from_the_future_fails_its_records_as_possibly_stored() -> None:
-    reaction = reaction_to(9_999, Mode.IDEMPOTENT)
-    assert (reaction.action.value, reaction.mark.value, reaction.may_be_stored) == ("fail", "abortable", True)
-    assert not reaction.is_metadata_stale
+    policy = error_policy_for(9_999, Mode.IDEMPOTENT)
+    assert (policy.action.value, policy.error_class.value, policy.may_be_stored) == (
+        "fail",
+        "abortable",
+        True,
+    )
+    assert not policy.is_metadata_stale
 
 
 def test_what_the_broker_calls_retriable_is_never_fatal() -> None:
     for code, error in ERROR_BY_CODE.items():
         if error.retriable:
-            assert reaction_to(code, Mode.IDEMPOTENT).mark.value != "fatal", error.kafka_name
+            assert error_policy_for(code, Mode.IDEMPOTENT).error_class.value != "fatal", error.kafka_name

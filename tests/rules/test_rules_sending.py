@@ -6,39 +6,39 @@ import pytest
 
 from oncelog.rules.idempotence.sequencer import (
     MAX_EPOCH,
-    Identity,
-    NumberedBatch,
     OutOfOrder,
-    PartitionSequences,
+    PartitionSequencer,
+    ProducerIdAndEpoch,
+    SequencedBatch,
     next_epoch,
 )
 
-FIRST = Identity(7, 0)
-SECOND = Identity(7, 1)
+FIRST = ProducerIdAndEpoch(7, 0)
+SECOND = ProducerIdAndEpoch(7, 1)
 RECORDS = 3
-Sequences = PartitionSequences[NumberedBatch]
+Sequences = PartitionSequencer[SequencedBatch]
 
 
 def warm(**options: object) -> Sequences:
     """Sequences under which the broker has acknowledged one batch: 0-2."""
-    sequences: Sequences = PartitionSequences(**options)  # type: ignore[arg-type]
-    batch = NumberedBatch(RECORDS)
-    sequences.number(batch, FIRST)
+    sequences: Sequences = PartitionSequencer(**options)  # type: ignore[arg-type]
+    batch = SequencedBatch(RECORDS)
+    sequences.assign_sequence(batch, FIRST)
     sequences.on_stored(batch)
     return sequences
 
 
-def sent(sequences: Sequences, count: int, identity: Identity = FIRST) -> list[NumberedBatch]:
+def sent(sequences: Sequences, count: int, identity: ProducerIdAndEpoch = FIRST) -> list[SequencedBatch]:
     """`count` new batches on the wire."""
     batches = []
     for _ in range(count):
-        assert sequences.may_number(identity)
-        batches.append(NumberedBatch(RECORDS))
-        sequences.number(batches[-1], identity)
+        assert sequences.may_assign_sequence(identity)
+        batches.append(SequencedBatch(RECORDS))
+        sequences.assign_sequence(batches[-1], identity)
     return batches
 
 
-def bases(batches: list[NumberedBatch]) -> list[int | None]:
+def bases(batches: list[SequencedBatch]) -> list[int | None]:
     return [batch.base_sequence for batch in batches]
 
 
@@ -51,9 +51,9 @@ def test_sequences_start_at_0_step_by_records_and_wrap() -> None:
 
 @pytest.mark.behaviour("I10", "I15")
 def test_the_first_batch_of_an_id_goes_alone() -> None:
-    sequences: Sequences = PartitionSequences()
+    sequences: Sequences = PartitionSequencer()
     (first,) = sent(sequences, 1)
-    assert not sequences.may_number(FIRST)
+    assert not sequences.may_assign_sequence(FIRST)
     sequences.on_stored(first)
     assert bases(sent(sequences, 5)) == [3, 6, 9, 12, 15]
 
@@ -62,9 +62,9 @@ def test_the_first_batch_of_an_id_goes_alone() -> None:
 def test_five_are_unacknowledged_at_most() -> None:
     sequences = warm()
     batches = sent(sequences, 5)
-    assert not sequences.may_number(FIRST)
+    assert not sequences.may_assign_sequence(FIRST)
     sequences.on_stored(batches[0])
-    assert sequences.may_number(FIRST)
+    assert sequences.may_assign_sequence(FIRST)
 
 
 @pytest.mark.behaviour("I10")
@@ -73,9 +73,11 @@ def test_acknowledged_batches_count_as_long_as_one_before_them_is_not() -> None:
     lowest, *later = sent(sequences, 5)
     for batch in later:
         sequences.on_stored(batch)
-    assert not sequences.may_number(FIRST), "a sixth would push the lowest out of the broker's memory"
+    assert not sequences.may_assign_sequence(FIRST), (
+        "a sixth would push the lowest out of the broker's memory"
+    )
     sequences.on_stored(lowest)
-    assert sequences.may_number(FIRST)
+    assert sequences.may_assign_sequence(FIRST)
 
 
 @pytest.mark.behaviour("I9", "I11")
@@ -84,7 +86,7 @@ def test_only_the_lowest_is_sent_again_with_its_own_numbers() -> None:
     batches = sent(sequences, 3)
     for batch in reversed(batches):
         sequences.on_no_outcome(batch, may_be_stored=True)
-    assert not sequences.may_number(FIRST)
+    assert not sequences.may_assign_sequence(FIRST)
     for batch in batches:
         assert sequences.next_retry() is batch
         sequences.send(batch)
@@ -119,7 +121,7 @@ def test_out_of_order_as_the_lowest_restarts_from_the_first_unacknowledged() -> 
 
 
 @pytest.mark.behaviour("I12", "I13")
-def test_a_batch_that_may_be_stored_is_never_renumbered_under_guard() -> None:
+def test_a_batch_that_may_be_stored_is_never_renumbered_in_safe_mode() -> None:
     sequences = warm()
     (batch,) = sent(sequences, 1)
     sequences.on_no_outcome(batch, may_be_stored=True)
@@ -130,8 +132,8 @@ def test_a_batch_that_may_be_stored_is_never_renumbered_under_guard() -> None:
 
 
 @pytest.mark.behaviour("I13")
-def test_without_guard_it_is_renumbered_and_may_be_doubled() -> None:
-    sequences = warm(limit=6, is_guarded=False)
+def test_without_safe_mode_it_is_renumbered_and_may_be_doubled() -> None:
+    sequences = warm(limit=6, safe_mode=False)
     (batch,) = sent(sequences, 1)
     sequences.on_no_outcome(batch, may_be_stored=True)
     sequences.send(batch)
@@ -154,10 +156,10 @@ def test_a_refused_batch_leaves_a_gap_and_a_lost_one_is_resolved_by_its_successo
     first, second = sent(lost, 2)
     lost.on_no_outcome(first, may_be_stored=True)
     lost.on_given_up(first)
-    assert not lost.may_number(FIRST), "whether the numbers go on is not known yet"
+    assert not lost.may_assign_sequence(FIRST), "whether the numbers go on is not known yet"
     lost.on_stored(second)
     assert not lost.is_restart_needed
-    assert lost.may_number(FIRST)
+    assert lost.may_assign_sequence(FIRST)
 
 
 @pytest.mark.behaviour("I11")
@@ -174,7 +176,7 @@ def test_a_lost_batch_without_successor_starts_a_new_epoch() -> None:
 def test_another_identity_waits_until_nothing_is_in_flight() -> None:
     sequences = warm()
     (batch,) = sent(sequences, 1)
-    assert not sequences.may_number(SECOND)
+    assert not sequences.may_assign_sequence(SECOND)
     sequences.on_stored(batch)
     assert bases(sent(sequences, 1, SECOND)) == [0]
 
@@ -183,13 +185,13 @@ def test_pieces_share_out_the_numbers_of_their_batch() -> None:
     sequences = warm()
     large, later = sent(sequences, 2)
     large.is_on_wire = False
-    pieces = [NumberedBatch(1), NumberedBatch(2)]
+    pieces = [SequencedBatch(1), SequencedBatch(2)]
     sequences.split(large, pieces)
     assert bases([*pieces, later]) == [3, 4, 6]
     assert sequences.in_flight == [*pieces, later]
     assert sequences.next_retry() is pieces[0]
     with pytest.raises(ValueError, match="must hold its records"):
-        sequences.split(later, [NumberedBatch(1)])
+        sequences.split(later, [SequencedBatch(1)])
 
 
 @pytest.mark.behaviour("I10")
@@ -198,11 +200,11 @@ def test_pieces_count_among_the_five() -> None:
     large, later, *_ = sent(sequences, 3)
     for batch in list(sequences.in_flight):
         sequences.on_no_outcome(batch, may_be_stored=False)
-    pieces = [NumberedBatch(1) for _ in range(RECORDS)]
+    pieces = [SequencedBatch(1) for _ in range(RECORDS)]
     sequences.split(large, pieces)
     for batch in sequences.in_flight:
         sequences.send(batch)
-    assert not sequences.may_number(FIRST), "five are numbered"
+    assert not sequences.may_assign_sequence(FIRST), "five are numbered"
     sequences.on_stored(pieces[0])
     assert len(sent(sequences, 1)) == 1
     for piece in pieces[1:]:
@@ -210,7 +212,7 @@ def test_pieces_count_among_the_five() -> None:
     # `later` is the lowest: it, one more and the sixth are in flight, and two may follow.
     assert sequences.in_flight[0] is later
     assert len(sent(sequences, 2)) == 2
-    assert not sequences.may_number(FIRST)
+    assert not sequences.may_assign_sequence(FIRST)
 
 
 @pytest.mark.behaviour("I11")
@@ -222,9 +224,9 @@ def test_of_two_lost_batches_only_a_successor_of_the_higher_proves_both_stored()
     sequences.on_given_up(highest)
     sequences.on_given_up(lowest)
     sequences.on_stored(between)
-    assert not sequences.may_number(FIRST), "nothing proves that the higher one is stored"
+    assert not sequences.may_assign_sequence(FIRST), "nothing proves that the higher one is stored"
     sequences.on_stored(successor)
-    assert sequences.may_number(FIRST)
+    assert sequences.may_assign_sequence(FIRST)
 
 
 @pytest.mark.behaviour("I11")
@@ -234,13 +236,13 @@ def test_pieces_below_a_lost_batch_do_not_prove_it_stored() -> None:
     sequences.on_no_outcome(lost, may_be_stored=True)
     sequences.on_given_up(lost)
     sequences.on_no_outcome(large, may_be_stored=False)
-    pieces = [NumberedBatch(1) for _ in range(RECORDS)]
+    pieces = [SequencedBatch(1) for _ in range(RECORDS)]
     sequences.split(large, pieces)
     for piece in pieces:
         sequences.on_stored(piece)
-        assert not sequences.may_number(FIRST)
+        assert not sequences.may_assign_sequence(FIRST)
     sequences.on_stored(successor)
-    assert sequences.may_number(FIRST)
+    assert sequences.may_assign_sequence(FIRST)
 
 
 @pytest.mark.behaviour("I11")
@@ -263,12 +265,12 @@ def test_a_piece_above_a_lost_batch_proves_it_stored() -> None:
     sequences.on_no_outcome(lost, may_be_stored=True)
     sequences.on_given_up(lost)
     sequences.on_no_outcome(large, may_be_stored=False)
-    pieces = [NumberedBatch(1) for _ in range(RECORDS)]
+    pieces = [SequencedBatch(1) for _ in range(RECORDS)]
     sequences.split(large, pieces)
     for piece in pieces:
         sequences.send(piece)
     sequences.on_stored(pieces[0])
-    assert sequences.may_number(FIRST)
+    assert sequences.may_assign_sequence(FIRST)
     assert not pieces[0].is_on_wire
 
 
@@ -280,9 +282,9 @@ def test_nothing_is_numbered_or_sent_again_before_numbering_starts_again() -> No
     sequences.on_given_up(refused)
     sequences.on_no_outcome(behind, may_be_stored=False)
     assert sequences.next_retry() is None, "surely refused: it is numbered again"
-    assert not sequences.may_number(FIRST)
+    assert not sequences.may_assign_sequence(FIRST)
     sequences.on_given_up(behind)
-    assert not sequences.may_number(FIRST)
+    assert not sequences.may_assign_sequence(FIRST)
 
 
 @pytest.mark.behaviour("I10")
@@ -291,7 +293,7 @@ def test_no_new_batch_is_sent_while_one_waits_to_be_sent_again() -> None:
     assert sequences.next_retry() is None
     first, _ = sent(sequences, 2)
     sequences.on_no_outcome(first, may_be_stored=True)
-    assert not sequences.may_number(FIRST)
+    assert not sequences.may_assign_sequence(FIRST)
 
 
 def test_an_id_that_the_broker_forgot_is_a_gap_also_behind_another_batch() -> None:
@@ -303,5 +305,5 @@ def test_an_id_that_the_broker_forgot_is_a_gap_also_behind_another_batch() -> No
 
 def test_epochs_end_at_32767() -> None:
     assert MAX_EPOCH == 32_767
-    assert next_epoch(Identity(7, MAX_EPOCH - 1)) == Identity(7, MAX_EPOCH)
-    assert next_epoch(Identity(7, MAX_EPOCH)) is None
+    assert next_epoch(ProducerIdAndEpoch(7, MAX_EPOCH - 1)) == ProducerIdAndEpoch(7, MAX_EPOCH)
+    assert next_epoch(ProducerIdAndEpoch(7, MAX_EPOCH)) is None

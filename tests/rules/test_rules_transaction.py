@@ -13,8 +13,8 @@ from oncelog.errors import (
     ProducerFenced,
     TransactionAbortable,
 )
-from oncelog.rules.idempotence.append import Refuse
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.append import Reject
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.coordinator import (
     Append,
     FenceAndAbort,
@@ -46,7 +46,11 @@ def entry(state: TransactionState, producer_id: int = 7, epoch: int = 5, **more:
 
 
 def init(
-    known: TransactionEntry | None, given: Identity | None, *, new: int | None = None, version: int = 0
+    known: TransactionEntry | None,
+    given: ProducerIdAndEpoch | None,
+    *,
+    new: int | None = None,
+    version: int = 0,
 ) -> object:
     return decide_init(
         known, "id", given, timeout_ms=9_000, server_version=version, new_producer_id=new, now_ms=NOW_MS
@@ -54,7 +58,7 @@ def init(
 
 
 def refused_with(verdict: object) -> type[Exception] | None:
-    return verdict.error if isinstance(verdict, Refuse) else None
+    return verdict.error if isinstance(verdict, Reject) else None
 
 
 # InitProducerId
@@ -71,7 +75,7 @@ def test_a_new_id_gets_a_new_producer_id_at_epoch_0() -> None:
 
 
 def test_a_client_with_a_producer_id_that_nobody_knows_gets_a_new_one() -> None:
-    verdict = init(None, Identity(99, 4), new=3)
+    verdict = init(None, ProducerIdAndEpoch(99, 4), new=3)
     assert isinstance(verdict, Append)
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (3, 0)
 
@@ -81,15 +85,15 @@ def test_a_client_with_a_producer_id_that_nobody_knows_gets_a_new_one() -> None:
     ("given", "last", "expected"),
     [
         (None, -1, (7, 6, -1)),  # a new instance: every other is fenced
-        (Identity(7, 5), -1, (7, 6, 5)),  # the same instance goes on
-        (Identity(7, 4), 4, (7, 5, 4)),  # its answer was lost: the same again
-        (Identity(7, 4), -1, ProducerFenced),  # an older instance
-        (Identity(7, 6), -1, ProducerFenced),  # an epoch that was never given out
-        (Identity(8, 5), -1, ProducerFenced),  # a stranger
+        (ProducerIdAndEpoch(7, 5), -1, (7, 6, 5)),  # the same instance goes on
+        (ProducerIdAndEpoch(7, 4), 4, (7, 5, 4)),  # its answer was lost: the same again
+        (ProducerIdAndEpoch(7, 4), -1, ProducerFenced),  # an older instance
+        (ProducerIdAndEpoch(7, 6), -1, ProducerFenced),  # an epoch that was never given out
+        (ProducerIdAndEpoch(8, 5), -1, ProducerFenced),  # a stranger
     ],
 )
 def test_at_rest_the_epoch_is_raised(
-    state: TransactionState, given: Identity | None, last: int, expected: object
+    state: TransactionState, given: ProducerIdAndEpoch | None, last: int, expected: object
 ) -> None:
     verdict = init(entry(state, last_producer_epoch=last, client_version=2), given)
     if isinstance(verdict, Append):
@@ -104,7 +108,7 @@ def test_at_rest_the_epoch_is_raised(
 @pytest.mark.parametrize("state", [S.PREPARE_COMMIT, S.PREPARE_ABORT])
 def test_while_markers_are_written_a_client_waits(state: TransactionState) -> None:
     assert refused_with(init(entry(state), None)) is ConcurrentTransactions
-    assert refused_with(init(entry(state), Identity(8, 5))) is ProducerFenced
+    assert refused_with(init(entry(state), ProducerIdAndEpoch(8, 5))) is ProducerFenced
 
 
 @pytest.mark.behaviour("T3")
@@ -115,20 +119,22 @@ def test_an_open_transaction_is_aborted_first_under_a_higher_epoch(version: int,
     assert (verdict.entry.state, verdict.entry.producer_epoch) == (S.PREPARE_ABORT, epoch)
     assert verdict.entry.partitions == {AT}
     # The given epoch is not compared in this state; the producer id is.
-    assert isinstance(init(entry(S.ONGOING), Identity(7, 1)), FenceAndAbort)
-    assert refused_with(init(entry(S.ONGOING), Identity(8, 5))) is ProducerFenced
+    assert isinstance(init(entry(S.ONGOING), ProducerIdAndEpoch(7, 1)), FenceAndAbort)
+    assert refused_with(init(entry(S.ONGOING), ProducerIdAndEpoch(8, 5))) is ProducerFenced
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
         (None, (9, 0, -1)),
-        (Identity(7, 32_766), (9, 0, 32_766)),
-        (Identity(7, 32_765), ProducerFenced),
-        (Identity(8, 32_766), ProducerFenced),
+        (ProducerIdAndEpoch(7, 32_766), (9, 0, 32_766)),
+        (ProducerIdAndEpoch(7, 32_765), ProducerFenced),
+        (ProducerIdAndEpoch(8, 32_766), ProducerFenced),
     ],
 )
-def test_an_exhausted_epoch_takes_a_new_producer_id(given: Identity | None, expected: object) -> None:
+def test_an_exhausted_epoch_takes_a_new_producer_id(
+    given: ProducerIdAndEpoch | None, expected: object
+) -> None:
     known = entry(S.COMPLETE_COMMIT, epoch=32_766)
     if expected is ProducerFenced:
         assert refused_with(init(known, given, new=9)) is ProducerFenced
@@ -142,17 +148,19 @@ def test_an_exhausted_epoch_takes_a_new_producer_id(given: Identity | None, expe
 
 
 def test_the_answer_with_the_last_epoch_may_be_asked_for_again() -> None:
-    verdict = init(entry(S.EMPTY, epoch=32_766, last_producer_epoch=32_765), Identity(7, 32_765), new=9)
+    verdict = init(
+        entry(S.EMPTY, epoch=32_766, last_producer_epoch=32_765), ProducerIdAndEpoch(7, 32_765), new=9
+    )
     assert isinstance(verdict, Append)
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (7, 32_766)
 
 
 def test_the_answer_of_a_new_producer_id_may_be_asked_for_again() -> None:
     known = entry(S.EMPTY, 9, 0, previous_producer_id=7, last_producer_epoch=32_766)
-    verdict = init(known, Identity(7, 32_766))
+    verdict = init(known, ProducerIdAndEpoch(7, 32_766))
     assert isinstance(verdict, Append)
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
-    assert refused_with(init(known, Identity(7, 32_765))) is ProducerFenced
+    assert refused_with(init(known, ProducerIdAndEpoch(7, 32_765))) is ProducerFenced
 
 
 # Adding partitions
@@ -161,32 +169,32 @@ def test_the_answer_of_a_new_producer_id_may_be_asked_for_again() -> None:
 @pytest.mark.behaviour("T4")
 @pytest.mark.parametrize("state", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
 def test_the_first_partition_begins_the_transaction(state: TransactionState) -> None:
-    verdict = decide_add(entry(state), Identity(7, 5), [AT, OTHER], now_ms=NOW_MS)
+    verdict = decide_add(entry(state), ProducerIdAndEpoch(7, 5), [AT, OTHER], now_ms=NOW_MS)
     assert isinstance(verdict, Append)
     added = verdict.entry
     assert (added.state, added.partitions, added.start_ms) == (S.ONGOING, {AT, OTHER}, NOW_MS)
 
 
 def test_more_partitions_join_and_the_start_stays() -> None:
-    verdict = decide_add(entry(S.ONGOING), Identity(7, 5), [OTHER], now_ms=NOW_MS)
+    verdict = decide_add(entry(S.ONGOING), ProducerIdAndEpoch(7, 5), [OTHER], now_ms=NOW_MS)
     assert isinstance(verdict, Append)
     assert (verdict.entry.partitions, verdict.entry.start_ms) == ({AT, OTHER}, 40_000)
-    assert decide_add(entry(S.ONGOING), Identity(7, 5), [AT], now_ms=NOW_MS) == NoChange()
+    assert decide_add(entry(S.ONGOING), ProducerIdAndEpoch(7, 5), [AT], now_ms=NOW_MS) == NoChange()
 
 
 @pytest.mark.parametrize(
     ("known", "who", "error"),
     [
-        (None, Identity(7, 5), InvalidProducerIdMapping),
-        (entry(S.EMPTY), Identity(8, 5), InvalidProducerIdMapping),
-        (entry(S.EMPTY), Identity(7, 4), ProducerFenced),
-        (entry(S.ONGOING), Identity(7, 6), ProducerFenced),
-        (entry(S.PREPARE_COMMIT), Identity(7, 5), ConcurrentTransactions),
-        (entry(S.PREPARE_ABORT), Identity(7, 5), ConcurrentTransactions),
+        (None, ProducerIdAndEpoch(7, 5), InvalidProducerIdMapping),
+        (entry(S.EMPTY), ProducerIdAndEpoch(8, 5), InvalidProducerIdMapping),
+        (entry(S.EMPTY), ProducerIdAndEpoch(7, 4), ProducerFenced),
+        (entry(S.ONGOING), ProducerIdAndEpoch(7, 6), ProducerFenced),
+        (entry(S.PREPARE_COMMIT), ProducerIdAndEpoch(7, 5), ConcurrentTransactions),
+        (entry(S.PREPARE_ABORT), ProducerIdAndEpoch(7, 5), ConcurrentTransactions),
     ],
 )
 def test_who_may_not_add_may_not_write_either(
-    known: TransactionEntry | None, who: Identity, error: type[Exception]
+    known: TransactionEntry | None, who: ProducerIdAndEpoch, error: type[Exception]
 ) -> None:
     assert refused_with(decide_add(known, who, [AT], now_ms=NOW_MS)) is error
     assert refused_with(verify(known, who, AT)) is error
@@ -194,9 +202,9 @@ def test_who_may_not_add_may_not_write_either(
 
 @pytest.mark.parametrize("state", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
 def test_only_partitions_of_an_open_transaction_are_verified(state: TransactionState) -> None:
-    assert refused_with(verify(entry(state), Identity(7, 5), AT)) is TransactionAbortable
-    assert refused_with(verify(entry(S.ONGOING), Identity(7, 5), OTHER)) is TransactionAbortable
-    assert verify(entry(S.ONGOING), Identity(7, 5), AT) is None
+    assert refused_with(verify(entry(state), ProducerIdAndEpoch(7, 5), AT)) is TransactionAbortable
+    assert refused_with(verify(entry(S.ONGOING), ProducerIdAndEpoch(7, 5), OTHER)) is TransactionAbortable
+    assert verify(entry(S.ONGOING), ProducerIdAndEpoch(7, 5), AT) is None
 
 
 # Ending
@@ -234,7 +242,11 @@ WITH_EPOCH = {
 
 
 def end(
-    known: TransactionEntry | None, who: Identity, is_commit: bool, version: int, new: int | None = None
+    known: TransactionEntry | None,
+    who: ProducerIdAndEpoch,
+    is_commit: bool,
+    version: int,
+    new: int | None = None,
 ) -> object:
     return decide_end(known, who, is_commit, client_version=version, new_producer_id=new, now_ms=NOW_MS)
 
@@ -242,22 +254,22 @@ def end(
 def outcome(verdict: object) -> object:
     if isinstance(verdict, Append):
         return verdict.entry.state
-    return verdict.error if isinstance(verdict, Refuse) else type(verdict)
+    return verdict.error if isinstance(verdict, Reject) else type(verdict)
 
 
 @pytest.mark.behaviour("T13")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("is_commit", [True, False])
 def test_a_classic_end(state: TransactionState, is_commit: bool) -> None:
-    verdict = end(entry(state), Identity(7, 5), is_commit, 0)
+    verdict = end(entry(state), ProducerIdAndEpoch(7, 5), is_commit, 0)
     assert outcome(verdict) is CLASSIC[state][0 if is_commit else 1]
     if isinstance(verdict, Append):
         ended = verdict.entry
         assert (ended.producer_epoch, ended.partitions, ended.start_ms) == (5, {AT}, 40_000)
-    assert refused_with(end(entry(state), Identity(7, 4), is_commit, 0)) is ProducerFenced
-    assert refused_with(end(entry(state), Identity(7, 6), is_commit, 0)) is ProducerFenced
-    assert refused_with(end(entry(state), Identity(8, 5), is_commit, 0)) is InvalidProducerIdMapping
-    assert refused_with(end(None, Identity(7, 5), is_commit, 0)) is InvalidProducerIdMapping
+    assert refused_with(end(entry(state), ProducerIdAndEpoch(7, 4), is_commit, 0)) is ProducerFenced
+    assert refused_with(end(entry(state), ProducerIdAndEpoch(7, 6), is_commit, 0)) is ProducerFenced
+    assert refused_with(end(entry(state), ProducerIdAndEpoch(8, 5), is_commit, 0)) is InvalidProducerIdMapping
+    assert refused_with(end(None, ProducerIdAndEpoch(7, 5), is_commit, 0)) is InvalidProducerIdMapping
 
 
 @pytest.mark.behaviour("T13")
@@ -265,7 +277,7 @@ def test_a_classic_end(state: TransactionState, is_commit: bool) -> None:
 @pytest.mark.parametrize("is_commit", [True, False])
 @pytest.mark.parametrize("is_again", [True, False])
 def test_an_end_that_raises_the_epoch(state: TransactionState, is_commit: bool, is_again: bool) -> None:
-    verdict = end(entry(state, client_version=2), Identity(7, 4 if is_again else 5), is_commit, 2)
+    verdict = end(entry(state, client_version=2), ProducerIdAndEpoch(7, 4 if is_again else 5), is_commit, 2)
     assert outcome(verdict) is WITH_EPOCH[state][(0 if is_commit else 2) + (0 if is_again else 1)]
     if isinstance(verdict, Append):
         ended = verdict.entry
@@ -273,20 +285,20 @@ def test_an_end_that_raises_the_epoch(state: TransactionState, is_commit: bool, 
         assert ended.start_ms >= 0
         assert ended.partitions == ({AT} if state is S.ONGOING else frozenset())
     known = entry(state, client_version=2)
-    assert refused_with(end(known, Identity(7, 3), is_commit, 2)) is ProducerFenced
-    assert refused_with(end(known, Identity(7, 6), is_commit, 2)) is ProducerFenced
-    assert refused_with(end(known, Identity(8, 5), is_commit, 2)) is InvalidProducerIdMapping
-    assert refused_with(end(None, Identity(7, 5), is_commit, 2)) is InvalidProducerIdMapping
+    assert refused_with(end(known, ProducerIdAndEpoch(7, 3), is_commit, 2)) is ProducerFenced
+    assert refused_with(end(known, ProducerIdAndEpoch(7, 6), is_commit, 2)) is ProducerFenced
+    assert refused_with(end(known, ProducerIdAndEpoch(8, 5), is_commit, 2)) is InvalidProducerIdMapping
+    assert refused_with(end(None, ProducerIdAndEpoch(7, 5), is_commit, 2)) is InvalidProducerIdMapping
 
 
 @pytest.mark.parametrize("state", [S.PREPARE_COMMIT, S.PREPARE_ABORT])
 def test_the_next_producer_id_waits_for_the_markers_of_the_last_epoch(state: TransactionState) -> None:
     known = entry(state, epoch=32_767, client_version=2, next_producer_id=9)
     for who, error in [
-        (Identity(9, 0), ConcurrentTransactions),
-        (Identity(9, 1), InvalidProducerIdMapping),
-        (Identity(8, 0), InvalidProducerIdMapping),
-        (Identity(-1, 0), InvalidProducerIdMapping),
+        (ProducerIdAndEpoch(9, 0), ConcurrentTransactions),
+        (ProducerIdAndEpoch(9, 1), InvalidProducerIdMapping),
+        (ProducerIdAndEpoch(8, 0), InvalidProducerIdMapping),
+        (ProducerIdAndEpoch(-1, 0), InvalidProducerIdMapping),
     ]:
         assert refused_with(decide_add(known, who, {AT}, now_ms=NOW_MS)) is error
         assert refused_with(verify(known, who, AT)) is error
@@ -296,12 +308,13 @@ def test_the_next_producer_id_waits_for_the_markers_of_the_last_epoch(state: Tra
         assert refused_with(init(known, who, version=2)) is fenced
     none_given = known._replace(next_producer_id=-1)
     assert (
-        refused_with(decide_add(none_given, Identity(-1, 0), {AT}, now_ms=NOW_MS)) is InvalidProducerIdMapping
+        refused_with(decide_add(none_given, ProducerIdAndEpoch(-1, 0), {AT}, now_ms=NOW_MS))
+        is InvalidProducerIdMapping
     )
 
 
 def test_an_end_takes_no_new_producer_id_before_the_last_epoch() -> None:
-    verdict = end(entry(S.ONGOING, client_version=2), Identity(7, 5), True, 2, new=9)
+    verdict = end(entry(S.ONGOING, client_version=2), ProducerIdAndEpoch(7, 5), True, 2, new=9)
     assert isinstance(verdict, Append) and verdict.entry.next_producer_id == -1
 
 
@@ -317,8 +330,8 @@ def test_after_a_restored_backup_no_epoch_of_the_producer_id_is_taken(state: Tra
 
 def test_the_last_epoch_ends_with_a_new_producer_id() -> None:
     known = entry(S.ONGOING, epoch=32_766, client_version=2)
-    assert end(known, Identity(7, 32_766), True, 2) == NeedsProducerId()
-    verdict = end(known, Identity(7, 32_766), True, 2, new=9)
+    assert end(known, ProducerIdAndEpoch(7, 32_766), True, 2) == NeedsProducerId()
+    verdict = end(known, ProducerIdAndEpoch(7, 32_766), True, 2, new=9)
     assert isinstance(verdict, Append)
     prepared = verdict.entry
     assert (prepared.producer_id, prepared.producer_epoch, prepared.next_producer_id) == (7, 32_767, 9)
@@ -326,8 +339,8 @@ def test_the_last_epoch_ends_with_a_new_producer_id() -> None:
     assert (done.producer_id, done.producer_epoch, done.next_producer_id) == (9, 0, -1)
     assert done.previous_producer_id == 7
     # The answer was lost, and the client asks once more.
-    assert outcome(end(done, Identity(7, 32_766), True, 2)) is NoChange
-    assert refused_with(end(done, Identity(7, 32_766), False, 2)) is InvalidTxnState
+    assert outcome(end(done, ProducerIdAndEpoch(7, 32_766), True, 2)) is NoChange
+    assert refused_with(end(done, ProducerIdAndEpoch(7, 32_766), False, 2)) is InvalidTxnState
 
 
 @pytest.mark.parametrize(
@@ -361,9 +374,9 @@ def test_only_open_transactions_time_out(state: TransactionState) -> None:
 def test_a_timed_out_producer_is_fenced() -> None:
     aborted = complete(fenced(entry(S.ONGOING), 0), now_ms=NOW_MS)
     assert (aborted.state, aborted.producer_epoch) == (S.COMPLETE_ABORT, 6)
-    assert refused_with(decide_add(aborted, Identity(7, 5), [AT], now_ms=NOW_MS)) is ProducerFenced
-    assert refused_with(end(aborted, Identity(7, 5), True, 0)) is ProducerFenced
-    assert refused_with(init(aborted, Identity(7, 5))) is ProducerFenced
+    assert refused_with(decide_add(aborted, ProducerIdAndEpoch(7, 5), [AT], now_ms=NOW_MS)) is ProducerFenced
+    assert refused_with(end(aborted, ProducerIdAndEpoch(7, 5), True, 0)) is ProducerFenced
+    assert refused_with(init(aborted, ProducerIdAndEpoch(7, 5))) is ProducerFenced
 
 
 @pytest.mark.parametrize("version", [0, 2])
@@ -384,12 +397,15 @@ def test_a_producer_at_the_last_epoch_that_times_out_goes_on_with_a_new_producer
     aborted = fenced(known, 2, new=9)
     assert (aborted.producer_epoch, aborted.next_producer_id) == (32_767, 9)
     assert aborted.state is S.PREPARE_ABORT
-    assert refused_with(init(aborted, Identity(7, epoch), version=2)) is ConcurrentTransactions
+    assert refused_with(init(aborted, ProducerIdAndEpoch(7, epoch), version=2)) is ConcurrentTransactions
     done = complete(aborted, now_ms=NOW_MS)
     assert (done.producer_id, done.producer_epoch) == (9, 0)
-    assert refused_with(decide_add(done, Identity(7, epoch), [AT], now_ms=NOW_MS)) is InvalidProducerIdMapping
+    assert (
+        refused_with(decide_add(done, ProducerIdAndEpoch(7, epoch), [AT], now_ms=NOW_MS))
+        is InvalidProducerIdMapping
+    )
     if epoch == 32_766:
-        verdict = init(done, Identity(7, epoch), version=2)
+        verdict = init(done, ProducerIdAndEpoch(7, epoch), version=2)
         assert isinstance(verdict, Append)
         assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
 
@@ -405,20 +421,20 @@ def test_a_new_instance_over_a_transaction_at_the_last_epoch_waits_for_a_new_pro
 def test_no_client_gets_the_highest_epoch() -> None:
     """The state is one that 0.4.1 left: epoch 32767 after a time-out, and a client that asks again."""
     known = entry(S.COMPLETE_ABORT, epoch=32_767, last_producer_epoch=32_766)
-    assert init(known, Identity(7, 32_766)) == NeedsProducerId()
-    verdict = init(known, Identity(7, 32_766), new=9)
+    assert init(known, ProducerIdAndEpoch(7, 32_766)) == NeedsProducerId()
+    verdict = init(known, ProducerIdAndEpoch(7, 32_766), new=9)
     assert isinstance(verdict, Append)
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == (9, 0)
 
 
 @pytest.mark.behaviour("T9")
-@pytest.mark.parametrize("known", [Identity(7, 6), Identity(9, 0)])
+@pytest.mark.parametrize("known", [ProducerIdAndEpoch(7, 6), ProducerIdAndEpoch(9, 0)])
 @pytest.mark.parametrize("is_commit", [True, False])
 def test_a_fenced_producer_is_not_given_the_identity_of_the_one_that_fenced_it(
-    known: Identity, is_commit: bool
+    known: ProducerIdAndEpoch, is_commit: bool
 ) -> None:
     """The new instance ends its transactions without raising the epoch, the old one does raise it."""
-    old = Identity(7, known.producer_epoch - 1 if known.producer_epoch else 32_766)
+    old = ProducerIdAndEpoch(7, known.producer_epoch - 1 if known.producer_epoch else 32_766)
     verdict = init(entry(S.EMPTY, epoch=old.producer_epoch), None, new=9)
     assert isinstance(verdict, Append)
     assert (verdict.entry.producer_id, verdict.entry.producer_epoch) == known
@@ -434,13 +450,13 @@ def test_a_fenced_producer_is_not_given_the_identity_of_the_one_that_fenced_it(
 def test_an_end_does_not_give_out_the_epoch_of_a_classic_fence() -> None:
     aborted = complete(fenced(entry(S.ONGOING, epoch=32_766), 0), now_ms=NOW_MS)
     assert (aborted.state, aborted.producer_epoch) == (S.COMPLETE_ABORT, 32_767)
-    assert refused_with(end(aborted, Identity(7, 32_766), False, 2)) is ProducerFenced
+    assert refused_with(end(aborted, ProducerIdAndEpoch(7, 32_766), False, 2)) is ProducerFenced
 
 
 @pytest.mark.parametrize("epoch", [32_766, 32_767])
 @pytest.mark.parametrize("is_commit", [True, False])
 def test_the_end_at_the_last_epochs_may_be_asked_for_again(epoch: int, is_commit: bool) -> None:
-    known, who = entry(S.ONGOING, epoch=epoch, client_version=2), Identity(7, epoch)
+    known, who = entry(S.ONGOING, epoch=epoch, client_version=2), ProducerIdAndEpoch(7, epoch)
     verdict = end(known, who, is_commit, 2, new=9)
     assert isinstance(verdict, Append)
     assert refused_with(end(verdict.entry, who, is_commit, 2)) is ConcurrentTransactions

@@ -41,7 +41,7 @@ def restore_aborted(segments: Iterable[Segment]) -> Restored:
             except OSError as error:
                 # A full disk must not refuse the start: readers go by the entries in memory.
                 failure = error
-        segment.file.rest()
+        segment.file.release_handle()
     return Restored(count, failure)
 
 

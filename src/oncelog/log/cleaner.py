@@ -23,10 +23,10 @@ from oncelog.log.segment import Segment
 from oncelog.log.segment_swap import CLEANED, discard, discard_leftovers, make_swap, take_place
 from oncelog.rules.storage.compaction import (
     BatchFacts,
-    Cleaning,
+    Cleaner,
     DirtyRange,
-    Judgement,
     LatestOffsets,
+    Retention,
     SeenTransactions,
     Span,
     find_dirty,
@@ -232,7 +232,7 @@ class SegmentSwapper:
                 log.disk, log.directory, first.base_offset, first.created_ms, log.config.limits
             )
             new.load_closed(end_offset, log.config.index_interval_bytes)
-            new.file.rest()
+            new.file.release_handle()
         except (OSError, StorageError) as failure:
             if isinstance(failure, OSError) and log.failure is None:
                 self.unfinished = segments
@@ -279,7 +279,7 @@ class Compaction:
         # About 100 bytes for each key.
         latest = LatestOffsets(self._config.limits.max_compaction_keys)
         end_offset = yield from self._learn_keys(latest)
-        cleaning = Cleaning(
+        cleaner = Cleaner(
             latest,
             SeenTransactions(self._aborted),
             self._log.producers.last_batch_of,
@@ -289,7 +289,7 @@ class Compaction:
         sources = [segment for segment in self._sources if segment.base_offset < end_offset]
         for group in _groups(sources, self._config):
             owns_group = self._log.owns_segments(group)
-            if not owns_group or not (yield from self._clean(group, cleaning, end_offset)):
+            if not owns_group or not (yield from self._clean(group, cleaner, end_offset)):
                 return
         self.cleaned_to = end_offset
 
@@ -323,7 +323,7 @@ class Compaction:
         return end_offset
 
     def _clean(
-        self, group: list[Segment], cleaning: Cleaning, end_offset: int
+        self, group: list[Segment], cleaner: Cleaner, end_offset: int
     ) -> Generator[BlockingCall | None, None, bool]:
         """Rewrite a group of segments as one and swap it in; return False if the group is no longer there."""
         log, swapper, base_offset = self._log, self._swapper, group[0].base_offset
@@ -335,7 +335,7 @@ class Compaction:
             items = 0
             for segment in group:
                 for found in _batches(segment):
-                    items += 1 + (yield from self._take(output, found, cleaning, end_offset))
+                    items += 1 + (yield from self._take(output, found, cleaner, end_offset))
                     if items >= self._step_items:
                         items = 0
                         yield None
@@ -362,7 +362,7 @@ class Compaction:
         return is_complete
 
     def _take(
-        self, output: Segment, found: FoundBatch, cleaning: Cleaning, end_offset: int
+        self, output: Segment, found: FoundBatch, cleaner: Cleaner, end_offset: int
     ) -> Generator[BlockingCall | None, None, int]:
         """Write what stays of a batch, and return how many records it had."""
         header = found.header
@@ -373,30 +373,30 @@ class Compaction:
             if header.is_control and (entry := self._aborted_by_marker.get(header.last_offset)) is not None:
                 output.transactions.append(entry)
             return 0
-        judged = cleaning.judge(_facts(header))
+        retention = cleaner.retention(_facts(header))
         rewritten: list[bytearray | memoryview | None] = []
-        # A batch of many records takes long. Nothing else uses `cleaning` meanwhile.
+        # A batch of many records takes long. Nothing else uses `cleaner` meanwhile.
         yield from _do(
-            lambda: rewritten.append(self._rewritten(found, judged, cleaning)), header, self._step_items
+            lambda: rewritten.append(self._rewritten(found, retention, cleaner)), header, self._step_items
         )
         (kept,) = rewritten
         if kept is not None:
             self._append(output, kept, read_header(kept))
-            if judged.noted is not None:
-                output.transactions.append(AbortedTransaction(*judged.noted))
+            if retention.noted is not None:
+                output.transactions.append(AbortedTransaction(*retention.noted))
         return header.records_count
 
     def _append(self, output: Segment, batch: bytearray | memoryview, header: BatchHeader) -> None:
         output.append(batch, header.last_offset, header.max_timestamp_ms, self._config)
 
     def _rewritten(
-        self, found: FoundBatch, judged: Judgement, cleaning: Cleaning
+        self, found: FoundBatch, retention: Retention, cleaner: Cleaner
     ) -> bytearray | memoryview | None:
         """Return what stays of a batch, None for nothing."""
         header = found.header
         horizon_ms = _horizon_ms(header)
-        if judged.drops_all:
-            return rewrite_batch(header, [], horizon_ms) if judged.keeps_header else None
+        if retention.drops_all:
+            return rewrite_batch(header, [], horizon_ms) if retention.keeps_header else None
         kept: list[DecodedRecord] = []
         # In parts, so that only the records that stay are in memory, however many the batch has.
         for records in iter_records(found.data, found.data_position, name_errors=LOSSLESS):
@@ -404,12 +404,12 @@ class Compaction:
                 record
                 for record in records
                 if header.is_control
-                or cleaning.keeps(record.key, record.offset, record.value is not None, horizon_ms)
+                or cleaner.keeps(record.key, record.offset, record.value is not None, horizon_ms)
             )
         needs_horizon = (
-            judged.is_empty_end if header.is_control else any(record.value is None for record in kept)
+            retention.is_empty_end if header.is_control else any(record.value is None for record in kept)
         )
-        if not kept and not judged.keeps_header:
+        if not kept and not retention.keeps_header:
             return None
         needs_horizon = needs_horizon and horizon_ms is None
         if len(kept) == header.records_count and not needs_horizon:

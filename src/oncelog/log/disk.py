@@ -47,7 +47,7 @@ class File(Protocol):
         """
         ...
 
-    def rest(self) -> None:
+    def release_handle(self) -> None:
         """Give up what an open file costs until it is used again; not while another thread uses it."""
         ...
 

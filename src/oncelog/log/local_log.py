@@ -17,7 +17,7 @@ from oncelog.log.config import LogConfig
 from oncelog.log.disk import PartitionClosed, SyncFailed, sync_file
 from oncelog.log.partition_disk import PartitionDisk
 from oncelog.log.reader import LogReader
-from oncelog.log.recovery import OpenAs, Recovered
+from oncelog.log.recovery import OpenOptions, Recovered
 from oncelog.log.segment import Segment
 from oncelog.log.validation import stamp_append_time
 from oncelog.rules.idempotence.last_stable_offset import last_stable_offset
@@ -81,15 +81,15 @@ class LocalLog:
         self._is_directory_dirty = True
         self._rewrites_small_files = False
 
-    def settle_recovery_point(self, how: OpenAs, rebuilt_from: int | None) -> None:
+    def settle_recovery_point(self, options: OpenOptions, rebuilt_from: int | None) -> None:
         """Set the recovery point after opening.
 
         After an unclean start, the first flush writes what no earlier flush has synced once more.
         """
         end_offset = self.end_offset
-        synced = end_offset if how.is_clean else max(how.recovery_point, how.log_start_offset)
+        synced = end_offset if options.is_clean else max(options.recovery_point, options.log_start_offset)
         self.recovery_point = min(synced, end_offset if rebuilt_from is None else rebuilt_from, end_offset)
-        if how.is_clean:
+        if options.is_clean:
             return
         self._rewrites_small_files = True
         for segment in self.segments.from_offset(self.recovery_point):
@@ -434,7 +434,7 @@ class LocalLog:
             return
         for segment in list(self.segments)[:-1]:
             if segment.end_offset <= self.recovery_point and segment.is_index_synced:
-                segment.file.rest()
+                segment.file.release_handle()
 
     # Closing
 

@@ -35,12 +35,12 @@ from oncelog.log.local_log import LocalLog
 from oncelog.log.partition_disk import PartitionDisk
 from oncelog.log.producers import end_marker, produced_batch
 from oncelog.log.reader import FoundTime, LogReader, LogSlice, Search, StepCost
-from oncelog.log.recovery import OpenAs, Recovered, recover
+from oncelog.log.recovery import OpenOptions, Recovered, recover
 from oncelog.log.validation import check_batch, needs_preparing, prepare_batch
-from oncelog.rules.idempotence.append import Duplicate, ProducerEntry, Refuse, Store, decide_append
+from oncelog.rules.idempotence.append import Duplicate, ProducerEntry, Reject, Store, decide_append
 from oncelog.rules.idempotence.markers import StoreMarker, decide_marker
 from oncelog.rules.idempotence.producer_state import unpack_entry
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.types import Origin, TimestampType, TopicPartition
 from oncelog.wire.batch import BatchHeader, read_header
 
@@ -90,7 +90,7 @@ class Partition:
         self.cleaner = cleaner
         self.topic_partition = log.topic_partition
         self.topic_id = topic_id
-        self.recovery_reports = recovered.reports
+        self.recovery_warnings = recovered.warnings
         self.indexed_from = recovered.indexed_from
         """Every segment that begins there or later has an index file of aborted transactions."""
         self.opened_cost = 0
@@ -133,7 +133,7 @@ class Partition:
         """
         disk = PartitionDisk(disk)
         background = BackgroundQueue() if background is None else background
-        how = OpenAs(
+        options = OpenOptions(
             config,
             clean_shutdown,
             recovery_point,
@@ -148,7 +148,7 @@ class Partition:
             if not disk.exists(directory):
                 _make_directory(disk, directory)
                 is_new = True
-            partition = cls._load(disk, directory, topic_partition, how, topic_id, leader_epoch)
+            partition = cls._load(disk, directory, topic_partition, options, topic_id, leader_epoch)
         except OSError as error:
             if is_new:
                 with suppress(OSError):  # otherwise it would block the next attempt
@@ -168,37 +168,37 @@ class Partition:
         disk: PartitionDisk,
         directory: str,
         topic_partition: TopicPartition,
-        how: OpenAs,
+        options: OpenOptions,
         topic_id: bytes | None,
         leader_epoch: int,
     ) -> Self:
         """Recover the directory and build the partition from it. Raises StorageError, OSError."""
         stored_id = _check_topic_id(disk, directory, topic_id)
-        recovered = recover(disk, directory, how)
+        recovered = recover(disk, directory, options)
         if topic_id is not None and stored_id is None:
             write_partition_metadata(disk, directory, topic_id)
         end_offset = recovered.segments.active.end_offset
         epochs = _settle_epochs(disk, directory, recovered, leader_epoch)
-        if end_offset < how.recovery_point:
-            recovered.reports.append(
-                f"ends at offset {end_offset}, though {how.recovery_point} were synced: files are missing,"
-                " or were copied while a broker wrote (docs/operations.md)"
+        if end_offset < options.recovery_point:
+            recovered.warnings.append(
+                f"ends at offset {end_offset}, though {options.recovery_point} were synced:"
+                " files are missing, or were copied while a broker wrote (docs/operations.md)"
             )
-        reader = LogReader(recovered.segments, how.config.limits)
+        reader = LogReader(recovered.segments, options.config.limits)
         log = LocalLog(
             disk,
             directory,
             topic_partition,
-            how.config,
+            options.config,
             recovered,
             reader,
-            how.background,
+            options.background,
             epochs.latest or 0,
         )
-        log.settle_recovery_point(how, recovered.rebuilt_from)
+        log.settle_recovery_point(options, recovered.rebuilt_from)
         cleaner = LogCleaner(log, recovered.log_start_offset)
         partition = cls(log, reader, cleaner, epochs, recovered, topic_id or stored_id)
-        is_in_order = how.is_clean and not recovered.reports and stored_id is not None
+        is_in_order = options.is_clean and not recovered.warnings and stored_id is not None
         if end_offset == 0 or (is_in_order and recovered.producers.snapshot_offset == end_offset):
             partition._unchanged = end_offset, recovered.log_start_offset
         return partition
@@ -348,7 +348,7 @@ class Partition:
             begins_epoch=begins_epoch and (verification is None or verification.raises_epoch),
             verification=verification,
         )
-        if isinstance(verdict, Refuse):
+        if isinstance(verdict, Reject):
             raise verdict.error(f"{self.topic_partition}: {verdict.reason}")
         return verdict
 
@@ -379,7 +379,7 @@ class Partition:
                 finally:
                     log.unindexed_marker_offset = None
                 return Appended(offset, offset, None, log.start_offset, False)
-            case Refuse(error, reason):
+            case Reject(error, reason):
                 raise error(f"{self.topic_partition}: {reason}")
             case _:
                 assert_never(verdict)
@@ -466,15 +466,15 @@ class Partition:
         entry = self._producers.table.get(producer_id)
         return entry is not None and entry.producer_epoch == producer_epoch
 
-    def open_transaction(self, producer_id: int) -> Identity | None:
+    def open_transaction(self, producer_id: int) -> ProducerIdAndEpoch | None:
         """Return the producer of the transaction that is open here under an id, None without one."""
         if producer_id not in self._producers.open_transactions:
             return None
         entry = self._producers.table.get(producer_id)
         epoch = None if entry is None else entry.producer_epoch
-        return None if epoch is None else Identity(producer_id, epoch)
+        return None if epoch is None else ProducerIdAndEpoch(producer_id, epoch)
 
-    def open_transactions(self) -> list[Identity]:
+    def open_transactions(self) -> list[ProducerIdAndEpoch]:
         """Return the producers whose transactions are open here."""
         producers = [self.open_transaction(producer_id) for producer_id in self._producers.open_transactions]
         return [producer for producer in producers if producer is not None]
@@ -530,7 +530,7 @@ class Partition:
             text = f".txnindex files lacked {restored.entry_count} aborted transactions"
             if restored.error is not None:
                 text += f", which could not be stored ({explain(restored.error)}): the next start tries again"
-            self.recovery_reports.append(text)
+            self.recovery_warnings.append(text)
         return restored.error is None
 
     # Deletion

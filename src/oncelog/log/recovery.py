@@ -35,7 +35,7 @@ _DROPPED_LOG = re.compile(r"(\d{20})\.log\.[0-9a-f]{16}\.deleted")
 
 @dataclass(slots=True)
 class Recovered:
-    """A directory brought in order. `reports` says what was repaired, empty after a clean stop.
+    """A directory brought in order. `warnings` says what was repaired, empty after a clean stop.
 
     `leader_epochs`: (epoch, first offset) of the batches that were read, for a lost epoch file.
     `rebuilt_from`: indexes of what is above were made again and are not synced, None when none were.
@@ -45,14 +45,14 @@ class Recovered:
     segments: SegmentList
     producers: PartitionProducers
     log_start_offset: int
-    reports: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     leader_epochs: list[tuple[int, int]] = field(default_factory=list)
     rebuilt_from: int | None = None
     indexed_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAs:
+class OpenOptions:
     """How to open: `recovery_point` counts only without a clean shutdown.
 
     `cleaned_to`: up to where compaction is known to have been, which tells of gaps that are no loss.
@@ -69,41 +69,45 @@ class OpenAs:
     indexed_from: int | None = None
 
 
-def recover(disk: Disk, directory: str, how: OpenAs) -> Recovered:
+def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
     """Raises StorageError when the directory cannot be used, OSError when the disk fails."""
-    reports: list[str] = []
-    bases = _drop_failed_rolls(disk, directory, _sweep(disk, directory), how, reports)
-    segments, replay_from = _open_segments(disk, directory, bases, how, reports)
+    warnings: list[str] = []
+    bases = _drop_failed_rolls(disk, directory, _sweep(disk, directory), options, warnings)
+    segments, replay_from = _open_segments(disk, directory, bases, options, warnings)
     if segments:
         segments[-1].forget_lost_markers()
     if not segments:
         # Offsets that were synced are never given again: test_a_lost_directory_gives_no_offset_again.
-        base_offset = max(how.log_start_offset, how.recovery_point)
-        if base_offset > how.log_start_offset:
+        base_offset = max(options.log_start_offset, options.recovery_point)
+        if base_offset > options.log_start_offset:
             text = f"{disk.describe(directory)} holds no segment, though offsets up to {base_offset} were"
-            reports.append(f"{text} synced; the log goes on at {base_offset} (docs/operations.md)")
-        segments = [Segment.create(disk, directory, base_offset, how.now_ms, limits=how.config.limits)]
-    log_start_offset = max(how.log_start_offset, segments[0].base_offset)
+            warnings.append(f"{text} synced; the log goes on at {base_offset} (docs/operations.md)")
+        segments = [
+            Segment.create(disk, directory, base_offset, options.now_ms, limits=options.config.limits)
+        ]
+    log_start_offset = max(options.log_start_offset, segments[0].base_offset)
     recovered = Recovered(
         SegmentList(segments),
-        PartitionProducers(Snapshots(disk, directory, how.config.limits), how.background),
+        PartitionProducers(Snapshots(disk, directory, options.config.limits), options.background),
         log_start_offset,
-        reports,
+        warnings,
     )
     recovered.rebuilt_from = replay_from
-    _recover_producers(recovered, how, replay_from)
+    _recover_producers(recovered, options, replay_from)
     if log_start_offset > segments[-1].end_offset:
-        segments = _begin_at_log_start(disk, directory, recovered, how)
+        segments = _begin_at_log_start(disk, directory, recovered, options)
     for segment in segments:
         if segment.transactions.is_unsynced:
             # The checkpoint may call the segment good: the next start then takes its file as it is.
             segment.transactions.store()
-        segment.file.rest()
-    recovered.indexed_from = _make_transaction_indexes(segments, how)
+        segment.file.release_handle()
+    recovered.indexed_from = _make_transaction_indexes(segments, options)
     return recovered
 
 
-def _begin_at_log_start(disk: Disk, directory: str, recovered: Recovered, how: OpenAs) -> list[Segment]:
+def _begin_at_log_start(
+    disk: Disk, directory: str, recovered: Recovered, options: OpenOptions
+) -> list[Segment]:
     """Replace all segments by an empty one at the log start, which a power loss put behind the log end.
 
     All records were deleted on purpose. What the segments say of producers is kept: an older snapshot alone
@@ -116,34 +120,36 @@ def _begin_at_log_start(disk: Disk, directory: str, recovered: Recovered, how: O
     # Oldest first: those that a crash leaves tell of what came last.
     for segment in recovered.segments:
         segment.remove()
-    new = Segment.create(disk, directory, offset, how.now_ms, limits=how.config.limits)
+    new = Segment.create(disk, directory, offset, options.now_ms, limits=options.config.limits)
     recovered.segments, recovered.rebuilt_from = SegmentList([new]), None
     return [new]
 
 
-def _make_transaction_indexes(segments: list[Segment], how: OpenAs) -> int:
+def _make_transaction_indexes(segments: list[Segment], options: OpenOptions) -> int:
     """Make empty files where they may be missing; return from where on every segment has one."""
     first_offset = segments[0].base_offset
     for segment in reversed(segments):
         if segment.has_transaction_index:
             continue
-        if segment.size_bytes and (how.indexed_from is None or segment.base_offset < how.indexed_from):
+        if segment.size_bytes and (
+            options.indexed_from is None or segment.base_offset < options.indexed_from
+        ):
             first_offset = segment.base_offset + 1  # of Apache Kafka, or of Oncelog up to 0.5.0
             break
         with suppress(OSError):  # a full disk; the next start takes the file for lost
             segment.transactions.sync()
-    return first_offset if how.indexed_from is None else min(first_offset, how.indexed_from)
+    return first_offset if options.indexed_from is None else min(first_offset, options.indexed_from)
 
 
-def _has_lost_aborted(segment: Segment, how: OpenAs) -> bool:
+def _has_lost_aborted(segment: Segment, options: OpenOptions) -> bool:
     """Return whether a power loss cannot be why the index file of aborted transactions is missing.
 
     To take it for empty would show aborted records to read_committed readers:
     test_a_lost_index_of_aborted_transactions_is_made_again.
     """
-    if how.indexed_from is None or segment.base_offset < how.indexed_from or not segment.size_bytes:
+    if options.indexed_from is None or segment.base_offset < options.indexed_from or not segment.size_bytes:
         return False
-    is_synced = how.is_clean or segment.base_offset < how.recovery_point
+    is_synced = options.is_clean or segment.base_offset < options.recovery_point
     return is_synced and not segment.has_transaction_index
 
 
@@ -187,7 +193,7 @@ def _finish_drops(disk: Disk, directory: str) -> None:
 
 
 def _drop_failed_rolls(
-    disk: Disk, directory: str, bases: list[int], how: OpenAs, reports: list[str]
+    disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> list[int]:
     """Remove empty segments that the one before goes past; return the bases of the others.
 
@@ -197,14 +203,14 @@ def _drop_failed_rolls(
     """
     kept: list[int] = []
     for base in bases if len(bases) > 1 else ():
-        segment = Segment.open(disk, directory, base, how.now_ms, how.config.limits)
+        segment = Segment.open(disk, directory, base, options.now_ms, options.config.limits)
         try:
             if not segment.size_bytes and kept:
-                before = Segment.open(disk, directory, kept[-1], how.now_ms, how.config.limits)
+                before = Segment.open(disk, directory, kept[-1], options.now_ms, options.config.limits)
                 try:
                     if before.goes_past(base):
                         text = "is empty, and the segment before goes past it: a roll that failed left it"
-                        reports.append(f"{disk.describe(segment.log_path)} {text}; removed")
+                        warnings.append(f"{disk.describe(segment.log_path)} {text}; removed")
                         segment.remove()
                         continue
                 finally:
@@ -218,24 +224,24 @@ def _drop_failed_rolls(
 
 
 def _open_segments(
-    disk: Disk, directory: str, bases: list[int], how: OpenAs, reports: list[str]
+    disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> tuple[list[Segment], int | None]:
     """The segments, and from where producers must be replayed (None: any snapshot will do)."""
     segments: list[Segment] = []
     replay_from: int | None = None
-    interval = how.config.index_interval_bytes
+    interval = options.config.index_interval_bytes
     for number, base in enumerate(bases):
-        segment = Segment.open(disk, directory, base, how.now_ms, how.config.limits)
+        segment = Segment.open(disk, directory, base, options.now_ms, options.config.limits)
         segments.append(segment)
         next_base = bases[number + 1] if number + 1 < len(bases) else None
-        is_all_sure = next_base is not None and (how.is_clean or next_base <= how.recovery_point)
+        is_all_sure = next_base is not None and (options.is_clean or next_base <= options.recovery_point)
         # A flush that ended where the segment did came before the roll, which wrote the rest of its indexes.
-        is_index_sure = next_base is not None and (how.is_clean or next_base < how.recovery_point)
-        trusted = how.recovery_point
-        if _has_lost_aborted(segment, how):
-            reports.append(f"{disk.describe(segment.transaction_index_path)} is missing; indexes made again")
+        is_index_sure = next_base is not None and (options.is_clean or next_base < options.recovery_point)
+        trusted = options.recovery_point
+        if _has_lost_aborted(segment, options):
+            warnings.append(f"{disk.describe(segment.transaction_index_path)} is missing; indexes made again")
             trusted = 0
-        elif how.is_clean or is_index_sure:
+        elif options.is_clean or is_index_sure:
             try:
                 if next_base is None:
                     segment.load_indexes(interval)
@@ -243,67 +249,69 @@ def _open_segments(
                     segment.load_closed(next_base, interval)
                 continue
             except StorageError as error:
-                reports.append(f"{error}; indexes made again")
+                warnings.append(f"{error}; indexes made again")
             trusted = 0
-        sure = next_base if next_base is not None and is_all_sure else how.recovery_point
+        sure = next_base if next_base is not None and is_all_sure else options.recovery_point
         size_before = segment.size_bytes
         bad = segment.rebuild(trusted, interval, sure, is_whole=is_all_sure)
         for position in segment.damaged:
-            reports.append(segment.damage_text(position))
+            warnings.append(segment.damage_text(position))
         if replay_from is None:
             # Later segments lost no more than this one did.
             replay_from = segment.transactions_from
         if bad is not None:
-            reports.append(
+            warnings.append(
                 f"{disk.describe(segment.log_path)} cut at position {bad.position}: {bad.reason}; "
                 + _lost_text(segment.end_offset, size_before - bad.position, bases[number + 1 :])
             )
-        is_unsynced = next_base is not None and not how.is_clean and next_base > how.recovery_point
+        is_unsynced = next_base is not None and not options.is_clean and next_base > options.recovery_point
         has_gap = is_unsynced and segment.end_offset != next_base
-        is_lost = has_gap and not _may_be_compacted(segment, how)
+        is_lost = has_gap and not _may_be_compacted(segment, options)
         if is_lost:
             # A power loss can take the end of a segment and leave the next one.
-            reports.append(
+            warnings.append(
                 f"offsets {segment.end_offset} to {next_base} are lost, and with them what follows"
             )
         if bad is not None or is_lost:
-            _remove_later(disk, directory, bases[number + 1 :], how.now_ms)
+            _remove_later(disk, directory, bases[number + 1 :], options.now_ms)
             # A power loss must not bring back a removed segment behind what is appended from now on:
             # test_what_recovery_removed_stays_removed_after_a_power_loss.
             disk.sync_directory(directory)
             break
         if next_base is not None:
             segment.note_last_time()
-    if _drop_empty_tail(segments, how, reports):
+    if _drop_empty_tail(segments, options, warnings):
         disk.sync_directory(directory)
     return segments, replay_from
 
 
-def _drop_empty_tail(segments: list[Segment], how: OpenAs, reports: list[str]) -> bool:
+def _drop_empty_tail(segments: list[Segment], options: OpenOptions, warnings: list[str]) -> bool:
     """Remove empty segments behind a gap, and return whether there were any.
 
     Compaction keeps the last batch of what it cleans. Such a gap is a loss, and the log ends before it:
     test_a_compacted_log_ends_where_its_last_batch_does.
     """
     had_any = False
-    while len(segments) > 1 and not how.is_clean:
+    while len(segments) > 1 and not options.is_clean:
         last, end_offset = segments[-1], segments[-2].end_offset
-        if last.size_bytes or last.base_offset <= max(end_offset, how.recovery_point, how.log_start_offset):
+        if last.size_bytes or last.base_offset <= max(
+            end_offset, options.recovery_point, options.log_start_offset
+        ):
             break
-        reports.append(f"offsets {end_offset} to {last.base_offset} are lost")
+        warnings.append(f"offsets {end_offset} to {last.base_offset} are lost")
         segments.pop().remove()
         had_any = True
     return had_any
 
 
-def _may_be_compacted(segment: Segment, how: OpenAs) -> bool:
+def _may_be_compacted(segment: Segment, options: OpenOptions) -> bool:
     """Whether compaction may have made the gap behind a segment.
 
     Apache Kafka compacts above the recovery point of its checkpoint, and the checkpoint may be lost. To take
     such a gap for records lost would delete everything that follows:
     test_what_compaction_left_is_kept_whatever_the_recovery_point_is.
     """
-    return how.config.is_compacted or segment.base_offset < how.cleaned_to or segment.has_gaps
+    return options.config.is_compacted or segment.base_offset < options.cleaned_to or segment.has_gaps
 
 
 def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int]) -> str:
@@ -320,40 +328,42 @@ def _remove_later(disk: Disk, directory: str, bases: list[int], now_ms: int) -> 
         Segment.open(disk, directory, base, now_ms).remove()
 
 
-def _recover_producers(recovered: Recovered, how: OpenAs, replay_from: int | None) -> None:
+def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: int | None) -> None:
     producers, segments = recovered.producers, recovered.segments
     end_offset = segments.active.end_offset
-    gap_offset = _offset_of_gap(segments, how)
+    gap_offset = _offset_of_gap(segments, options)
     kept_to = end_offset if gap_offset is None else gap_offset
     producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= kept_to)
     highest = end_offset if replay_from is None else min(replay_from, end_offset)
     # Not from the log start: deleted records that are still in the file tell of their producers.
     start, later = segments.first.base_offset, None
-    snapshot = producers.snapshots.load_newest(highest, how.now_ms)
+    snapshot = producers.snapshots.load_newest(highest, options.now_ms)
     if snapshot is None or snapshot.offset < start:
         # What was deleted told of producers that a later one still knows.
-        newest = producers.snapshots.load_newest(end_offset, how.now_ms)
+        newest = producers.snapshots.load_newest(end_offset, options.now_ms)
         if newest is not None and newest.offset >= start:
             snapshot, later = None, newest
-    expired_before_ms = how.now_ms - how.config.producer_expiration_ms
+    expired_before_ms = options.now_ms - options.config.producer_expiration_ms
     if snapshot is not None:
         producers.load(snapshot, expired_before_ms)
         start = snapshot.offset
-    _replay(recovered, start, how.now_ms, knows_all=later is None)
+    _replay(recovered, start, options.now_ms, knows_all=later is None)
     if later is not None:
         producers.load(later, expired_before_ms)
 
 
-def _offset_of_gap(segments: SegmentList, how: OpenAs) -> int | None:
+def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
     """Return where the first gap begins that may be a loss, though `_may_be_compacted` keeps what follows.
 
     A snapshot behind it may tell of batches and markers that are gone: of a transaction as committed that an
     abort has ended since. See test_a_snapshot_behind_a_gap_tells_of_no_lost_marker.
     """
-    if how.is_clean:
+    if options.is_clean:
         return None
     for segment, following in pairwise(segments):
-        is_unsynced = following.base_offset > how.recovery_point and segment.base_offset >= how.cleaned_to
+        is_unsynced = (
+            following.base_offset > options.recovery_point and segment.base_offset >= options.cleaned_to
+        )
         if is_unsynced and segment.end_offset != following.base_offset:
             return segment.end_offset
     return None
@@ -372,8 +382,8 @@ def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -
         for block in segment.header_blocks(position):
             _replay_block(recovered, segment, block, start, now_ms)
         for damaged in sorted(set(segment.damaged) - told):
-            recovered.reports.append(segment.damage_text(damaged))
-        segment.file.rest()
+            recovered.warnings.append(segment.damage_text(damaged))
+        segment.file.release_handle()
 
 
 def _replay_block(

@@ -203,7 +203,7 @@ class Segment:
             raise StorageError(
                 f"{self._disk.describe(self.times.path)} tells of offsets behind the log's end"
             )
-        self.file.rest()
+        self.file.release_handle()
 
     def goes_past(self, offset: int) -> bool:
         """Return whether a whole batch holds this offset or a later one. The segment need not be loaded."""
@@ -239,7 +239,7 @@ class Segment:
         else:
             self._make_missing_files()
         # A start may check thousands: test_a_start_needs_few_descriptors_however_many_segments_it_checks.
-        self.file.rest()
+        self.file.release_handle()
         return bad
 
     def _make_missing_files(self) -> None:

@@ -114,7 +114,7 @@ class RealFile:
             if fd_to_close is not None:
                 os.close(fd_to_close)
 
-    def rest(self) -> None:
+    def release_handle(self) -> None:
         with self._lock:
             if self._fd is not None and self._fd >= 0 and not self._user_count:
                 os.close(self._fd)

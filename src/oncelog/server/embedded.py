@@ -179,7 +179,7 @@ def _log_opening(data_dir: Path, node: BrokerState) -> None:
     for note in node.takeover_notes:
         log_event("warning", "directory taken over", what=note)
     for tp, partition in partitions.items():
-        for report in partition.recovery_reports:
+        for report in partition.recovery_warnings:
             log_event("warning", "log repaired", partition=tp, what=report)
     for coordinator in (node.transactions, node.groups):
         for damage in coordinator.topic.damaged.values():

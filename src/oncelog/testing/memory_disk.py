@@ -205,7 +205,7 @@ class MemoryFile:
         self._disk.step("write", self._path)
         self._inode.written(start, stop)
 
-    def rest(self) -> None:
+    def release_handle(self) -> None:
         self._check()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import OncelogError
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.runtime.clock import Clock
 from oncelog.server.embedded import open_node
 from oncelog.testing.broker_process import BrokerProcess
@@ -108,7 +108,7 @@ def _live(cell: Cell, data_dir: Path) -> int:
         entry = node.transactions.get(name)
         if entry is None:
             raise OncelogError(f"the coordinator does not know {name}")
-        who = Identity(entry.producer_id, entry.producer_epoch)
+        who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
         node.transactions.add_partitions(name, who, [AT], now_ms)
         node.transactions.end(name, who, True, 2, now_ms)
         if number % _CLEAN_EVERY == 0:

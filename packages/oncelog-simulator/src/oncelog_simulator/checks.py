@@ -174,8 +174,8 @@ class InvariantMonitor:
         After a mere kill all of that is what it was. A start after a complete stop has nothing to report.
         """
         for tp, partition in node.log_manager.partitions.items() if was_stopped else ():
-            if partition.recovery_reports:
-                text = f"{tp}: {partition.recovery_reports}"
+            if partition.recovery_warnings:
+                text = f"{tp}: {partition.recovery_warnings}"
                 self.world.violate("a start after a clean stop reports a loss", text)
         self._compare_coordinators(node)
         for tp, partition in node.log_manager.partitions.items():

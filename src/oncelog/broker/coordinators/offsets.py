@@ -14,7 +14,7 @@ from oncelog.broker.stepwise import StepBudget, Work, run_work
 from oncelog.errors import BrokerError, MessageTooLarge
 from oncelog.limits import Limits
 from oncelog.rules.groups.committed_offsets import CommittedOffset, is_expired, later
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
@@ -70,7 +70,7 @@ class Offsets:
     def commit_pending(
         self,
         group: str,
-        producer: Identity,
+        producer: ProducerIdAndEpoch,
         offsets: Mapping[TopicPartition, CommittedOffset],
         now_ms: int,
         records: Sequence[OffsetRecord] | None = None,

@@ -39,7 +39,7 @@ from oncelog.errors import (
     TransactionAbortable,
 )
 from oncelog.log.partition import Partition
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.settings import Settings
 from oncelog.types import TopicPartition
@@ -72,7 +72,7 @@ class TransactionVerification:
     def __init__(
         self,
         transactional_id: str,
-        unverified: Mapping[TopicPartition, Identity],
+        unverified: Mapping[TopicPartition, ProducerIdAndEpoch],
         capabilities: ClientCapabilities,
         now_ms: int,
         *,
@@ -83,7 +83,7 @@ class TransactionVerification:
         self._transactional_id, self._now_ms = transactional_id, now_ms
         self._transactions, self._flush_queue, self._settings = transactions, flush_queue, settings
         self._unverified, self._capabilities = unverified, capabilities
-        self._refusals: dict[Identity, BrokerError] = {}
+        self._refusals: dict[ProducerIdAndEpoch, BrokerError] = {}
         self._written: list[AppendHandle] = []
         if capabilities.adds_partitions:
             self._add()
@@ -192,7 +192,7 @@ def verify_produce(state: BrokerState, request: Request, now_ms: int) -> Transac
     )
 
 
-def _needs_verification(partition: Partition, producer: Identity) -> bool:
+def _needs_verification(partition: Partition, producer: ProducerIdAndEpoch) -> bool:
     """Return True unless the transaction is open in the partition, or the partition knows a newer epoch.
 
     An older epoch is rejected by the append. As in Kafka, its partition must not join the transaction before.
@@ -209,13 +209,13 @@ def check_still_open(partition: Partition, batch: memoryview) -> None:
     header = read_header(batch)
     if header.producer_id is None or header.producer_epoch is None:
         return
-    if _needs_verification(partition, Identity(header.producer_id, header.producer_epoch)):
+    if _needs_verification(partition, ProducerIdAndEpoch(header.producer_id, header.producer_epoch)):
         raise InvalidTxnState(
             f"the transaction has ended in {partition.topic_partition} since the batch was verified"
         )
 
 
-def knows_newer_epoch(partition: Partition, producer: Identity) -> bool:
+def knows_newer_epoch(partition: Partition, producer: ProducerIdAndEpoch) -> bool:
     """Return True if the partition has seen a newer epoch of this producer."""
     known = partition.producer(producer.producer_id)
     return (
@@ -227,7 +227,7 @@ def knows_newer_epoch(partition: Partition, producer: Identity) -> bool:
 
 def _transactional_batches(
     topics: Topics, request: Request
-) -> Iterator[tuple[TopicPartition, Identity, Partition, int | None]]:
+) -> Iterator[tuple[TopicPartition, ProducerIdAndEpoch, Partition, int | None]]:
     """Yield each partition with a transactional batch, with the batch's producer and base sequence.
 
     Topics that the client may not write to are left out: they must not join the transaction.
@@ -245,6 +245,6 @@ def _transactional_batches(
                 continue  # the append rejects it
             if not header.is_transactional or header.producer_id is None or header.producer_epoch is None:
                 continue
-            producer = Identity(header.producer_id, header.producer_epoch)
+            producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
             tp = TopicPartition(topic.name, part.index)
             yield tp, producer, known.partitions[part.index], header.base_sequence

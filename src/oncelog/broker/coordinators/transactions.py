@@ -46,7 +46,7 @@ from oncelog.errors import (
 from oncelog.limits import Limits
 from oncelog.log.background import BackgroundQueue, BackgroundTask, Kind
 from oncelog.log.partition import Partition
-from oncelog.rules.idempotence.append import Refuse
+from oncelog.rules.idempotence.append import Reject
 from oncelog.rules.idempotence.lost_markers import (
     abort_of,
     aborted_classic,
@@ -55,8 +55,8 @@ from oncelog.rules.idempotence.lost_markers import (
     is_awaited,
     lost_end,
 )
-from oncelog.rules.idempotence.markers import refuse_same_epoch
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.markers import reject_same_epoch
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.coordinator import (
     Append,
     FenceAndAbort,
@@ -138,11 +138,11 @@ class TransactionCoordinator:
         Otherwise the transaction would return CONCURRENT_TRANSACTIONS forever. See
         test_a_decision_that_cannot_be_made_durable_is_followed_later.
         """
-        self._decisions: dict[Identity, TransactionEntry | None] = {}
+        self._decisions: dict[ProducerIdAndEpoch, TransactionEntry | None] = {}
         """Leftover -> the log's decision. Leftovers are transactions open in partitions at the start."""
-        self._aborted_classic: dict[Identity, set[TopicPartition]] = {}
+        self._aborted_classic: dict[ProducerIdAndEpoch, set[TopicPartition]] = {}
         """Leftover -> partitions in which the log aborts a classic transaction of its epoch, perhaps it."""
-        self._leftovers: list[tuple[TopicPartition, Identity]] = []
+        self._leftovers: list[tuple[TopicPartition, ProducerIdAndEpoch]] = []
         """Leftovers by partition, while they are open and no current transaction's end will end them."""
         self._opened_ids: set[int] = set()
         """Producer ids of the leftovers."""
@@ -167,7 +167,7 @@ class TransactionCoordinator:
     def init(
         self,
         transactional_id: str,
-        expected: Identity | None,
+        expected: ProducerIdAndEpoch | None,
         timeout_ms: int,
         now_ms: int,
         take_id: Callable[[], int] | None = None,
@@ -186,7 +186,7 @@ class TransactionCoordinator:
             )
         entry = self._above_seen_epochs(self._entries.get(transactional_id))
 
-        def decide(new_producer_id: int | None) -> Append | FenceAndAbort | NeedsProducerId | Refuse:
+        def decide(new_producer_id: int | None) -> Append | FenceAndAbort | NeedsProducerId | Reject:
             return decide_init(
                 entry,
                 transactional_id,
@@ -201,7 +201,7 @@ class TransactionCoordinator:
         verdict = decide(None)
         if isinstance(verdict, NeedsProducerId):
             verdict = decide((take_id or self._new_producer_id)())
-        if isinstance(verdict, Refuse):
+        if isinstance(verdict, Reject):
             raise verdict.error(verdict.reason)
         assert not isinstance(verdict, NeedsProducerId)
         if isinstance(verdict, FenceAndAbort):
@@ -233,13 +233,17 @@ class TransactionCoordinator:
                     self._seen_epochs[producer_id] = epoch
 
     def add_partitions(
-        self, transactional_id: str, producer: Identity, partitions: Collection[TopicPartition], now_ms: int
+        self,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        partitions: Collection[TopicPartition],
+        now_ms: int,
     ) -> TransactionResult:
         """Add partitions to the producer's transaction. Raises the error of `decide_add`."""
         _check_id(transactional_id)
         entry = self.get(transactional_id)
         verdict = decide_add(entry, producer, partitions, now_ms=now_ms)
-        if isinstance(verdict, Refuse):
+        if isinstance(verdict, Reject):
             raise verdict.error(verdict.reason)
         if isinstance(verdict, NoChange):
             assert entry is not None
@@ -250,7 +254,7 @@ class TransactionCoordinator:
         """Return the appends that must be durable before anything is stored for a transactional id."""
         return [self._last_append(transactional_id)] if transactional_id in self._entries else []
 
-    def verify(self, transactional_id: str, producer: Identity, tp: TopicPartition) -> None:
+    def verify(self, transactional_id: str, producer: ProducerIdAndEpoch, tp: TopicPartition) -> None:
         """Raise the error of the rule `verify` if the partition is not in the producer's transaction."""
         _check_id(transactional_id)
         refusal = verify(self.get(transactional_id), producer, tp)
@@ -258,13 +262,18 @@ class TransactionCoordinator:
             raise refusal.error(refusal.reason)
 
     def end(
-        self, transactional_id: str, producer: Identity, is_commit: bool, client_version: int, now_ms: int
+        self,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        is_commit: bool,
+        client_version: int,
+        now_ms: int,
     ) -> TransactionResult:
         """Decide the outcome of the transaction; its markers follow. Raises the error of `decide_end`."""
         _check_id(transactional_id)
         entry = self.get(transactional_id)
 
-        def decide(new_producer_id: int | None) -> Append | NoChange | NeedsProducerId | Refuse:
+        def decide(new_producer_id: int | None) -> Append | NoChange | NeedsProducerId | Reject:
             return decide_end(
                 entry,
                 producer,
@@ -277,7 +286,7 @@ class TransactionCoordinator:
         verdict = decide(None)
         if isinstance(verdict, NeedsProducerId):
             verdict = decide(self._new_producer_id())
-        if isinstance(verdict, Refuse):
+        if isinstance(verdict, Reject):
             raise verdict.error(verdict.reason)
         assert not isinstance(verdict, NeedsProducerId)
         if isinstance(verdict, NoChange):
@@ -339,7 +348,7 @@ class TransactionCoordinator:
                 self._aborted_classic.setdefault(classic, set()).update(entry.partitions)
 
     def _outcome(
-        self, producer: Identity, tp: TopicPartition, decision: TransactionEntry
+        self, producer: ProducerIdAndEpoch, tp: TopicPartition, decision: TransactionEntry
     ) -> TransactionEntry:
         """Return the decision about a leftover; an abort if it may belong to an older transaction.
 
@@ -387,7 +396,7 @@ class TransactionCoordinator:
         This runs at the start, and then periodically for at most `at_once` partitions: the log may have
         failed, or a transactional id may have got another producer id since.
         """
-        kept: list[tuple[TopicPartition, Identity]] = []
+        kept: list[tuple[TopicPartition, ProducerIdAndEpoch]] = []
         for number, (tp, producer) in enumerate(self._leftovers):
             if number == at_once:
                 kept = self._leftovers[number:] + kept  # the remaining ones come first next time
@@ -401,7 +410,7 @@ class TransactionCoordinator:
                 continue  # the partition was deleted, or it knows a newer epoch
         self._leftovers = kept
 
-    def _may_lack_marker(self, tp: TopicPartition, producer: Identity, now_ms: int) -> bool:
+    def _may_lack_marker(self, tp: TopicPartition, producer: ProducerIdAndEpoch, now_ms: int) -> bool:
         """Write the marker that a partition lacks. Return True if it lacks one that may be known later.
 
         Raises BrokerError.
@@ -417,7 +426,9 @@ class TransactionCoordinator:
         self._markers.write(tp, self._marker(self._outcome(producer, tp, lost), tp), now_ms)
         return False
 
-    def end_leftovers(self, producer: Identity, tps: Collection[TopicPartition], now_ms: int) -> None:
+    def end_leftovers(
+        self, producer: ProducerIdAndEpoch, tps: Collection[TopicPartition], now_ms: int
+    ) -> None:
         """End leftovers of older epochs in partitions in which the producer begins a transaction.
 
         Raises NotCoordinator.
@@ -428,7 +439,7 @@ class TransactionCoordinator:
             except BrokerError as error:
                 raise NotCoordinator(f"{tp} has an open transaction of an older epoch: {error}") from error
 
-    def _end_leftover(self, producer: Identity, tp: TopicPartition, now_ms: int) -> None:
+    def _end_leftover(self, producer: ProducerIdAndEpoch, tp: TopicPartition, now_ms: int) -> None:
         _, partition = self._topics.partition(tp)
         leftover = partition.open_transaction(producer.producer_id)
         if leftover is None or leftover.producer_epoch >= producer.producer_epoch:
@@ -625,7 +636,7 @@ class TransactionCoordinator:
         if entry.client_version >= EPOCH_PER_TRANSACTION:
             # If the next transaction is open, the marker was written, and a power loss lost the Complete
             # record.
-            refusal = refuse_same_epoch(known, entry.producer_id, entry.producer_epoch)
+            refusal = reject_same_epoch(known, entry.producer_id, entry.producer_epoch)
             if refusal is not None:
                 raise refusal.error(refusal.reason)
         # A higher coordinator epoch comes from an operator, or from before `__transaction_state` was lost: a

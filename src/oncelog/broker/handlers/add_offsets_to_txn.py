@@ -11,7 +11,7 @@ from oncelog.broker.handlers.transactional import code_for
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 
@@ -26,7 +26,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     def refusal(error: BrokerError) -> AddOffsetsToTxnResponse:
         return AddOffsetsToTxnResponse(error_code=code_for(error, knows_fenced=knows_fenced))
 
-    producer = Identity(message.producer_id, message.producer_epoch)
+    producer = ProducerIdAndEpoch(message.producer_id, message.producer_epoch)
     try:
         request.authorize(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         request.authorize(ResourceType.GROUP, message.group_id)

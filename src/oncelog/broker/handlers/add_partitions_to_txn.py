@@ -24,7 +24,7 @@ from oncelog.errors import (
     TransactionalIdAuthorizationFailed,
     UnknownTopicOrPartition,
 )
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
@@ -53,7 +53,7 @@ def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
         for transaction in message.transactions:
             results = yield from work.results(
                 transaction.transactional_id,
-                Identity(transaction.producer_id, transaction.producer_epoch),
+                ProducerIdAndEpoch(transaction.producer_id, transaction.producer_epoch),
                 transaction.topics,
                 verify_only=transaction.verify_only,
             )
@@ -63,7 +63,7 @@ def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
                 )
             )
     else:
-        producer = Identity(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
+        producer = ProducerIdAndEpoch(message.v3_and_below_producer_id, message.v3_and_below_producer_epoch)
         results = yield from work.results(
             message.v3_and_below_transactional_id, producer, message.v3_and_below_topics
         )
@@ -85,7 +85,12 @@ class _Adding:
         self.budget = StepBudget(state.limits.request_step_elements)
 
     def results(
-        self, transactional_id: str, producer: Identity, topics: _Topics, *, verify_only: bool = False
+        self,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        topics: _Topics,
+        *,
+        verify_only: bool = False,
     ) -> Work[list[_Result]]:
         """Add or verify the partitions of one transaction. They are added all at once or not at all."""
         results, bad = [], 0
@@ -131,7 +136,9 @@ class _Adding:
         is_there = topic is not None and 0 <= tp.partition < len(topic.partitions)
         return 0 if is_there else UnknownTopicOrPartition.code
 
-    def _add(self, transactional_id: str, producer: Identity, partitions: Collection[TopicPartition]) -> int:
+    def _add(
+        self, transactional_id: str, producer: ProducerIdAndEpoch, partitions: Collection[TopicPartition]
+    ) -> int:
         try:
             done = self.state.transactions.add_partitions(transactional_id, producer, partitions, self.now_ms)
         except BrokerError as error:
@@ -139,7 +146,7 @@ class _Adding:
         self.written += done.written
         return 0
 
-    def _verify(self, transactional_id: str, producer: Identity, tp: TopicPartition) -> int:
+    def _verify(self, transactional_id: str, producer: ProducerIdAndEpoch, tp: TopicPartition) -> int:
         try:
             self.state.transactions.verify(transactional_id, producer, tp)
         except BrokerError as error:

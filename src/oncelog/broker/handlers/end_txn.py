@@ -13,7 +13,7 @@ from oncelog.broker.handlers.transactional import code_for
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.rules.transactions.entry import EPOCH_PER_TRANSACTION, NO_ID, TransactionEntry
 from oncelog.wire.messages import EndTxnRequest, EndTxnResponse
@@ -29,7 +29,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     def refusal(error: BrokerError) -> EndTxnResponse:
         return EndTxnResponse(error_code=code_for(error, knows_fenced=version >= FIRST_FENCED_VERSION))
 
-    producer = Identity(message.producer_id, message.producer_epoch)
+    producer = ProducerIdAndEpoch(message.producer_id, message.producer_epoch)
     client_version = EPOCH_PER_TRANSACTION if version >= FIRST_EPOCH_VERSION else 0
     try:
         request.authorize(ResourceType.TRANSACTIONAL_ID, message.transactional_id)

@@ -23,7 +23,7 @@ from oncelog.errors import (
     StorageError,
     ThrottlingQuotaExceeded,
 )
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.limits.quotas import PRODUCER_IDS
 from oncelog.rules.security.authorization import Operation, ResourceType
 from oncelog.wire.messages import InitProducerIdRequest, InitProducerIdResponse
@@ -52,7 +52,9 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
             )
         request.authorize(ResourceType.TRANSACTIONAL_ID, message.transactional_id)
         producer = (
-            None if message.producer_id == -1 else Identity(message.producer_id, message.producer_epoch)
+            None
+            if message.producer_id == -1
+            else ProducerIdAndEpoch(message.producer_id, message.producer_epoch)
         )
         done = state.transactions.init(
             message.transactional_id,

@@ -35,7 +35,7 @@ from oncelog.errors import (
     MessageTooLarge,
     NotEnoughReplicas,
 )
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
@@ -97,7 +97,7 @@ def _store(
 ) -> Answer:
     """Store the offsets in one step. Raises the errors of the transaction coordinator and of the group."""
     message: TxnOffsetCommitRequest = request.message
-    producer = Identity(message.producer_id, message.producer_epoch)
+    producer = ProducerIdAndEpoch(message.producer_id, message.producer_epoch)
     verification = _admit(state, message, producer, request.header.api_version, now_ms)
     if verification.awaits_durability:
         return verification.resume_when_durable(
@@ -119,7 +119,11 @@ def _store(
 
 
 def _admit(
-    state: BrokerState, message: TxnOffsetCommitRequest, producer: Identity, version: int, now_ms: int
+    state: BrokerState,
+    message: TxnOffsetCommitRequest,
+    producer: ProducerIdAndEpoch,
+    version: int,
+    now_ms: int,
 ) -> TransactionVerification:
     tp = state.groups.offsets_partition(message.group_id, now_ms)
     _, partition = state.topics.partition(tp)

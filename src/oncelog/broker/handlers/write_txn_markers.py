@@ -18,7 +18,7 @@ from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
 from oncelog.errors import BrokerError, ClusterAuthorizationFailed
-from oncelog.rules.idempotence.markers import refuse_same_epoch
+from oncelog.rules.idempotence.markers import reject_same_epoch
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
@@ -114,9 +114,9 @@ def _write(
 
 
 def _check_epoch_raised(state: BrokerState, tp: TopicPartition, marker: Marker) -> None:
-    """Raise the error of `refuse_same_epoch`, if there is one."""
+    """Raise the error of `reject_same_epoch`, if there is one."""
     _, partition = state.topics.partition(tp)
     entry = partition.producer(marker.producer_id)
-    refusal = refuse_same_epoch(entry, marker.producer_id, marker.producer_epoch)
+    refusal = reject_same_epoch(entry, marker.producer_id, marker.producer_epoch)
     if refusal is not None:
         raise refusal.error(refusal.reason)

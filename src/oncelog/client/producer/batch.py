@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from oncelog.client.producer.rows import Row, row_size_bytes
 from oncelog.errors import OncelogError, OutcomeUnknown
-from oncelog.rules.idempotence.error_policy import Mark
-from oncelog.rules.idempotence.sequencer import NumberedBatch
+from oncelog.rules.idempotence.error_policy import ErrorClass
+from oncelog.rules.idempotence.sequencer import SequencedBatch
 from oncelog.types import Compression, RecordMetadata, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.header import HEADER_BYTES, assign_producer
@@ -170,7 +170,7 @@ class BatchResult:
         return end
 
 
-class ProducerBatch(NumberedBatch):
+class ProducerBatch(SequencedBatch):
     """Records of one partition: rows until the batch is encoded, then bytes.
 
     Times are milliseconds of the monotonic clock.
@@ -255,7 +255,7 @@ def indeterminate_error(batch: ProducerBatch, error: OncelogError) -> OutcomeUnk
     unknown = OutcomeUnknown(
         f"{batch.record_count} records for {batch.tp} were given up, and may be stored: {error}", error
     )
-    unknown.reaction = Mark.ABORTABLE.value
+    unknown.reaction = ErrorClass.ABORTABLE.value
     return unknown
 
 

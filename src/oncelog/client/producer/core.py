@@ -46,8 +46,8 @@ from oncelog.errors import (
     TransactionAborted,
     error_for_code,
 )
-from oncelog.rules.idempotence.error_policy import Action, Mark, reaction_to
-from oncelog.rules.idempotence.sequencer import Identity, OutOfOrder, next_epoch
+from oncelog.rules.idempotence.error_policy import Action, ErrorClass, error_policy_for
+from oncelog.rules.idempotence.sequencer import OutOfOrder, ProducerIdAndEpoch, next_epoch
 from oncelog.rules.transactions.client_session import Operation, State
 from oncelog.types import TopicPartition
 from oncelog.wire.primitives import WritableBuffer
@@ -73,7 +73,7 @@ class ProducerCore:
         self.metrics = ProducerMetrics()
         self.transaction = ProducerTransaction() if options.transactional_id is not None else None
         """None without a transactional.id."""
-        self.identity: Identity | None = None
+        self.identity: ProducerIdAndEpoch | None = None
         self.is_identity_needed = options.is_idempotent and self.transaction is None
         """InitProducerId must be sent. A transactional producer sends it with `init_transactions` instead."""
         self.fatal: OncelogError | None = None
@@ -104,7 +104,7 @@ class ProducerCore:
         """Partitions whose sequences cannot continue and must restart at 0."""
         self._kept_sequences: dict[TopicPartition, tuple[int, int | None]] = {}
         """Sequences of partitions that were forgotten under `_kept_identity`, to resume from."""
-        self._kept_identity: Identity | None = None
+        self._kept_identity: ProducerIdAndEpoch | None = None
         self._metadata_version = metadata.version
         self._in_flight_requests: dict[int, int] = {}
         self._serial = 0
@@ -165,7 +165,7 @@ class ProducerCore:
             self._kept_identity = self.identity
             self._kept_sequences.clear()
         if sequences.identity is not None and sequences.identity == self.identity:
-            self._kept_sequences[queue.tp] = (sequences.next_sequence, sequences.known_producer_id)
+            self._kept_sequences[queue.tp] = (sequences.next_sequence, sequences.acked_producer_id)
 
     # Appending
 
@@ -374,7 +374,7 @@ class ProducerCore:
 
     def set_identity(self, producer_id: int, producer_epoch: int) -> None:
         """Take the producer id and epoch of an InitProducerId response."""
-        self.identity = Identity(producer_id, producer_epoch)
+        self.identity = ProducerIdAndEpoch(producer_id, producer_epoch)
         self.is_identity_needed = False
 
     def drain(self, now_ms: float) -> list[ProduceCall]:
@@ -574,14 +574,14 @@ class ProducerCore:
         error = TransactionAborted("the transaction was aborted before this record was stored")
         self._fail_batches(lambda batch: not batch.is_on_wire, error)
 
-    def on_transaction_ended(self, identity: Identity | None) -> None:
+    def on_transaction_ended(self, identity: ProducerIdAndEpoch | None) -> None:
         """Return to the state before `begin`, under `identity` (None: the present one)."""
         self._transaction.forget_parts()
         if identity is not None:
             self._restart_under(identity)
         self._transaction.session.enter(State.READY)
 
-    def _restart_under(self, identity: Identity) -> None:
+    def _restart_under(self, identity: ProducerIdAndEpoch) -> None:
         """Restart all sequences under another epoch or id. Nothing may be in flight."""
         self.identity, self._transaction.is_epoch_spent = identity, False
         for queue in list(self._restarting):  # the others begin at 0 with their first batch
@@ -653,27 +653,27 @@ class ProducerCore:
         if batch.is_completed:
             return
         batch.is_on_wire = False  # an attempt with a response can no longer be stored
-        reaction = reaction_to(error.code, self.options.mode)
-        error.reaction = reaction.mark.value
+        policy = error_policy_for(error.code, self.options.mode)
+        error.reaction = policy.error_class.value
         queue = self._partitions[batch.tp]
-        if reaction.is_metadata_stale:
+        if policy.is_metadata_stale:
             self.metadata.mark_stale([batch.tp])
             self.stale_leaders.add(batch.tp)
-        match reaction.action:
+        match policy.action:
             case Action.DELIVER:
                 self._deliver(batch, None, None)
             case Action.RETRY:
-                self._no_outcome(batch, error, reaction.may_be_stored, now_ms)
+                self._no_outcome(batch, error, policy.may_be_stored, now_ms)
             case Action.REORDER:
                 self._on_out_of_order(batch, queue.sequences.on_out_of_order(batch), error, now_ms)
             case Action.RENUMBER:
                 self._on_out_of_order(batch, queue.sequences.on_unknown_producer(batch), error, now_ms)
             case Action.SPLIT if batch.record_count > 1:
                 self._split(queue, batch)
-            case Action.DIE:
+            case Action.FAIL_PRODUCER:
                 self.fail_all(error)
             case _:
-                batch.may_be_stored = batch.may_be_stored or reaction.may_be_stored
+                batch.may_be_stored = batch.may_be_stored or policy.may_be_stored
                 self._fail(batch, error)
 
     def _on_out_of_order(
@@ -743,7 +743,7 @@ class ProducerCore:
             return TimedOut(f"{text}; the records were not stored")
         batch.may_be_stored = True
         error = DeliveryUnknown(f"{text}; whether the records are stored is not known", batch.last_error)
-        error.reaction = Mark.ABORTABLE.value
+        error.reaction = ErrorClass.ABORTABLE.value
         return error
 
     def _fail(self, batch: ProducerBatch, error: OncelogError) -> None:

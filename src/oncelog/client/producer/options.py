@@ -52,7 +52,7 @@ class ProducerOptions:
     acks: int
     retries: int
     max_in_flight: int
-    is_guarded: bool
+    safe_mode: bool
     delivery_timeout_ms: int
     request_timeout_ms: int
     linger_ms: int
@@ -151,7 +151,7 @@ def resolve(settings: Settings) -> ProducerOptions:
         acks=-1 if acks == "all" else int(acks),
         retries=settings["retries"],
         max_in_flight=settings[_IN_FLIGHT] if unsafe is None else unsafe,
-        is_guarded=unsafe is None,
+        safe_mode=unsafe is None,
         delivery_timeout_ms=_delivery_timeout_ms(settings),
         request_timeout_ms=settings["request.timeout.ms"],
         linger_ms=settings["linger.ms"],

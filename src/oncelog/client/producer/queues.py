@@ -11,7 +11,7 @@ from oncelog.client.producer.batch import ProducerBatch
 from oncelog.client.producer.options import ProducerOptions
 from oncelog.client.producer.partitioner import Partitioner, Partitions
 from oncelog.errors import MisuseError
-from oncelog.rules.idempotence.sequencer import Identity, PartitionSequences
+from oncelog.rules.idempotence.sequencer import PartitionSequencer, ProducerIdAndEpoch
 from oncelog.types import TopicPartition
 
 
@@ -27,8 +27,8 @@ class PartitionQueue:
         self.open: ProducerBatch | None = None
         self.waiting: deque[ProducerBatch] = deque()
         self.sent: list[ProducerBatch] = []
-        limit = options.max_in_flight if not options.is_guarded else min(options.max_in_flight, 5)
-        self.sequences: PartitionSequences[ProducerBatch] = PartitionSequences(limit, options.is_guarded)
+        limit = options.max_in_flight if not options.safe_mode else min(options.max_in_flight, 5)
+        self.sequences: PartitionSequencer[ProducerBatch] = PartitionSequencer(limit, options.safe_mode)
         self._options = options
 
     @property
@@ -51,7 +51,7 @@ class PartitionQueue:
             batch.seal()
 
     def next_to_send(
-        self, identity: Identity | None, flush_below: int, is_urgent: bool
+        self, identity: ProducerIdAndEpoch | None, flush_below: int, is_urgent: bool
     ) -> tuple[ProducerBatch, float] | None:
         """Return the batch to send next, and the time (ms) from which it may leave: 0 for now.
 
@@ -62,7 +62,7 @@ class PartitionQueue:
             retry = self.sequences.next_retry()
             if retry is not None:
                 return retry, retry.retry_at_ms
-            if identity is not None and not self.sequences.may_number(identity):
+            if identity is not None and not self.sequences.may_assign_sequence(identity):
                 return None
         else:
             for batch in self.sent:
@@ -75,7 +75,7 @@ class PartitionQueue:
             return batch, 0.0
         return batch, batch.created_ms + self._options.linger_ms
 
-    def take(self, batch: ProducerBatch, identity: Identity | None) -> None:
+    def take(self, batch: ProducerBatch, identity: ProducerIdAndEpoch | None) -> None:
         """Put the batch that `next_to_send` returned on the wire."""
         is_new = bool(self.waiting) and self.waiting[0] is batch
         if is_new:
@@ -87,7 +87,7 @@ class PartitionQueue:
                 self.sent.append(batch)
             batch.is_on_wire = True
         elif is_new and identity is not None:
-            self.sequences.number(batch, identity)
+            self.sequences.assign_sequence(batch, identity)
         else:
             self.sequences.send(batch)
 

@@ -30,8 +30,8 @@ from oncelog.errors import (
     TransactionAborted,
     error_for_code,
 )
-from oncelog.rules.idempotence.error_policy import Mark
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.error_policy import ErrorClass
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.client_session import (
     ABORT_OWN_EPOCH,
     ADD_OFFSETS,
@@ -282,7 +282,7 @@ class TransactionManager:
                 error,
             )
 
-    async def _end_aborted(self, deadline_ms: float) -> Identity | None:
+    async def _end_aborted(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
         """End the transaction if the coordinator may know of it. Return the next identity, None for the same.
 
         A new epoch alone would not end it: InitProducerId fences a producer whose own transaction is open.
@@ -303,7 +303,7 @@ class TransactionManager:
             self._transaction.is_epoch_spent = True
             return None
 
-    async def _abort_own_epoch(self, deadline_ms: float) -> Identity | None:
+    async def _abort_own_epoch(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
         """Abort a transaction that has an epoch of its own, once the previous transaction is complete."""
         entry = None
         for attempt in itertools.count():
@@ -331,7 +331,9 @@ class TransactionManager:
                 raise
             return None
         (row,) = response.transaction_states
-        return CoordinatorEntry(Identity(row.producer_id, row.producer_epoch), row.transaction_state)
+        return CoordinatorEntry(
+            ProducerIdAndEpoch(row.producer_id, row.producer_epoch), row.transaction_state
+        )
 
     async def _wait_until_idle(self, deadline_ms: float) -> None:
         """Wait until every record is complete. An abort drops those that would need a retry.
@@ -355,7 +357,7 @@ class TransactionManager:
 
     # Requests
 
-    async def _new_epoch(self, current: Identity | None, deadline_ms: float) -> Identity:
+    async def _new_epoch(self, current: ProducerIdAndEpoch | None, deadline_ms: float) -> ProducerIdAndEpoch:
         request = InitProducerIdRequest(
             transactional_id=self._transactional_id,
             transaction_timeout_ms=self._driver.options.transaction_timeout_ms,
@@ -363,9 +365,11 @@ class TransactionManager:
             producer_epoch=current.producer_epoch if current else -1,
         )
         response = await self._send_until_done(INIT, request, None, deadline_ms)
-        return Identity(response.producer_id, response.producer_epoch)
+        return ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
 
-    async def _end(self, is_commit: bool, deadline_ms: float, kind: RequestKind = END) -> Identity | None:
+    async def _end(
+        self, is_commit: bool, deadline_ms: float, kind: RequestKind = END
+    ) -> ProducerIdAndEpoch | None:
         """Send EndTxn. Return the identity for the next transaction, None for the same one."""
         identity = self._core.identity
         assert identity is not None
@@ -378,7 +382,7 @@ class TransactionManager:
         response = await self._send_until_done(kind, request, None, deadline_ms)
         if not self._transaction.raises_epoch:
             return None
-        return Identity(response.producer_id, response.producer_epoch)
+        return ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
 
     def _add_offsets_request(self, group_id: str) -> AddOffsetsToTxnRequest:
         identity = self._core.identity
@@ -517,7 +521,7 @@ class TransactionManager:
     def _give_up(self, error: OncelogError, action: ErrorAction) -> None:
         is_fatal = action is ErrorAction.FAIL_PRODUCER
         if isinstance(error, BrokerError):
-            error.reaction = (Mark.FATAL if is_fatal else Mark.ABORTABLE).value
+            error.reaction = (ErrorClass.FATAL if is_fatal else ErrorClass.ABORTABLE).value
         with self._driver.lock:
             (self._core.fail_all if is_fatal else self._core.require_abort)(error)
         self._driver.notify()

@@ -3,13 +3,13 @@
 Given what the partition remembers about the producer id, in this order:
 
     same epoch, first and last sequence equal to a remembered batch   Duplicate
-    epoch lower than the remembered one                               Refuse INVALID_PRODUCER_EPOCH
-    sequence above the lowest that still waits to be verified         Refuse OUT_OF_ORDER (see Verification)
+    epoch lower than the remembered one                               Reject INVALID_PRODUCER_EPOCH
+    sequence above the lowest that still waits to be verified         Reject OUT_OF_ORDER (see Verification)
     epoch unknown (the id has no entry)                               any sequence is stored, but sequence 0
                                                                       with an epoch per transaction
-    epoch higher                                                      sequence 0, else Refuse OUT_OF_ORDER
-    epoch equal                                                       next sequence, else Refuse OUT_OF_ORDER
-    not transactional while the id has a transaction open here        Refuse INVALID_TXN_STATE
+    epoch higher                                                      sequence 0, else Reject OUT_OF_ORDER
+    epoch equal                                                       next sequence, else Reject OUT_OF_ORDER
+    not transactional while the id has a transaction open here        Reject INVALID_TXN_STATE
     else                                                              Store
 
 With an epoch per transaction (KIP-890) a transaction begins with sequence 0 in each partition. A batch that
@@ -133,7 +133,7 @@ class Duplicate(NamedTuple):
     timestamp_ms: int
 
 
-class Refuse(NamedTuple):
+class Reject(NamedTuple):
     """Write nothing, remember nothing; answer `error` with `reason`."""
 
     error: type[BrokerError]
@@ -149,7 +149,7 @@ def decide_append(
     now_ms: int,
     begins_epoch: bool = False,
     verification: Verification | None = None,
-) -> Store | Duplicate | Refuse:
+) -> Store | Duplicate | Reject:
     """The verdict for a data batch that would get `base_offset`; `entry` None: the id is unknown here.
 
     `begins_epoch`: the batch is the first of a transaction with an epoch of its own in this partition.
@@ -160,7 +160,7 @@ def decide_append(
         return _make(Store, (_successor(entry, batch, base_offset, now_ms),))
     if origin is _CLIENT:
         if batch.base_sequence is None:
-            return Refuse(InvalidRecord, f"producer id {batch.producer_id} without a base sequence")
+            return Reject(InvalidRecord, f"producer id {batch.producer_id} without a base sequence")
         if entry is not None and (known := _find_remembered(entry, batch)) is not None:
             return Duplicate(known.last_offset - known.offset_delta, known.last_offset, known.timestamp_ms)
     if entry is not None and origin is not _REPLAY:
@@ -170,7 +170,7 @@ def decide_append(
         if refusal is None and origin is _CLIENT:
             refusal = _refuse_sequence(entry, batch)
         if refusal is None and entry.current_txn_first_offset is not None and not batch.is_transactional:
-            refusal = Refuse(
+            refusal = Reject(
                 InvalidTxnState,
                 f"producer id {batch.producer_id} has had a transaction open here since offset"
                 f" {entry.current_txn_first_offset}, and this batch is not transactional",
@@ -182,7 +182,7 @@ def decide_append(
         if refusal is not None:
             return refusal
     if begins_epoch and batch.base_sequence and (entry is None or not entry.batches):
-        return Refuse(
+        return Reject(
             OutOfOrderSequenceNumber,
             f"producer id {batch.producer_id} epoch {batch.producer_epoch} begins its transaction here with"
             f" sequence {batch.base_sequence}; the batch with 0 must come first",
@@ -213,10 +213,10 @@ def _find_remembered(entry: ProducerEntry, batch: ProducedBatch) -> RememberedBa
     return None
 
 
-def _refuse_epoch(entry: ProducerEntry, batch: ProducedBatch) -> Refuse | None:
+def _refuse_epoch(entry: ProducerEntry, batch: ProducedBatch) -> Reject | None:
     if entry.producer_epoch is None or batch.producer_epoch >= entry.producer_epoch:
         return None
-    return Refuse(
+    return Reject(
         InvalidProducerEpoch,
         f"producer id {batch.producer_id} sent epoch {batch.producer_epoch}, and epoch"
         f" {entry.producer_epoch} has been seen: a newer instance of this producer is at work",
@@ -225,33 +225,33 @@ def _refuse_epoch(entry: ProducerEntry, batch: ProducedBatch) -> Refuse | None:
 
 def _refuse_overtaking(
     entry: ProducerEntry | None, batch: ProducedBatch, verification: Verification
-) -> Refuse | None:
+) -> Reject | None:
     sequence = batch.base_sequence or 0
     begins_late = verification.raises_epoch and sequence and (entry is None or not entry.batches)
     if not begins_late and sequence <= verification.lowest_sequence:
         return None
-    return Refuse(
+    return Reject(
         OutOfOrderSequenceNumber,
         f"producer id {batch.producer_id} sent sequence {sequence}, and the batch with"
         f" {verification.lowest_sequence} was not stored yet",
     )
 
 
-def _refuse_sequence(entry: ProducerEntry, batch: ProducedBatch) -> Refuse | None:
+def _refuse_sequence(entry: ProducerEntry, batch: ProducedBatch) -> Reject | None:
     sequence = batch.base_sequence
     if entry.producer_epoch is None or sequence is None:
         return None
     if batch.producer_epoch != entry.producer_epoch:
         if sequence == 0:
             return None
-        return Refuse(
+        return Reject(
             OutOfOrderSequenceNumber,
             f"producer id {batch.producer_id} begins epoch {batch.producer_epoch} with sequence {sequence};"
             " a new epoch begins with 0",
         )
     if is_next(entry.last_sequence, sequence):
         return None
-    return Refuse(
+    return Reject(
         OutOfOrderSequenceNumber,
         f"producer id {batch.producer_id} epoch {batch.producer_epoch} sent sequence {sequence} after"
         f" {'none' if entry.last_sequence is None else entry.last_sequence}",

@@ -1,7 +1,7 @@
 """What a producer does about an error code in a Produce answer, by its mode.
 
 One row per code; the columns are the modes. A code without a row is not known to be harmless: its records
-fail and count as possibly stored. `mark` is what the application is told (row I18):
+fail and count as possibly stored. `error_class` is what the application is told (row I18):
 
     retriable   sending the record again may succeed (the client's own retries ran out)
     abortable   this record is given up, the producer goes on; a transaction must be aborted first
@@ -40,10 +40,10 @@ class Action(Enum):
     SPLIT = "split"
     FAIL = "fail"
     ABORT = "abort"
-    DIE = "die"
+    FAIL_PRODUCER = "fail producer"
 
 
-class Mark(Enum):
+class ErrorClass(Enum):
     """What the application is told about the error."""
 
     RETRIABLE = "retriable"
@@ -51,12 +51,12 @@ class Mark(Enum):
     FATAL = "fatal"
 
 
-class Reaction(NamedTuple):
+class ErrorPolicy(NamedTuple):
     """`may_be_stored`: the answer does not exclude that the batch is in the log. `is_metadata_stale`: the
     cluster looks different from what the producer thinks."""
 
     action: Action
-    mark: Mark
+    error_class: ErrorClass
     may_be_stored: bool
     is_metadata_stale: bool
 
@@ -83,7 +83,7 @@ _ROWS: dict[int, tuple[str, str, str, bool, bool]] = {
     20: ("retry", "retry", "retry", True, False),  # NOT_ENOUGH_REPLICAS_AFTER_APPEND
     21: ("fail", "fail", "abort", False, False),  # INVALID_REQUIRED_ACKS
     29: ("fail", "fail", "abort", False, False),  # TOPIC_AUTHORIZATION_FAILED
-    31: ("die", "die", "die", False, False),  # CLUSTER_AUTHORIZATION_FAILED
+    31: ("fail producer", "fail producer", "fail producer", False, False),  # CLUSTER_AUTHORIZATION_FAILED
     32: ("fail", "fail", "abort", False, False),  # INVALID_TIMESTAMP
     35: ("fail", "fail", "abort", False, False),  # UNSUPPORTED_VERSION
     42: ("fail", "fail", "abort", False, False),  # INVALID_REQUEST
@@ -93,9 +93,15 @@ _ROWS: dict[int, tuple[str, str, str, bool, bool]] = {
     46: ("deliver", "deliver", "deliver", False, False),  # DUPLICATE_SEQUENCE_NUMBER
     47: ("fail", "fail", "abort", False, False),  # INVALID_PRODUCER_EPOCH
     48: ("fail", "fail", "abort", False, False),  # INVALID_TXN_STATE
-    49: ("fail", "fail", "die", False, False),  # INVALID_PRODUCER_ID_MAPPING
+    49: ("fail", "fail", "fail producer", False, False),  # INVALID_PRODUCER_ID_MAPPING
     51: ("retry", "retry", "retry", False, False),  # CONCURRENT_TRANSACTIONS
-    53: ("die", "die", "die", False, False),  # TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    53: (
+        "fail producer",
+        "fail producer",
+        "fail producer",
+        False,
+        False,
+    ),  # TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     56: ("retry", "retry", "retry", True, True),  # KAFKA_STORAGE_ERROR: perhaps written, not flushed
     59: ("fail", "renumber", "abort", False, False),  # UNKNOWN_PRODUCER_ID
     74: ("retry", "retry", "retry", False, True),  # FENCED_LEADER_EPOCH
@@ -103,7 +109,7 @@ _ROWS: dict[int, tuple[str, str, str, bool, bool]] = {
     76: ("fail", "fail", "abort", False, False),  # UNSUPPORTED_COMPRESSION_TYPE
     87: ("fail", "fail", "abort", False, False),  # INVALID_RECORD
     89: ("retry", "retry", "retry", False, False),  # THROTTLING_QUOTA_EXCEEDED
-    90: ("fail", "die", "die", False, False),  # PRODUCER_FENCED: never sent on Produce
+    90: ("fail", "fail producer", "fail producer", False, False),  # PRODUCER_FENCED: never sent on Produce
     100: ("retry", "retry", "retry", False, True),  # UNKNOWN_TOPIC_ID
     103: ("retry", "retry", "retry", False, True),  # INCONSISTENT_TOPIC_ID
     120: ("fail", "fail", "abort", False, False),  # TRANSACTION_ABORTABLE
@@ -112,20 +118,20 @@ _ROWS: dict[int, tuple[str, str, str, bool, bool]] = {
 _COLUMN = {Mode.PLAIN: 0, Mode.IDEMPOTENT: 1, Mode.TRANSACTIONAL: 2}
 
 
-def reaction_to(code: int, mode: Mode) -> Reaction:
+def error_policy_for(code: int, mode: Mode) -> ErrorPolicy:
     """The row of `code` (not 0) in the column of `mode`."""
     row = _ROWS.get(code, _UNKNOWN_CODE)
     action = Action(row[_COLUMN[mode]])
-    return Reaction(action, _mark_of(action, mode), row[3], row[4])
+    return ErrorPolicy(action, _class_of(action, mode), row[3], row[4])
 
 
-def _mark_of(action: Action, mode: Mode) -> Mark:
+def _class_of(action: Action, mode: Mode) -> ErrorClass:
     match action:
         case Action.RETRY | Action.DELIVER:
-            return Mark.RETRIABLE
-        case Action.DIE:
-            return Mark.FATAL
+            return ErrorClass.RETRIABLE
+        case Action.FAIL_PRODUCER:
+            return ErrorClass.FATAL
         case Action.REORDER | Action.RENUMBER if mode is Mode.IDEMPOTENT:
-            return Mark.RETRIABLE
+            return ErrorClass.RETRIABLE
         case _:
-            return Mark.ABORTABLE
+            return ErrorClass.ABORTABLE

@@ -27,12 +27,12 @@ Kafka leaves all of them. See docs/internals/simulation.md, "Power losses with t
 
 from __future__ import annotations
 
-from oncelog.rules.idempotence.sequencer import MAX_EPOCH, Identity
+from oncelog.rules.idempotence.sequencer import MAX_EPOCH, ProducerIdAndEpoch
 from oncelog.rules.transactions.entry import EPOCH_PER_TRANSACTION, NO_ID, TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
 
 
-def decided_transaction(entry: TransactionEntry) -> Identity | None:
+def decided_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
     """Return the producer id and epoch of the transaction that a record decides; None if it does not tell.
 
     The largest epoch is also that of a producer which was fenced, whatever epoch its transaction had. Another
@@ -44,29 +44,29 @@ def decided_transaction(entry: TransactionEntry) -> Identity | None:
         return None
     if entry.producer_epoch <= 0:
         return None
-    return Identity(entry.producer_id, entry.producer_epoch - 1)
+    return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch - 1)
 
 
-def aborted_classic(entry: TransactionEntry) -> Identity | None:
+def aborted_classic(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
     """Return the producer id and epoch of the classic transaction that a record aborts."""
     is_classic = entry.client_version < EPOCH_PER_TRANSACTION
     is_abort = entry.state is TransactionState.PREPARE_ABORT
-    return Identity(entry.producer_id, entry.producer_epoch) if is_classic and is_abort else None
+    return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch) if is_classic and is_abort else None
 
 
-def ended_transaction(entry: TransactionEntry) -> Identity | None:
+def ended_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
     """Return the producer id and epoch of the transaction that a record ends, if it must end nothing older.
 
     None for the abort of a classic one: its marker aborts what is older, and may carry the epoch of a fence.
     """
     if entry.client_version < EPOCH_PER_TRANSACTION and entry.state is TransactionState.PREPARE_COMMIT:
-        return Identity(entry.producer_id, entry.producer_epoch)
+        return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
     return decided_transaction(entry)
 
 
 def lost_end(
     tp: TopicPartition,
-    leftover: Identity,
+    leftover: ProducerIdAndEpoch,
     decision: TransactionEntry | None,
     newest: TransactionEntry | None,
 ) -> TransactionEntry | None:
@@ -83,7 +83,7 @@ def lost_end(
     return None
 
 
-def is_awaited(tp: TopicPartition, leftover: Identity, newest: TransactionEntry) -> bool:
+def is_awaited(tp: TopicPartition, leftover: ProducerIdAndEpoch, newest: TransactionEntry) -> bool:
     """Return whether the end of the transaction that is under way ends the one that a partition shows.
 
     It does not end one of a higher epoch, of which a power loss took the coordinator's record.
@@ -92,7 +92,7 @@ def is_awaited(tp: TopicPartition, leftover: Identity, newest: TransactionEntry)
     return newest.producer_id == leftover.producer_id and tp in newest.partitions and not is_above
 
 
-def abort_of(leftover: Identity) -> TransactionEntry:
+def abort_of(leftover: ProducerIdAndEpoch) -> TransactionEntry:
     """Return the decision to abort a transaction that was left open and that nobody else decides."""
     epoch = min(leftover.producer_epoch + 1, MAX_EPOCH)
     return TransactionEntry("", leftover.producer_id, epoch, 0, TransactionState.PREPARE_ABORT)

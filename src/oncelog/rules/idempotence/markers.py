@@ -1,7 +1,7 @@
 """May this end-of-transaction marker be written, and what does it complete?
 
-    marker epoch lower than the remembered one                        Refuse INVALID_PRODUCER_EPOCH
-    coordinator epoch lower than the remembered one                   Refuse TRANSACTION_COORDINATOR_FENCED
+    marker epoch lower than the remembered one                        Reject INVALID_PRODUCER_EPOCH
+    coordinator epoch lower than the remembered one                   Reject TRANSACTION_COORDINATOR_FENCED
     else                                                              StoreMarker
 
 A marker without an open transaction is stored all the same and completes nothing. An equal epoch keeps the
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from oncelog.errors import InvalidProducerEpoch, TransactionCoordinatorFenced
-from oncelog.rules.idempotence.append import ProducerEntry, Refuse
+from oncelog.rules.idempotence.append import ProducerEntry, Reject
 from oncelog.rules.idempotence.sequencer import MAX_EPOCH
 from oncelog.types import Origin
 
@@ -47,7 +47,7 @@ class StoreMarker(NamedTuple):
 
 def decide_marker(
     entry: ProducerEntry | None, marker: EndMarker, origin: Origin, *, offset: int, now_ms: int
-) -> StoreMarker | Refuse:
+) -> StoreMarker | Reject:
     """The verdict for a marker that would get `offset`; a replayed one is never refused."""
     if entry is not None and origin is not Origin.REPLAY:
         refusal = _refuse_marker(entry, marker)
@@ -65,7 +65,7 @@ def decide_marker(
     return StoreMarker(successor, completed)
 
 
-def refuse_same_epoch(entry: ProducerEntry | None, producer_id: int, producer_epoch: int) -> Refuse | None:
+def reject_same_epoch(entry: ProducerEntry | None, producer_id: int, producer_epoch: int) -> Reject | None:
     """Return the refusal of a marker of transaction version 2 that does not raise the producer's epoch.
 
     There every transaction ends with a raised epoch, so a marker with the epoch of the open transaction is a
@@ -76,22 +76,22 @@ def refuse_same_epoch(entry: ProducerEntry | None, producer_id: int, producer_ep
         return None
     if entry.current_txn_first_offset is None or producer_epoch == MAX_EPOCH:
         return None
-    return Refuse(
+    return Reject(
         InvalidProducerEpoch,
         f"marker of producer id {producer_id} has the epoch {producer_epoch} of the open transaction; with"
         " transaction version 2 it must be higher",
     )
 
 
-def _refuse_marker(entry: ProducerEntry, marker: EndMarker) -> Refuse | None:
+def _refuse_marker(entry: ProducerEntry, marker: EndMarker) -> Reject | None:
     if entry.producer_epoch is not None and marker.producer_epoch < entry.producer_epoch:
-        return Refuse(
+        return Reject(
             InvalidProducerEpoch,
             f"marker of producer id {marker.producer_id} has epoch {marker.producer_epoch}, and epoch"
             f" {entry.producer_epoch} has been seen",
         )
     if entry.coordinator_epoch is not None and marker.coordinator_epoch < entry.coordinator_epoch:
-        return Refuse(
+        return Reject(
             TransactionCoordinatorFenced,
             f"marker of producer id {marker.producer_id} comes from coordinator epoch"
             f" {marker.coordinator_epoch}, and epoch {entry.coordinator_epoch} has been seen",

@@ -36,26 +36,26 @@ MAX_UNACKNOWLEDGED = 5
 MAX_EPOCH = 32_767
 
 
-class Identity(NamedTuple):
+class ProducerIdAndEpoch(NamedTuple):
     """Who numbers: the pair a broker keys its memory by."""
 
     producer_id: int
     producer_epoch: int
 
 
-def next_epoch(identity: Identity) -> Identity | None:
+def next_epoch(identity: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
     """The same id one epoch later; None when the epochs are used up and a new id is needed."""
     if identity.producer_epoch >= MAX_EPOCH:
         return None
-    return Identity(identity.producer_id, identity.producer_epoch + 1)
+    return ProducerIdAndEpoch(identity.producer_id, identity.producer_epoch + 1)
 
 
-class NumberedBatch:
+class SequencedBatch:
     """What sending needs to know of a batch. `base_sequence` and `identity` are None until first sent.
 
-    `ordinal` counts the batches numbered before it on its partition.
-    `may_be_stored`: an attempt ended without saying whether the batch was stored. `was_lowest`: when it
-    was last sent, every batch before it had its outcome, so that OUT_OF_ORDER cannot be a reordering.
+    `ordinal` counts the batches numbered before it on its partition. `may_be_stored`: an attempt ended
+    without saying whether the batch was stored. `was_first_in_flight`: when it was last sent, every batch
+    before it had its outcome, so that OUT_OF_ORDER cannot be a reordering.
     """
 
     __slots__ = (
@@ -65,17 +65,17 @@ class NumberedBatch:
         "may_be_stored",
         "ordinal",
         "record_count",
-        "was_lowest",
+        "was_first_in_flight",
     )
 
     def __init__(self, record_count: int) -> None:
         self.record_count = record_count
-        self.identity: Identity | None = None
+        self.identity: ProducerIdAndEpoch | None = None
         self.base_sequence: int | None = None
         self.ordinal = 0
         self.may_be_stored = False
         self.is_on_wire = False
-        self.was_lowest = False
+        self.was_first_in_flight = False
 
 
 class OutOfOrder(Enum):
@@ -90,35 +90,35 @@ class OutOfOrder(Enum):
     GIVE_UP = "give up"
 
 
-B = TypeVar("B", bound=NumberedBatch)
+B = TypeVar("B", bound=SequencedBatch)
 
 
-class PartitionSequences(Generic[B]):
+class PartitionSequencer(Generic[B]):
     """The numbered, unresolved batches of one partition, in sequence order.
 
-    `limit`: how many there may be. `is_guarded` False lets batches that may be stored be renumbered, which
+    `limit`: how many there may be. `safe_mode` False lets batches that may be stored be renumbered, which
     can double them; it exists to show that (row I13).
     """
 
     __slots__ = (
+        "acked_producer_id",
         "has_gap",
         "identity",
         "in_flight",
-        "is_guarded",
-        "known_producer_id",
         "limit",
         "next_ordinal",
         "next_sequence",
+        "safe_mode",
         "unresolved",
     )
 
-    def __init__(self, limit: int = MAX_UNACKNOWLEDGED, is_guarded: bool = True) -> None:
+    def __init__(self, limit: int = MAX_UNACKNOWLEDGED, safe_mode: bool = True) -> None:
         self.limit = limit
-        self.is_guarded = is_guarded
-        self.identity: Identity | None = None
+        self.safe_mode = safe_mode
+        self.identity: ProducerIdAndEpoch | None = None
         self.next_sequence = 0
         self.next_ordinal = 0
-        self.known_producer_id: int | None = None
+        self.acked_producer_id: int | None = None
         """The id under which the broker has acknowledged something here."""
         self.in_flight: list[B] = []
         self.has_gap = False
@@ -127,7 +127,7 @@ class PartitionSequences(Generic[B]):
 
     # What may be sent
 
-    def may_number(self, current: Identity) -> bool:
+    def may_assign_sequence(self, current: ProducerIdAndEpoch) -> bool:
         """Whether a batch that was never sent may be given numbers of `current` and be sent now."""
         if self.is_restart_needed:
             return False
@@ -143,11 +143,11 @@ class PartitionSequences(Generic[B]):
     @property
     def _window(self) -> int:
         """How many batches may be numbered from the lowest unacknowledged one on."""
-        is_known = self.identity is not None and self.known_producer_id == self.identity.producer_id
-        return self.limit if is_known or not self.is_guarded else 1
+        is_known = self.identity is not None and self.acked_producer_id == self.identity.producer_id
+        return self.limit if is_known or not self.safe_mode else 1
 
-    def number(self, batch: B, current: Identity) -> None:
-        """Give a new batch its numbers and put it on the wire; only after `may_number`."""
+    def assign_sequence(self, batch: B, current: ProducerIdAndEpoch) -> None:
+        """Give a new batch its numbers and put it on the wire; only after `may_assign_sequence`."""
         if self.identity != current:
             self.identity, self.next_sequence = current, 0
         batch.identity, batch.base_sequence = current, self.next_sequence
@@ -168,7 +168,7 @@ class PartitionSequences(Generic[B]):
     def send(self, batch: B) -> None:
         """Note that the batch leaves now, with the numbers it has."""
         batch.is_on_wire = True
-        batch.was_lowest = self.has_gap or self.in_flight[0] is batch
+        batch.was_first_in_flight = self.has_gap or self.in_flight[0] is batch
 
     @property
     def is_restart_needed(self) -> bool:
@@ -183,7 +183,7 @@ class PartitionSequences(Generic[B]):
         )
 
     def _is_unsettled(self, batch: B) -> bool:
-        return batch.may_be_stored and self.is_guarded
+        return batch.may_be_stored and self.safe_mode
 
     # What the broker said
 
@@ -192,7 +192,7 @@ class PartitionSequences(Generic[B]):
         # Before the batch is taken out, which lowers `unresolved` if the batch is below the unknown one.
         is_above_unknown = self.unresolved is not None and self.in_flight.index(batch) >= self.unresolved
         self._take(batch)
-        self.known_producer_id = batch.identity.producer_id if batch.identity else None
+        self.acked_producer_id = batch.identity.producer_id if batch.identity else None
         if is_above_unknown:
             self.unresolved = None  # the broker stores in sequence, so what was unknown is stored
 
@@ -204,7 +204,7 @@ class PartitionSequences(Generic[B]):
     def on_out_of_order(self, batch: B) -> OutOfOrder:
         """The broker refused the sequence."""
         batch.is_on_wire = False
-        if not batch.was_lowest:
+        if not batch.was_first_in_flight:
             return OutOfOrder.RETRY
         self.has_gap = True
         if self._is_unsettled(batch):
@@ -223,7 +223,7 @@ class PartitionSequences(Generic[B]):
 
     def on_unknown_producer(self, batch: B) -> OutOfOrder:
         """The broker forgot the producer id (59, brokers before 2.4): as for a gap."""
-        batch.was_lowest = True
+        batch.was_first_in_flight = True
         return self.on_out_of_order(batch)
 
     def _take(self, batch: B) -> int:
@@ -236,12 +236,12 @@ class PartitionSequences(Generic[B]):
 
     # Changes of numbers
 
-    def resume(self, identity: Identity, next_sequence: int, known_producer_id: int | None) -> None:
+    def resume(self, identity: ProducerIdAndEpoch, next_sequence: int, acked_producer_id: int | None) -> None:
         """Go on where a partition stood that had nothing in flight and was forgotten since."""
         self.identity, self.next_sequence = identity, next_sequence
-        self.known_producer_id = known_producer_id
+        self.acked_producer_id = acked_producer_id
 
-    def restart(self, identity: Identity) -> None:
+    def restart(self, identity: ProducerIdAndEpoch) -> None:
         """Number what is in flight from 0 under another identity; only when `is_restart_due`."""
         self.identity, self.next_sequence = identity, 0
         self.has_gap, self.unresolved = False, None

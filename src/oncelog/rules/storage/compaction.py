@@ -195,7 +195,7 @@ class BatchFacts(NamedTuple):
     delete_horizon_ms: int | None
 
 
-class Judgement(NamedTuple):
+class Retention(NamedTuple):
     """`drops_all`: every record goes. `keeps_header`: the batch stays even if empty.
 
     `is_empty_end`: a marker that may go once its horizon has passed. `noted`: to stay in the index.
@@ -207,27 +207,27 @@ class Judgement(NamedTuple):
     noted: Aborted | None
 
 
-class Cleaning:
-    """One walk over a log. `last_of`: what a living producer wrote last. `end_offset`: where the range ends;
-    nothing from there on is given.
+class Cleaner:
+    """One walk over a log. `last_batch_of`: what a living producer wrote last. `end_offset`: where the range
+    ends; nothing from there on is given.
     """
 
     def __init__(
         self,
         latest: LatestOffsets,
         transactions: SeenTransactions,
-        last_of: Callable[[int], LastOfProducer | None],
+        last_batch_of: Callable[[int], LastOfProducer | None],
         *,
         end_offset: int,
         now_ms: int,
     ) -> None:
         self._latest = latest
         self._transactions = transactions
-        self._last_of = last_of
+        self._last_batch_of = last_batch_of
         self._end_offset = end_offset
         self._now_ms = now_ms
 
-    def judge(self, batch: BatchFacts) -> Judgement:
+    def retention(self, batch: BatchFacts) -> Retention:
         """What becomes of a batch; to be called for each, in order."""
         drops_all, is_empty_end, noted = False, False, None
         producer_id = batch.producer_id
@@ -238,7 +238,7 @@ class Cleaning:
             drops_all = is_empty_end and self._is_past(batch.delete_horizon_ms)
         elif batch.is_transactional and producer_id is not None:
             drops_all = self._transactions.is_aborted(producer_id, batch.last_offset)
-        return Judgement(drops_all, self._keeps_header(batch), is_empty_end, noted)
+        return Retention(drops_all, self._keeps_header(batch), is_empty_end, noted)
 
     def keeps(self, key: bytes | None, offset: int, has_value: bool, horizon_ms: int | None) -> bool:
         """Whether a data record stays, of a batch that was not dropped."""
@@ -254,7 +254,7 @@ class Cleaning:
             return True
         if batch.producer_id is None:
             return False
-        last = self._last_of(batch.producer_id)
+        last = self._last_batch_of(batch.producer_id)
         if last is None:
             return False
         if last.last_data_offset is None:

@@ -62,7 +62,7 @@ from oncelog.errors import (
     UnknownServerError,
     UnknownTopicOrPartition,
 )
-from oncelog.rules.idempotence.sequencer import Identity
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 
@@ -310,12 +310,12 @@ _PREPARED = ("PrepareCommit", "PrepareAbort")
 class CoordinatorEntry(NamedTuple):
     """A transactional id as DescribeTransactions returns it. `state` has Kafka's name."""
 
-    identity: Identity
+    identity: ProducerIdAndEpoch
     state: str
 
 
 def fenced_abort_action(
-    entry: CoordinatorEntry | None, ours: Identity, previous: CoordinatorEntry | None
+    entry: CoordinatorEntry | None, ours: ProducerIdAndEpoch, previous: CoordinatorEntry | None
 ) -> ErrorAction:
     """Return the reaction to PRODUCER_FENCED for the abort of a transaction with its own producer epoch.
 
@@ -346,7 +346,7 @@ def fenced_abort_action(
     return ErrorAction.FAIL_PRODUCER
 
 
-def _is_being_completed(entry: CoordinatorEntry, ours: Identity) -> bool:
+def _is_being_completed(entry: CoordinatorEntry, ours: ProducerIdAndEpoch) -> bool:
     return entry.identity == ours and entry.state in _PREPARED
 
 

@@ -35,8 +35,8 @@ from oncelog.errors import (
     TransactionAbortable,
 )
 from oncelog.limits import DEFAULT_LIMITS
-from oncelog.rules.idempotence.append import Refuse
-from oncelog.rules.idempotence.sequencer import MAX_EPOCH, Identity
+from oncelog.rules.idempotence.append import Reject
+from oncelog.rules.idempotence.sequencer import MAX_EPOCH, ProducerIdAndEpoch
 from oncelog.rules.transactions.entry import (
     EPOCH_PER_TRANSACTION,
     EXHAUSTED_EPOCH,
@@ -77,14 +77,14 @@ _NO_CHANGE, _NEEDS_PRODUCER_ID = NoChange(), NeedsProducerId()
 def decide_init(
     entry: TransactionEntry | None,
     transactional_id: str,
-    expected: Identity | None,
+    expected: ProducerIdAndEpoch | None,
     *,
     timeout_ms: int,
     server_version: int,
     new_producer_id: int | None,
     now_ms: int,
     first_epoch: int = DEFAULT_LIMITS.first_producer_epoch,
-) -> Append | FenceAndAbort | NeedsProducerId | Refuse:
+) -> Append | FenceAndAbort | NeedsProducerId | Reject:
     """Decide InitProducerId. The producer gets the producer id and epoch of the appended entry.
 
     `expected` is the producer id and epoch that the client has and wants to continue from, as in KIP-360. It
@@ -100,7 +100,7 @@ def decide_init(
     if expected is not None and _is_next_producer(entry, expected):
         return _being_completed(entry)
     if expected is not None and not _may_be_producer(entry, expected):
-        return Refuse(ProducerFenced, f"producer id {expected.producer_id} no longer belongs to this id")
+        return Reject(ProducerFenced, f"producer id {expected.producer_id} no longer belongs to this id")
     if entry.state.is_prepared:
         return _being_completed(entry)
     if entry.state is TransactionState.ONGOING:
@@ -132,8 +132,8 @@ def decide_init(
 
 
 def _raise_epoch(
-    entry: TransactionEntry, fresh: TransactionEntry, expected: Identity | None
-) -> Append | Refuse:
+    entry: TransactionEntry, fresh: TransactionEntry, expected: ProducerIdAndEpoch | None
+) -> Append | Reject:
     epoch = entry.producer_epoch
     if expected is None:
         return Append(fresh._replace(producer_epoch=epoch + 1, last_producer_epoch=NO_EPOCH))
@@ -144,25 +144,25 @@ def _raise_epoch(
     return _fenced(entry, expected.producer_epoch)
 
 
-def _is_repeated(entry: TransactionEntry, expected: Identity | None) -> bool:
+def _is_repeated(entry: TransactionEntry, expected: ProducerIdAndEpoch | None) -> bool:
     """Return True if the client repeats a request whose response it lost."""
     return expected is not None and NO_EPOCH != expected.producer_epoch == entry.last_producer_epoch
 
 
-def _may_be_producer(entry: TransactionEntry, expected: Identity) -> bool:
+def _may_be_producer(entry: TransactionEntry, expected: ProducerIdAndEpoch) -> bool:
     if entry.producer_epoch == NO_EPOCH or expected.producer_id == entry.producer_id:
         return True
     return expected.producer_id == entry.previous_producer_id and expected.producer_epoch >= EXHAUSTED_EPOCH
 
 
-def _is_next_producer(entry: TransactionEntry, producer: Identity) -> bool:
+def _is_next_producer(entry: TransactionEntry, producer: ProducerIdAndEpoch) -> bool:
     """Return True for the producer id that an end has allocated, until the markers of that end are written.
 
     The response to EndTxn has the new producer id at once, the entry only when it is complete. If such
     requests were rejected as unknown meanwhile, the producer would fail. See
     test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written.
     """
-    next_identity = Identity(entry.next_producer_id, 0)
+    next_identity = ProducerIdAndEpoch(entry.next_producer_id, 0)
     return entry.state.is_prepared and entry.next_producer_id != NO_ID and producer == next_identity
 
 
@@ -187,8 +187,12 @@ def retire(entry: TransactionEntry, now_ms: int) -> TransactionEntry:
 
 
 def decide_add(
-    entry: TransactionEntry | None, producer: Identity, partitions: Collection[TopicPartition], *, now_ms: int
-) -> Append | NoChange | Refuse:
+    entry: TransactionEntry | None,
+    producer: ProducerIdAndEpoch,
+    partitions: Collection[TopicPartition],
+    *,
+    now_ms: int,
+) -> Append | NoChange | Reject:
     """Decide AddPartitionsToTxn. The first partition begins the transaction and starts its timeout."""
     if entry is not None and _is_next_producer(entry, producer):
         return _being_completed(entry)
@@ -211,7 +215,9 @@ def decide_add(
     )
 
 
-def verify(entry: TransactionEntry | None, producer: Identity, partition: TopicPartition) -> Refuse | None:
+def verify(
+    entry: TransactionEntry | None, producer: ProducerIdAndEpoch, partition: TopicPartition
+) -> Reject | None:
     """Return None if the partition is part of the producer's open transaction, as KIP-890 requires."""
     if entry is not None and _is_next_producer(entry, producer):
         return _being_completed(entry)
@@ -223,18 +229,18 @@ def verify(entry: TransactionEntry | None, producer: Identity, partition: TopicP
         return _being_completed(entry)
     if entry.state is TransactionState.ONGOING and partition in entry.partitions:
         return None
-    return Refuse(TransactionAbortable, f"{partition} is not part of an open transaction of this producer")
+    return Reject(TransactionAbortable, f"{partition} is not part of an open transaction of this producer")
 
 
 def decide_end(
     entry: TransactionEntry | None,
-    producer: Identity,
+    producer: ProducerIdAndEpoch,
     is_commit: bool,
     *,
     client_version: int,
     new_producer_id: int | None,
     now_ms: int,
-) -> Append | NoChange | NeedsProducerId | Refuse:
+) -> Append | NoChange | NeedsProducerId | Reject:
     """Decide EndTxn. An appended entry is in PrepareCommit or PrepareAbort; its markers must be written.
 
     BUSY is CONCURRENT_TRANSACTIONS, INVALID is INVALID_TXN_STATE, FENCED is PRODUCER_FENCED, and OK is
@@ -277,12 +283,12 @@ def decide_end(
 
 def _decide_end_with_epoch(
     entry: TransactionEntry | None,
-    producer: Identity,
+    producer: ProducerIdAndEpoch,
     is_commit: bool,
     client_version: int,
     new_producer_id: int | None,
     now_ms: int,
-) -> Append | NoChange | NeedsProducerId | Refuse:
+) -> Append | NoChange | NeedsProducerId | Reject:
     if entry is None:
         return _unknown(producer)
     has_rotated = (
@@ -324,7 +330,7 @@ def _decide_end_with_epoch(
     return Append(_prepared(entry, is_commit, client_version, next_id, now_ms))
 
 
-def _decide_repeated_end(entry: TransactionEntry, is_commit: bool) -> NoChange | Refuse:
+def _decide_repeated_end(entry: TransactionEntry, is_commit: bool) -> NoChange | Reject:
     done = TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT
     decided = TransactionState.PREPARE_COMMIT if is_commit else TransactionState.PREPARE_ABORT
     if entry.state is done:
@@ -400,29 +406,29 @@ def is_expired(entry: TransactionEntry, now_ms: int, expiration_ms: int) -> bool
     return entry.state.is_idle and entry.last_update_ms + expiration_ms <= now_ms
 
 
-def _unknown(producer: Identity) -> Refuse:
-    return Refuse(
+def _unknown(producer: ProducerIdAndEpoch) -> Reject:
+    return Reject(
         InvalidProducerIdMapping,
         f"producer id {producer.producer_id} does not belong to this transactional id",
     )
 
 
-def _fenced(entry: TransactionEntry, epoch: int) -> Refuse:
-    return Refuse(
+def _fenced(entry: TransactionEntry, epoch: int) -> Reject:
+    return Reject(
         ProducerFenced,
         f"epoch {epoch} is not the current one, {entry.producer_epoch}: a newer instance uses this"
         " transactional id, or the coordinator aborted the transaction",
     )
 
 
-def _being_completed(entry: TransactionEntry) -> Refuse:
-    return Refuse(
+def _being_completed(entry: TransactionEntry) -> Reject:
+    return Reject(
         ConcurrentTransactions, f"the previous transaction is in state {entry.state.label}; try again"
     )
 
 
-def _wrong_outcome(entry: TransactionEntry, is_commit: bool) -> Refuse:
-    return Refuse(
+def _wrong_outcome(entry: TransactionEntry, is_commit: bool) -> Reject:
+    return Reject(
         InvalidTxnState,
         f"a transaction in state {entry.state.label} cannot {'commit' if is_commit else 'abort'}",
     )

@@ -92,7 +92,7 @@ def _number_again(self: Any, batch: Any) -> None:
     if batch.may_be_stored:
         batch.base_sequence, self.next_sequence = self.next_sequence, self.next_sequence + batch.record_count
     batch.is_on_wire = True
-    batch.was_lowest = True
+    batch.was_first_in_flight = True
 
 
 def _deliver_all(self: Any, batch: Any, *, is_abort_marker: bool) -> Any:
@@ -241,7 +241,7 @@ _FIND = append._find_remembered
 _LOAD = snapshot.Snapshots.load_newest
 _PACK = producer_table.pack_entry
 _VIOLATE = World.violate
-_COORDINATOR, _SEQUENCES = transactions.TransactionCoordinator, sequencer.PartitionSequences
+_COORDINATOR, _SEQUENCES = transactions.TransactionCoordinator, sequencer.PartitionSequencer
 
 _STOPS = {name: faults.KINDS[name]._replace(weight=1) for name in ("stop", "slow-disk", "part")}
 FORGETFUL: tuple[Patch, ...] = (
@@ -337,7 +337,7 @@ MUTANTS = [
         "a lost attempt counts as a refusal",
         ((_SEQUENCES, "on_no_outcome", _surely_not_stored),),
         guards=(
-            "rules/test_rules_sending.py::test_a_batch_that_may_be_stored_is_never_renumbered_under_guard",
+            "rules/test_rules_sending.py::test_a_batch_that_may_be_stored_is_never_renumbered_in_safe_mode",
         ),
     ),
     Mutant(
@@ -347,7 +347,7 @@ MUTANTS = [
     ),
     Mutant(
         "acknowledged batches do not count among the five",
-        ((_SEQUENCES, "may_number", _count_unacknowledged),),
+        ((_SEQUENCES, "may_assign_sequence", _count_unacknowledged),),
         guards=(
             "rules/test_rules_sending.py::test_acknowledged_batches_count_as_long_as_one_before_them_is_not",
         ),

@@ -155,7 +155,7 @@ LOST_SNAPSHOTS: tuple[Patch, ...] = (
 )
 """A bit flips in each seed, and the snapshots of producers are lost."""
 _FIND_DIRTY, _DIRTY_RANGE = compaction.find_dirty, cleaner.LogCleaner.dirty_range
-_KEEPS = compaction.Cleaning.keeps
+_KEEPS = compaction.Cleaner.keeps
 _RETAINED_FROM = Partition._retained_from
 _OPEN_SEGMENTS = recovery._open_segments
 _APPEND_CONTROL = Partition._append_control
@@ -176,7 +176,7 @@ MUTANTS = [
     ),
     Mutant(
         "compaction removes tombstones at once",
-        ((compaction.Cleaning, "keeps", _keep_no_tombstone),),
+        ((compaction.Cleaner, "keeps", _keep_no_tombstone),),
         "changed",
         guards=("log/test_log_compaction.py::test_tombstones_go_in_two_steps",),
     ),
