@@ -12,9 +12,9 @@
  * switched on with -D: see README.md.
  */
 
-#define LOST 1   /* an acknowledged record stands in the log, for ever */
-#define TWICE 2  /* no record stands in the log twice */
-#define ORDER 3  /* records stand in the log in the order they were sent */
+#define LOST 1   /* an acknowledged record stays in the log */
+#define TWICE 2  /* no record is stored twice */
+#define ORDER 3  /* records are stored in the order in which they were sent */
 #define KNOWN 4  /* without a delivery time-out every record is acknowledged, none ends as "unknown" */
 #define FENCE 5  /* the producer is never fenced by itself */
 #ifdef ONLY

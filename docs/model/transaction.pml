@@ -10,8 +10,8 @@
  *     append                                    src/oncelog/rules/idempotence/append.py       decide_append
  *     mark                                      src/oncelog/rules/idempotence/markers.py       decide_marker
  *     stable offset                             src/oncelog/rules/idempotence/last_stable_offset.py    last_stable_offset
- *     what comes first, what waits for what     src/oncelog/broker/coordinators/transactions.py, admission.py
- *     what the client may call                  src/oncelog/rules/transactions/client_session.py
+ *     the order of writes and waits             src/oncelog/broker/coordinators/transactions.py, transaction_verification.py
+ *     the client's calls                        src/oncelog/rules/transactions/client_session.py
  *
  * Two versions: an epoch per transaction (KIP-890), and with -DCLASSIC the one before. Properties as in
  * sequence.pml, broken variants by -D: see README.md.
@@ -52,7 +52,7 @@
 #define COMMIT 100 /* markers in a log; records are numbers of transactions */
 #define ABORT 101
 
-/* The coordinator's entry in memory, and what of it would outlive a power loss */
+/* The coordinator's entry in memory, and the part of it that would survive a power loss */
 mtype = { EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT };
 mtype state = EMPTY, disk_state = EMPTY;
 byte epoch = NONE, last_epoch = NONE, disk_epoch = NONE; /* NONE: before the first */
@@ -66,7 +66,7 @@ byte decided_by = NONE; /* the transaction whose EndTxn made PREPARE_COMMIT */
 #define MAY_INIT (!IS_PREPARED)
 #endif
 
-/* The partitions: log, what is remembered of the producer id, and how far readers are */
+/* The partitions: log, producer state, and the position of readers */
 typedef Partition {
 	byte log[ROOM];
 	byte log_epoch[ROOM];
@@ -78,7 +78,7 @@ typedef Partition {
 }
 Partition part[2];
 
-/* What became of transaction t's record in partition p, and of the transaction */
+/* The outcome of transaction t's record in partition p, and of the transaction */
 mtype = { ABSENT, OPEN, COMMITTED, ABORTED };
 typedef Transaction {
 	mtype fate[2] = ABSENT;
@@ -423,8 +423,8 @@ inline put_late(kind, q, e, s, t, is_commit) {
 	late = kind; late_p = q; late_epoch = e; late_sequence = s; late_txn = t; late_commit = is_commit
 }
 
-/* A request: it may be sent a second time while the first copy is late, with -DPROMPT only while the first
- * one's answer is lost; or it is all that its sender ever does. */
+/* A request. It may be sent a second time while the first copy is late, with -DPROMPT only while the first
+ * one's answer is lost. Or its sender never does anything else. */
 #ifdef ONLY_RECORDS_LATE
 #define MAY_BE_LATE(kind) (kind == PRODUCE)
 #else
@@ -447,7 +447,7 @@ inline put_late(kind, q, e, s, t, is_commit) {
 	fi; \
 	d_step { handle; i = 0 }
 
-/* An answer waits until what it says is durable; a crash loses it. */
+/* An answer waits until its contents are durable; a crash loses it. */
 #ifdef ANSWER_EARLY
 #define IF_DURABLE(what) true
 #else

@@ -1,7 +1,7 @@
-/* What a read_committed reader gets of one partition: several producers' transactions, one log, one reader.
+/* The records that a read_committed reader gets of one partition: several producers' transactions, one log, one reader.
  *
- * Each producer has at most one transaction open; records and markers come in any order. A fetch gives what
- * lies between the reader's position and any offset up to the last stable one, with the aborted
+ * Each producer has at most one transaction open; records and markers come in any order. A fetch returns the records
+ * between the reader's position and any offset up to the last stable one, with the aborted
  * transactions that the index names for it.
  *
  *     last stable offset, index entry  src/oncelog/rules/idempotence/last_stable_offset.py   last_stable_offset, stable_offset_after
