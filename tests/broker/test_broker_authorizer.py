@@ -1,4 +1,4 @@
-"""What the authorizer remembers: bounded in bytes, shared by a principal's connections."""
+"""The cache of the authorizer: bounded in bytes, and shared by a principal's connections."""
 
 from __future__ import annotations
 

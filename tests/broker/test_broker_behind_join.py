@@ -22,7 +22,7 @@ def members(client: RawClient) -> list[str]:
 
 
 def joined(client: RawClient) -> str:
-    """Make the client the only member of the group, at rest; return its member id."""
+    """Make the client the only member of a stable group; return its member id."""
     first = client.ask(join("g", **PATIENT), 3)
     assert (
         client.ask(sync("g", first.member_id, first.generation_id, {first.member_id: b""}), 3).error_code == 0

@@ -339,7 +339,7 @@ def test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_jo
 
 
 def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look-up goes on in steps; another client's request is answered before the last of them."""
+    """The look-up is made in steps; another client's request is answered before the last of them."""
     limits = Limits(search_step_cost=2)
     monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
     answered_at: list[int] = []

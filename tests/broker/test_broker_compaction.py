@@ -1,4 +1,4 @@
-"""Compaction as the broker runs it: topics under their producers, and the coordinators' own logs (row T2)."""
+"""Compaction in a running broker: topics with active producers, and the coordinators' logs (behaviour T2)."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Coordinators:
         return recover_node(RealDisk(self.directory), self.settings, Clock(), limits=SHORT)
 
     def restart(self) -> None:
-        """As after SIGKILL."""
+        """Restart the broker as after SIGKILL."""
         self.node.log_manager.release()
         self.node = self._open()
 
@@ -224,7 +224,7 @@ def test_what_is_prepared_is_finished_from_a_compacted_log(coordinators: Coordin
 
 
 @pytest.mark.behaviour("T2", "T9")
-def test_forgotten_ids_leave_nothing(coordinators: Coordinators) -> None:
+def test_expired_transactional_ids_leave_no_records_after_compaction(coordinators: Coordinators) -> None:
     made = coordinators
     for number in range(40):
         made.node.transactions.init(f"id-{number}", None, 60_000, NOW_MS)
@@ -236,7 +236,7 @@ def test_forgotten_ids_leave_nothing(coordinators: Coordinators) -> None:
     assert made.node.transactions.get("id-7") is None and made.node.transactions.get("living") is not None
 
 
-def test_offsets_committed_and_pending(coordinators: Coordinators) -> None:
+def test_compaction_keeps_committed_and_pending_offsets(coordinators: Coordinators) -> None:
     made = coordinators
     offsets = made.node.groups.offsets
     who = ProducerIdAndEpoch(50, 0)

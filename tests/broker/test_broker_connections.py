@@ -1,4 +1,4 @@
-"""Connections: bad bytes, bounds, slow and idle clients. Whatever one client does, others are served."""
+"""Connections: bad bytes, bounds, slow and idle clients. Other clients are served in any case."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
 def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else an offset commit of 4 KB waits without end while others list many groups again and again."""
+    """Otherwise an offset commit of 4 KB waits without end while others list many groups again and again."""
     gate, work = threading.Event(), BackgroundRunner._work
     monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)
     tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", 1, -1, -1)

@@ -1,4 +1,4 @@
-"""Coordinators' state over restarts: memory is what the log gives, whatever was deleted meanwhile."""
+"""Coordinators' state over restarts: memory equals a replay of the log, also after deletions."""
 
 from __future__ import annotations
 
@@ -554,7 +554,7 @@ def test_a_deletion_is_forgotten_once_its_tombstones_are_on_the_disk(directory: 
 def test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch, is_log_full: bool
 ) -> None:
-    """Else readers of the next topic of this name begin at them, and pass over its records."""
+    """Otherwise readers of the next topic of this name begin at them, and pass over its records."""
     node = opened(directory)
     with monkeypatch.context() as patch:
         if is_log_full:

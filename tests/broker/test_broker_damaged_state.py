@@ -1,4 +1,4 @@
-"""A coordinator's partition that cannot be read back: the broker starts, and nobody coordinates its keys."""
+"""A coordinator's partition that cannot be read back: the broker starts, and its keys have no coordinator."""
 
 from __future__ import annotations
 
@@ -169,10 +169,10 @@ def test_a_flipped_bit_in_the_transaction_log_tears_no_transaction(data: Path) -
         described = client.ask(m.DescribeTransactionsRequest(transactional_ids=["a", "b"]), 0)
         codes = {each.transactional_id: each.error_code for each in described.transaction_states}
         assert codes == {"a": NotCoordinator.code, "b": 0}
-        # The other id goes on: its earlier transaction is aborted.
+        # The other id works: its earlier transaction is aborted.
         with producer_of(broker.bootstrap_servers, transactional_id="b") as producer:
             producer.init_transactions()
-        # What is open of the lost one stays open: neither aborted nor shown.
+        # The lost id's transaction stays open: it is neither aborted nor visible.
         producers = _open_transactions(client)
         assert producers == {0: 1, 1: 0}
     flip(data, TRANSACTION_STATE, "a")

@@ -1,4 +1,4 @@
-"""Topics deleted and created again while the broker's deferred work waits for a slow thread."""
+"""Topics deleted and created again while the broker's background work waits for a slow thread."""
 
 from __future__ import annotations
 

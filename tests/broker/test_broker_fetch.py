@@ -47,7 +47,7 @@ def test_every_version_with_topic_ids_reads(client: RawClient, version: int) -> 
     assert unknown.partitions[0].error_code == errors.UnknownTopicId.code
 
 
-def test_limits_count_whole_batches(client: RawClient, topic: str) -> None:
+def test_fetch_limits_count_whole_batches(client: RawClient, topic: str) -> None:
     fill(client, topic, 10, size=1000)
     one = len(split_batches(client.fetch(topic, partition_max_bytes=1).records))
     three = len(split_batches(client.fetch(topic, partition_max_bytes=3_600).records))
@@ -78,7 +78,7 @@ def test_a_batch_is_given_whole_from_its_middle(client: RawClient, topic: str) -
         (0, {"partition": 3}, errors.UnknownTopicOrPartition),
     ],
 )
-def test_errors_of_a_partition(
+def test_a_fetch_tells_the_error_of_each_partition(
     client: RawClient, topic: str, offset: int, fields: dict[str, Any], error: type[errors.BrokerError]
 ) -> None:
     fill(client, topic, 1)

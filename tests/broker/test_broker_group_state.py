@@ -38,7 +38,7 @@ MINUTE_MS = 60_000
 
 
 class Players:
-    """Clients of both protocols that do what they are told, as well as they can."""
+    """Clients of both protocols that follow the instructions of the coordinator."""
 
     def __init__(self) -> None:
         self.node = GroupNode(
@@ -385,7 +385,7 @@ def test_a_commit_above_a_batchs_size_is_refused_whole() -> None:
     assert not node.node.groups.has(group)
 
 
-# What cannot be stored
+# Groups that cannot be stored
 
 
 class Refusing:

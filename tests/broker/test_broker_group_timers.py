@@ -1,4 +1,4 @@
-"""Timers of groups: a deadline costs little, whoever sets it, and no group keeps the broker from others."""
+"""Timers of groups: a deadline costs little, and no group delays others."""
 
 from __future__ import annotations
 

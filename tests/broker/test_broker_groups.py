@@ -1,4 +1,4 @@
-"""Members of a group as connections: what one of them pipelines must not come amid what all are told."""
+"""Connections of group members: a pipelined request of one must not interleave with a rebalance of all."""
 
 from __future__ import annotations
 

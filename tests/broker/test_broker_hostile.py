@@ -1,4 +1,4 @@
-"""Clients that mean harm: slow, silent, many, greedy. Memory stays bounded, and others are served."""
+"""Hostile clients: slow, silent, many, greedy. Memory stays bounded, and others are served."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_request_that_drips_in_is_cut_off() -> None:
 
 
 def test_requests_that_never_pause_are_not_taken_for_a_slow_one() -> None:
-    """Each read ends amid a frame for longer than the deadline."""
+    """Each read ends within a frame for longer than the deadline."""
     with (
         Broker(config={"oncelog.request.read.timeout.ms": 60_000}) as broker,
         many(broker, 1) as (client,),
@@ -260,7 +260,7 @@ def test_answers_that_nobody_takes_are_bounded_together() -> None:
 
 
 def test_thousands_of_requests_without_reading() -> None:
-    """Large answers to small requests: only so many are begun as the client takes answers of."""
+    """Large answers to small requests: requests are started only while the client reads its responses."""
     with Broker() as broker, RawClient(broker.bootstrap_servers) as quick:
         for number in range(5):
             quick.create_topic(f"{number:03}-" + "x" * 200, 50)
@@ -273,7 +273,7 @@ def test_thousands_of_requests_without_reading() -> None:
                 assert quick.produce("000-" + "x" * 200, batch(b"beside")).error_code == 0
             assert broker.metrics()["requests.Metadata"] < 5 * 3_000
             assert broker.metrics()["response_bytes_held"] < 5 * 2 * MB
-            # Who begins to read gets every answer.
+            # A client that starts to read gets every response.
             reader, answers = greedy[0], 0
             reader.socket.settimeout(60)
             for _ in range(200):

@@ -1,4 +1,4 @@
-"""The idempotence rows with real bytes over a real socket: what Produce answers and what is stored."""
+"""Idempotence with real bytes over a real socket: the responses to Produce and the stored batches."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_sequences_wrap_from_2147483647_to_0(client: RawClient, topic: str) -> N
 
 
 @pytest.mark.behaviour("I7")
-def test_the_append_decision(client: RawClient, topic: str) -> None:
+def test_produce_answers_what_the_append_rule_decides(client: RawClient, topic: str) -> None:
     pid = client.new_producer_id()
 
     def produce(sequence: int, epoch: int = 0, count: int = 2) -> tuple[int, int]:
@@ -196,7 +196,7 @@ def test_a_producer_id_without_a_sequence_is_refused(client: RawClient, topic: s
     assert client.offset(topic) == 0
 
 
-def test_independent_partitions(client: RawClient) -> None:
+def test_sequences_of_partitions_are_independent(client: RawClient) -> None:
     client.create_topic("independent", 2)
     pid = client.new_producer_id()
     results: list[ProduceResponse.PartitionProduceResponse] = [

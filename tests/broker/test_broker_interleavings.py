@@ -1,7 +1,7 @@
-"""Two requests that are carried out in steps, the second begun at each step of the first.
+"""Two requests that are carried out in steps: the second is started at each step of the first.
 
-Whatever the moment, the answers and the state are those of one request after the other, and memory is what a
-replay of the log gives. A client that is told to try again does so.
+At each of these moments the answers and the state are those of one request after the other, and memory
+equals a replay of the log. A client retries if the error is retriable.
 """
 
 from __future__ import annotations
@@ -343,10 +343,10 @@ class Outcome(NamedTuple):
 
 
 def outcome(first: Action, second: Action, cut: int | None, failing_sync: int = 0) -> tuple[Outcome, bool]:
-    """Return what becomes of two actions, and whether the first had ended before the cut.
+    """Return the outcome of two actions, and True if the first had ended before the cut.
 
-    `cut`: the second is begun after so many steps of the first; None: when it has ended. With `failing_sync`
-    every append of a coordinator waits for its sync, and that one fails.
+    `cut`: the number of steps of the first before the second starts; None: when the first has ended. With
+    `failing_sync` every append of a coordinator waits for its sync, and that one fails.
     """
     client = Client(syncs=failing_sync > 0)
     asked = {first: Asked(client, first)}

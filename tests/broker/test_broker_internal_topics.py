@@ -1,4 +1,4 @@
-"""The coordinators' topics are compacted, however they came about."""
+"""The coordinators' topics are always compacted."""
 
 from __future__ import annotations
 

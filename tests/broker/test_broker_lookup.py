@@ -141,7 +141,7 @@ def list_offset(
     return result.error_code, result.timestamp, result.offset
 
 
-def test_offsets_by_time(client: RawClient, topic: str) -> None:
+def test_list_offsets_finds_the_first_record_that_is_not_older(client: RawClient, topic: str) -> None:
     for timestamp in (1000, 3000, 2000):
         client.produce(topic, batch(b"x", timestamp_ms=timestamp))
     assert list_offset(client, topic, -1) == (0, -1, 3)
@@ -160,7 +160,7 @@ def test_latest_offset_of_every_version(client: RawClient, topic: str, version: 
     assert list_offset(client, topic, -1, version) == (0, -1, 1)
 
 
-def test_list_offsets_errors(client: RawClient, topic: str) -> None:
+def test_list_offsets_tells_the_error_of_each_partition(client: RawClient, topic: str) -> None:
     assert list_offset(client, "nowhere", -1)[0] == errors.UnknownTopicOrPartition.code
     assert list_offset(client, topic, -3, version=6)[0] == errors.UnsupportedVersion.code
     assert list_offset(client, topic, -99)[0] == errors.UnsupportedVersion.code
@@ -202,7 +202,7 @@ def test_the_cluster_is_this_broker(broker: Broker, client: RawClient, version: 
     assert (told.error_code, told.controller_id, bool(told.cluster_id)) == (0, 1, True)
 
 
-def test_controllers_are_not_here(client: RawClient) -> None:
+def test_describe_cluster_refuses_the_endpoint_type_of_controllers(client: RawClient) -> None:
     told = client.ask(DescribeClusterRequest(endpoint_type=2), 1)
     assert told.error_code == errors.MismatchedEndpointType.code
 

@@ -1,4 +1,4 @@
-"""A power loss with the default flush takes the newest records of a log: the start ends what is over."""
+"""A power loss with the default flush loses the newest records: the start writes the missing markers."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def test_a_marker_written_again_does_not_end_the_next_transaction(producer: Prod
 def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_its_epoch(
     producer: Producer, classic_is_commit: bool, is_commit: bool, when: str
 ) -> None:
-    """A producer goes on with its epoch when the broker begins to offer an epoch per transaction."""
+    """A producer keeps its epoch when the broker starts to offer an epoch per transaction."""
     producer.send(T0, "classic")
     size = producer.size(T0)
     producer.node.transactions.end("x", producer.who, classic_is_commit, 1, NOW_MS)

@@ -1,4 +1,4 @@
-"""What the broker counts, what Prometheus reads of it, and the alert rules over those names."""
+"""The counters of the broker, their form for Prometheus, and the alert rules on their names."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_every_alert_is_about_metrics_that_are_exported() -> None:
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
 
 
-def test_metrics_with_a_token(caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_need_the_token_if_one_is_set(caplog: pytest.LogCaptureFixture) -> None:
     with Broker(metrics_port=0, config={"oncelog.metrics.token": "s3cr3t"}) as broker:
         url = f"http://127.0.0.1:{broker.metrics_port}/metrics"
         for shown in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cr3t"}):
@@ -172,7 +172,7 @@ def test_prometheus_takes_the_alert_rules() -> None:
 
 
 def test_every_verdict_is_an_event() -> None:
-    """What explain draws from: stored, duplicate and refused, each with the batch's numbers."""
+    """The events that explain draws: stored, duplicate and refused, each with the batch's numbers."""
     events: list[AppendEvent] = []
     with Broker(on_append=events.append) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("told")

@@ -170,7 +170,7 @@ class Topic:
         self.create()
 
     def transactions(self) -> None:
-        """Begin, go on with, or end the transaction of one of two transactional ids."""
+        """Begin, continue or end the transaction of one of two transactional ids."""
         name = self.draw.choice(("x", "y"))
         if name in self.pending and self.draw.random() < 0.5:
             self.end(name)

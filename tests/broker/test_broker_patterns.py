@@ -1,4 +1,4 @@
-"""Clients' regular expressions: linear, bounded, matched once; the broker never stands still for one."""
+"""Clients' regular expressions: linear, bounded, matched once; none of them blocks the broker."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_a_stored_pattern_that_is_refused_now_stops_neither_the_start_nor_the_gr
 
 
 def test_ids_that_may_not_be_described_are_not_matched(tmp_path: Path, matched: list[str]) -> None:
-    """What a match takes would tell something of them."""
+    """The time of a match would reveal something about them."""
     node = open_node(tmp_path, BROKER.parse({}), Clock())
     node.transactions.init("secret", None, 60_000, 0)
     node.log_manager.release()

@@ -1,4 +1,4 @@
-"""Produce: what is refused, with which code, in which order; acks; many partitions in one request."""
+"""Produce: the error codes and the order of the checks; acks; many partitions in one request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_every_served_version_stores_and_tells_the_offset(client: RawClient, top
     assert client.offset(topic) == 10
 
 
-def test_unknown_topic_and_partition(client: RawClient, topic: str) -> None:
+def test_an_unknown_topic_or_partition_is_refused(client: RawClient, topic: str) -> None:
     assert client.produce("nowhere", batch(b"x")).error_code == errors.UnknownTopicOrPartition.code
     assert client.produce(topic, batch(b"x"), 7).error_code == errors.UnknownTopicOrPartition.code
     assert client.produce(topic, batch(b"x"), -1).error_code == errors.UnknownTopicOrPartition.code

@@ -1,4 +1,4 @@
-"""Plain Produce requests answered from their bytes: the same bytes as the general way, or left to it."""
+"""Plain Produce requests answered from their bytes: the same bytes as from `produce`, or left to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas of a running broker: who is told to wait, who is not heard meanwhile, and who is turned away."""
+"""Quotas of a running broker: clients are throttled, muted meanwhile, or refused."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too(
     assert 0 < second.throttle_time_ms <= first.throttle_time_ms and second.responses == []
 
 
-def test_fetch_sessions_go_on(limited: Broker, admin: Admin, raw: RawClient) -> None:
+def test_a_throttled_fetch_keeps_its_session(limited: Broker, admin: Admin, raw: RawClient) -> None:
     stop_clock(limited)
     raw.create_topic("t")
     produce(raw, "t", 50_000)
@@ -173,7 +173,7 @@ def test_fetch_sessions_go_on(limited: Broker, admin: Admin, raw: RawClient) -> 
     assert [bool(answer.responses) for answer in (first, second)] == [True, False]
 
 
-def test_the_loops_time(admin: Admin, raw: RawClient) -> None:
+def test_a_client_over_its_request_percentage_is_throttled(admin: Admin, raw: RawClient) -> None:
     admin.alter_client_quotas({RAW: {"request_percentage": 0.000001}})
     raw.ask(m.MetadataRequest(topics=[]), 9)
     assert raw.ask(m.ApiVersionsRequest(), 2).throttle_time_ms == 1_000
@@ -213,7 +213,7 @@ def test_admin_waits_its_turn(admin: Admin, limited: Broker) -> None:
     assert limited.metrics()["throttled.controller_mutation_rate"] >= 1
 
 
-def test_one_producer_per_record(limited: Broker, admin: Admin) -> None:
+def test_producers_above_the_rate_of_producer_ids_wait_for_their_ids(limited: Broker, admin: Admin) -> None:
     """They get their ids later, and without an error."""
     admin.create_topics([NewTopic("t", 1)])
     admin.alter_client_quotas({QuotaEntity(DEFAULT): {"producer_ids_rate": 5}})
@@ -260,7 +260,9 @@ def test_a_transactional_id_that_has_its_producer_id_is_not_refused(admin: Admin
     assert init("one") == (0, 1)
 
 
-def test_connections(limited: Broker, admin: Admin) -> None:
+def test_connections_above_the_rate_of_an_address_are_delayed_and_closed(
+    limited: Broker, admin: Admin
+) -> None:
     stop_clock(limited)
     admin.alter_client_quotas({QuotaEntity(ip="127.0.0.1"): {"connection_creation_rate": 1}})
     admitted = 0
@@ -301,7 +303,7 @@ def test_what_cannot_be_written_is_refused(
     assert admin.describe_client_quotas() == {RAW: {"producer_byte_rate": 1.0}}
 
 
-def test_they_outlive_a_restart(tmp_path: Path) -> None:
+def test_quotas_outlive_a_restart(tmp_path: Path) -> None:
     values = {ANONYMOUS: {"producer_byte_rate": 7.0}, QuotaEntity("a", DEFAULT): {"request_percentage": 1.5}}
     with Broker(tmp_path) as broker, Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
         admin.alter_client_quotas(values)
@@ -315,7 +317,7 @@ def test_they_outlive_a_restart(tmp_path: Path) -> None:
 
 
 class WorkClock:
-    """A clock of the thread's work: reading a request takes 1, carrying it out 10, writing an answer 100."""
+    """A clock of the thread's work: 1 s to read a request, 10 s to carry it out, 100 s for its response."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1.0

@@ -497,7 +497,7 @@ class Run:
         for tp, partition in self.node.topics.all_partitions():
             assert not partition.open_transactions(), (tp, partition.open_transactions())
 
-    # What must hold
+    # Invariants
 
     def look(self) -> None:
         """Note which topics are there, and check the offsets of those that are."""

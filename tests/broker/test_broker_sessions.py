@@ -1,4 +1,4 @@
-"""Fetch sessions: whose they are, how many partitions they keep, and what abandoned fetches leave behind."""
+"""Fetch sessions: their owners and their limits; abandoned fetches leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of the node's own state: what a damage, a hand or an older version left in them."""
+"""Small state files of the broker: damaged, edited by hand, or written by an older version."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class World:
         return topic
 
     def shape(self, name: str) -> list[int] | None:
-        """How many batches each partition holds; None without the topic."""
+        """Return the number of batches in each partition; None without the topic."""
         topic = self.topics.get(name)
         if topic is None:
             return None

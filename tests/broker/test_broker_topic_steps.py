@@ -1,7 +1,8 @@
-"""Topics that grow and are deleted in steps, with whatever may come between two steps.
+"""Topics that grow and are deleted in steps, with other events between two steps.
 
-Deletion, creation of the name, another growth, a stop, a kill and a disk that fails: a topic has all of the
-new partitions or none, no step touches another topic's directories, and no acknowledged record is lost.
+The events are a deletion, a creation of the same name, another growth, a stop, a kill and a failing disk.
+A topic then has all of the new partitions or none. No step touches another topic's directories, and no
+acknowledged record is lost.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Broker:
                 job()
 
     def steps(self, max_steps: int) -> int:
-        """Do up to so many steps of the background tasks; returns how many there were."""
+        """Run at most this number of steps of the background tasks; return how many there were."""
         for done in range(max_steps):
             if not self.background:
                 return done
@@ -126,7 +127,7 @@ class Broker:
             partition.flush()
 
     def shape(self, name: str) -> list[int] | None:
-        """Which partitions hold records; None without the topic."""
+        """Return the partitions that hold records; None without the topic."""
         topic = self.node.topics.get(name)
         return None if topic is None else [len(list(read_all(each))) and 1 for each in topic.partitions]
 
@@ -330,7 +331,7 @@ class Play:
         self.rng = Random(seed)
         self.broker = Broker(FaultyDisk(MemoryDisk()), count(1))
         self.stored: dict[bytes, dict[int, int]] = {}
-        """How many records are acknowledged: by topic id, then by partition."""
+        """The number of acknowledged records, by topic id, then by partition."""
         self.doomed: set[bytes] = set()
         """Ids of topics whose deletion was asked for."""
         self.shown: dict[bytes, tuple[str, int]] = {}

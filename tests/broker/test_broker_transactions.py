@@ -1,4 +1,4 @@
-"""The transaction coordinator on a real disk: what a crash leaves half done, and what waits for the disk."""
+"""The transaction coordinator on a real disk: it finishes interrupted work, and waits for the disk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Place:
         return open_node(self.directory, self.settings, Clock())
 
     def crash(self) -> None:
-        """What the process had in memory is gone; what it wrote is there."""
+        """Open the directory again after a kill: memory is lost, written bytes are kept."""
         self.node.log_manager.release()
         self.node = self._open()
 
@@ -139,7 +139,7 @@ def whole_or_absent(place: Place, is_commit: bool) -> None:
 def test_a_crash_at_every_step_of_the_end(
     place: Place, monkeypatch: pytest.MonkeyPatch, is_commit: bool, markers: int
 ) -> None:
-    """The decision is in the log, and so many markers; a fifth: all of them, but not that it is complete."""
+    """The log has the decision and `markers` markers; at 5 only the record of completion is missing."""
     who = place.begin()
     real, written = MarkerWriter.write, 0
 
@@ -264,7 +264,7 @@ def test_answers_and_markers_wait_for_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("T6")
 def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path) -> None:
-    """Else a power loss could leave a batch of a transaction that the coordinator never heard of."""
+    """Otherwise a power loss could leave a batch of a transaction that the coordinator does not know."""
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     node = place.node
     node.topics.create("t", 1, {}, NOW_MS)
@@ -329,7 +329,7 @@ def test_a_failing_flush_of_the_coordinator_stores_nothing(tmp_path: Path) -> No
 
 
 def test_a_decision_that_cannot_be_made_durable_is_followed_later(tmp_path: Path) -> None:
-    """Its client is told to try again, no marker is written, and it is not for ever in the way."""
+    """Its client gets a retriable error, no marker is written, and the id does not stay blocked."""
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     node = place.node
     who = place.begin()
@@ -432,7 +432,7 @@ def flush_all(node: BrokerState) -> None:
     ("key", "expected"), [("my-tx", 11), ("test", 48), ("", 0), ("polygenelubricants", 0), ("größe", 7)]
 )
 def test_where_an_id_is_kept(key: str, expected: int) -> None:
-    """As Java's String.hashCode says; the absolute value of the smallest number counts as 0."""
+    """By Java's String.hashCode; the absolute value of the smallest integer counts as 0."""
     assert partition_for(key, 50) == expected
 
 
@@ -508,7 +508,7 @@ def test_a_time_out_that_finds_no_producer_id_comes_again(
 
 @pytest.mark.behaviour("T6")
 def test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator(place: Place) -> None:
-    """An operator's, say. The next transaction was complete, and stayed open in that partition for ever."""
+    """An operator may write one. The next transaction was complete, but stayed open in that partition."""
     who = place.begin()
     forged = Marker(who.producer_id, who.producer_epoch, 7, False)
     place.node.markers.write(PARTITIONS[0], forged, NOW_MS)

@@ -1,4 +1,4 @@
-"""What readers see with flush.messages: nothing that a power loss could take."""
+"""Visibility with flush.messages: readers see nothing that a power loss could take."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_reader_sees_nothing_that_a_power_loss_could_take(isolation: int) -> N
 
 @pytest.mark.behaviour("I28")
 def test_a_group_does_not_pass_over_an_acknowledged_record_after_a_power_loss() -> None:
-    """What a group can have read, and so commit, is on the disk; what comes later has a higher offset."""
+    """Records that a group has read, and so can commit, are on the disk; later ones have higher offsets."""
     place = _Place()
     place.produce(b"A")
     position = len(place.values())
@@ -160,7 +160,7 @@ def test_a_long_poll_is_answered_by_the_sync_not_by_the_append(isolation: int) -
 
 
 def test_a_fetch_between_the_high_watermark_and_the_log_end_waits() -> None:
-    """As on Apache Kafka: no error, which would send the reader to the other end of the log."""
+    """As in Apache Kafka there is no error: it would reset the reader to the other end of the log."""
     place = _Place()
     place.produce(b"A")
     place.flush()

@@ -1,4 +1,4 @@
-"""The worst requests of a given size, for each API: what the broker reads, keeps and answers is bounded.
+"""The worst requests of a given size, for each API: requests, memory and responses are bounded.
 
 The catalogue is `oncelog_devtools.worst_requests`. Work is counted in elements and bytes, never in seconds.
 The limits are a fiftieth of the real ones here, and so is what a request may cost.
@@ -177,7 +177,7 @@ def test_a_resource_that_is_named_again_and_again_is_described_once(monkeypatch:
 
 @pytest.mark.behaviour("I29")
 def test_large_requests_take_turns_with_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round is over after so many bytes of requests, not only after so many requests."""
+    """A round ends after a number of bytes of requests, not only after a number of requests."""
     rounds: list[int] = []
     start_requests, start_request = Connection._start_requests, Connection._start_request
 

@@ -132,7 +132,7 @@ def run_work(work: Work[_T]) -> _T:
             return done.value  # type: ignore[no-any-return]
 
 
-def answer_in_steps(
+def respond_in_steps(
     slots: ResponseSlots,
     work: Work[Any],
     *,

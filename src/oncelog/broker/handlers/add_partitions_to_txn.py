@@ -14,7 +14,7 @@ from oncelog.broker.coordinators.internal_topic import AppendHandle, respond_whe
 from oncelog.broker.handlers.transactional import code_for
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     ClusterAuthorizationFailed,
@@ -38,7 +38,7 @@ _Partition = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _add_all(state, request, now_ms))
+    answer: Answer = respond_in_steps(state.slots, _add_all(state, request, now_ms))
     return answer
 
 

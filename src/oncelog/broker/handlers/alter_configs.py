@@ -22,7 +22,7 @@ _Requested = AlterConfigsRequest.AlterConfigsResource
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> AlterConfigsResponse:
     message: AlterConfigsRequest = request.message
-    changes = [(resource, partial(_replaced, resource)) for resource in message.resources]
+    changes = [(resource, partial(_replacement, resource)) for resource in message.resources]
     outcomes = alter(state, request, changes, message.validate_only)
     return AlterConfigsResponse(
         responses=[
@@ -37,7 +37,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterConfigsRes
     )
 
 
-def _replaced(resource: _Requested, _: Mapping[str, str]) -> Mapping[str, str | None]:
+def _replacement(resource: _Requested, _: Mapping[str, str]) -> Mapping[str, str | None]:
     check_each_once(resource.configs)
     for config in resource.configs:
         check_has_value(config)

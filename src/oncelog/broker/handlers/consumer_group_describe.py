@@ -12,7 +12,7 @@ from oncelog.broker.coordinators.consumer_group_log import by_topic_id
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
 from oncelog.errors import (
     GroupAuthorizationFailed,
     GroupIdNotFound,
@@ -31,7 +31,7 @@ _Group = ConsumerGroupDescribeResponse.DescribedGroup
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
+    answer: Answer = respond_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 
@@ -42,7 +42,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ConsumerGroupDescr
         StepBudget(state.limits.request_step_elements),
     )
     for group_id in dict.fromkeys(message.group_ids):
-        group = _described(state, request, group_id)
+        group = _describe_if_authorized(state, request, group_id)
         if message.include_authorized_operations and not group.error_code:
             group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
         response.groups.append(group)
@@ -51,7 +51,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ConsumerGroupDescr
     return response
 
 
-def _described(state: BrokerState, request: Request, group_id: str) -> _Group:
+def _describe_if_authorized(state: BrokerState, request: Request, group_id: str) -> _Group:
     if not request.is_authorized(ResourceType.GROUP, group_id):
         return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
     try:

@@ -44,7 +44,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> CreateAclsRespo
         state.authorizer.add(valid)
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
-        results = [_refused(refusal) for _ in message.creations]
+        results = [_error_result(refusal) for _ in message.creations]
     return CreateAclsResponse(results=results)
 
 
@@ -53,12 +53,12 @@ def _add(creation: CreateAclsRequest.AclCreation, valid: list[Acl]) -> _Result:
         acl = _acl(creation)
         check_acl(acl)
     except BrokerError as error:
-        return _refused(error)
+        return _error_result(error)
     valid.append(acl)
     return _Result()
 
 
-def _refused(error: BrokerError) -> _Result:
+def _error_result(error: BrokerError) -> _Result:
     return _Result(error_code=error.code, error_message=error.message)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from oncelog.broker.handlers.create_topics import MAX_PARTITIONS, MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -46,7 +46,7 @@ _Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has disconnected: the topics file already names these partitions.
-    answer: Answer = answer_in_steps(state.slots, _answer(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _answer(state, request, now_ms), is_dropped=False)
     return answer
 
 
@@ -62,7 +62,7 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePar
             if named[requested.name] > 1:
                 raise InvalidRequest(f"topic {requested.name!r} is named twice")
             request.authorize(ResourceType.TOPIC, requested.name)
-            topic = _checked(state, requested, left_count)
+            topic = _validate(state, requested, left_count)
             state.quotas.mutate(
                 request, requested.count - topic.partition_count, FIRST_STRICT_VERSION, now_ms
             )
@@ -75,11 +75,13 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePar
         if budget.spend():
             yield None
     if plans and not message.validate_only:
-        yield from _grow(state, plans, now_ms)
+        yield from _add_partitions(state, plans, now_ms)
     return CreatePartitionsResponse(results=results)
 
 
-def _grow(state: BrokerState, plans: Sequence[tuple[Topic, int, _Result]], now_ms: int) -> Work[None]:
+def _add_partitions(
+    state: BrokerState, plans: Sequence[tuple[Topic, int, _Result]], now_ms: int
+) -> Work[None]:
     """Add the partitions, made durable by one write. A failure is set in the results."""
     changes = [(topic, count) for topic, count, _ in plans]
     try:
@@ -92,7 +94,7 @@ def _grow(state: BrokerState, plans: Sequence[tuple[Topic, int, _Result]], now_m
             result.error_code, result.error_message = refusal.code, refusal.message
 
 
-def _checked(state: BrokerState, requested: _Requested, left_count: int) -> Topic:
+def _validate(state: BrokerState, requested: _Requested, left_count: int) -> Topic:
     """Return the topic if it may have the requested partitions. Raises a BrokerError.
 
     `left_count` is how many partitions the request may still create.

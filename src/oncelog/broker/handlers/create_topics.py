@@ -30,7 +30,7 @@ from oncelog.broker.coordinators.internal_topic_config import (
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.settings.config_text import topic_entries
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.broker.topics.names import TopicNames, check_topic_name
 from oncelog.broker.topics.topic_config import check_overrides
 from oncelog.broker.topics.topics import NewTopic, Topic
@@ -63,7 +63,7 @@ _Result = CreateTopicsResponse.CreatableTopicResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has disconnected: the topics file already names these topics.
-    answer: Answer = answer_in_steps(state.slots, _create_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _create_all(state, request, now_ms), is_dropped=False)
     return answer
 
 

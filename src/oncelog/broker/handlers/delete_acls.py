@@ -14,7 +14,7 @@ from __future__ import annotations
 from oncelog.broker.handlers.describe_acls import acl_filter
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.errors import BrokerError, KafkaStorageError, PolicyViolation, SecurityDisabled, StorageError
 from oncelog.rules.security.authorization import Acl, AclFilter, AclTable, ResourceType
 from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
@@ -27,7 +27,7 @@ _Result = DeleteAclsResponse.DeleteAclsFilterResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _answer(state, request))
+    answer: Answer = respond_in_steps(state.slots, _answer(state, request))
     return answer
 
 
@@ -44,10 +44,11 @@ def _answer(state: BrokerState, request: Request) -> Work[DeleteAclsResponse]:
         )
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
-        return DeleteAclsResponse(filter_results=[_refused(refusal) for _ in message.filters])
+        return DeleteAclsResponse(filter_results=[_error_result(refusal) for _ in message.filters])
     return DeleteAclsResponse(
         filter_results=[
-            _refused(match) if isinstance(match, BrokerError) else _removed(match) for match in matches
+            _error_result(match) if isinstance(match, BrokerError) else _deletion_result(match)
+            for match in matches
         ]
     )
 
@@ -87,11 +88,11 @@ def _filter(requested: DeleteAclsRequest.DeleteAclsFilter) -> AclFilter | Broker
         return error
 
 
-def _refused(error: BrokerError) -> _Result:
+def _error_result(error: BrokerError) -> _Result:
     return _Result(error_code=error.code, error_message=error.message)
 
 
-def _removed(acls: list[Acl]) -> _Result:
+def _deletion_result(acls: list[Acl]) -> _Result:
     return _Result(
         matching_acls=[
             DeleteAclsResponse.DeleteAclsMatchingAcl(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.internal_topic import AppendHandle, respond_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
 from oncelog.errors import BrokerError
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import DeleteGroupsRequest, DeleteGroupsResponse
@@ -19,7 +19,7 @@ KEY = 42
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has disconnected: no group may stay half deleted.
-    answer: Answer = answer_in_steps(state.slots, _delete_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _delete_all(state, request, now_ms), is_dropped=False)
     return answer
 
 

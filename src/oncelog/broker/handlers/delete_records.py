@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     InvalidTopicException,
@@ -33,7 +33,7 @@ _Result = DeleteRecordsResponse.DeleteRecordsPartitionResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _delete_all(state, request, now_ms))
+    answer: Answer = respond_in_steps(state.slots, _delete_all(state, request, now_ms))
     return answer
 
 

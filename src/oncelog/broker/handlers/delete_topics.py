@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -50,7 +50,7 @@ _Planned = tuple[Topic, _Result, bool]
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _answer(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _answer(state, request, now_ms), is_dropped=False)
     return answer
 
 
@@ -143,7 +143,7 @@ def _plan(
         if topic.topic_id in both_ways:
             raise InvalidRequest("the topic is named by its name and by its id")
         if topic.is_internal:
-            raise InvalidTopicException(f"{topic.name} is the broker's own; its coordinators live by it")
+            raise InvalidTopicException(f"{topic.name} is an internal topic; the coordinators need it")
         if not state.settings["delete.topic.enable"]:
             raise TopicDeletionDisabled("delete.topic.enable is false")
         state.quotas.mutate(request, len(topic.partitions), FIRST_STRICT_VERSION, now_ms)

@@ -25,7 +25,7 @@ from oncelog.broker.settings.config_text import (
 )
 from oncelog.broker.settings.dynamic_config import CLUSTER
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType as acl
@@ -37,7 +37,7 @@ _Requested = DescribeConfigsRequest.DescribeConfigsResource
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _answer(state, request))
+    answer: Answer = respond_in_steps(state.slots, _answer(state, request))
     return answer
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
 from oncelog.errors import GroupAuthorizationFailed, GroupIdNotFound, NotCoordinator
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.security.authorization import ResourceType
@@ -22,7 +22,7 @@ _Group = DescribeGroupsResponse.DescribedGroup
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _describe_all(state, request))
+    answer: Answer = respond_in_steps(state.slots, _describe_all(state, request))
     return answer
 
 
@@ -30,7 +30,7 @@ def _describe_all(state: BrokerState, request: Request) -> Work[DescribeGroupsRe
     message: DescribeGroupsRequest = request.message
     response, budget = DescribeGroupsResponse(groups=[]), StepBudget(state.limits.request_step_elements)
     for group_id in dict.fromkeys(message.groups):
-        group = _described(state, request, group_id)
+        group = _describe_if_authorized(state, request, group_id)
         if message.include_authorized_operations and not group.error_code:
             group.authorized_operations = allowed_bits(request.access, ResourceType.GROUP, group_id)
         response.groups.append(group)
@@ -39,7 +39,7 @@ def _describe_all(state: BrokerState, request: Request) -> Work[DescribeGroupsRe
     return response
 
 
-def _described(state: BrokerState, request: Request, group_id: str) -> _Group:
+def _describe_if_authorized(state: BrokerState, request: Request, group_id: str) -> _Group:
     if not request.is_authorized(ResourceType.GROUP, group_id):
         return _Group(group_id=group_id, error_code=GroupAuthorizationFailed.code)
     try:

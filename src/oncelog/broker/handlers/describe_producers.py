@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.errors import BrokerError
 from oncelog.log.partition import ProducerState
@@ -22,7 +22,7 @@ _Result = DescribeProducersResponse.PartitionResponse
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _describe_all(state, request))
+    answer: Answer = respond_in_steps(state.slots, _describe_all(state, request))
     return answer
 
 

@@ -29,7 +29,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeTopicPa
     first_name, first_index = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
     if first_index < 0 or (cursor is not None and requested and first_name not in requested):
         return DescribeTopicPartitionsResponse(
-            topics=[_refused(name, InvalidRequest()) for name in requested]
+            topics=[_error_result(name, InvalidRequest()) for name in requested]
         )
     limit = min(message.response_partition_limit, state.settings["max.request.partition.size.limit"])
     page = _Page(state, max(limit, 1))
@@ -41,7 +41,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeTopicPa
             request.authorize(ResourceType.TOPIC, name)
         except BrokerError as error:
             if requested:
-                unauthorized.append(_refused(name, error))
+                unauthorized.append(_error_result(name, error))
             continue
         # After the check: the cursor must not reveal the name of a topic that the client may not describe.
         if page.is_full:
@@ -55,7 +55,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeTopicPa
     return DescribeTopicPartitionsResponse(topics=page.topics + unauthorized, next_cursor=page.next_cursor)
 
 
-def _refused(name: str, error: BrokerError) -> _Topic:
+def _error_result(name: str, error: BrokerError) -> _Topic:
     return _Topic(error_code=error.code, name=name, topic_id=NO_ID)
 
 
@@ -81,9 +81,9 @@ class _Page:
         if topic is None:
             try:
                 check_topic_name(name)
-                self.topics.append(_refused(name, UnknownTopicOrPartition()))
+                self.topics.append(_error_result(name, UnknownTopicOrPartition()))
             except BrokerError as error:
-                self.topics.append(_refused(name, error))
+                self.topics.append(_error_result(name, error))
             return
         node_ids = [self._state.node_id]
         end_index = min(len(topic.partitions), first_index + self._remaining_count)

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
 from oncelog.errors import (
     InvalidRequest,
     NotCoordinator,
@@ -27,7 +27,7 @@ _State = DescribeTransactionsResponse.TransactionState
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
+    answer: Answer = respond_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 

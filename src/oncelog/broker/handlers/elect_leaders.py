@@ -28,9 +28,11 @@ _Topic = ElectLeadersResponse.ReplicaElectionResult
 def handle(state: BrokerState, request: Request, now_ms: int) -> ElectLeadersResponse:
     message: ElectLeadersRequest = request.message
     if not request.is_authorized(ResourceType.CLUSTER):
-        return _refused(message, ClusterAuthorizationFailed())
+        return _error_response(message, ClusterAuthorizationFailed())
     if message.election_type not in (PREFERRED, UNCLEAN):
-        return _refused(message, InvalidRequest(f"election type {message.election_type}; 0 and 1 are known"))
+        return _error_response(
+            message, InvalidRequest(f"election type {message.election_type}; 0 and 1 are known")
+        )
     if message.topic_partitions is None:
         return ElectLeadersResponse(
             replica_election_results=[_Topic(topic=topic.name) for topic in state.topics.all()]
@@ -61,7 +63,7 @@ def _result(index: int, error: BrokerError) -> ElectLeadersResponse.PartitionRes
     )
 
 
-def _refused(message: ElectLeadersRequest, error: BrokerError) -> ElectLeadersResponse:
+def _error_response(message: ElectLeadersRequest, error: BrokerError) -> ElectLeadersResponse:
     return ElectLeadersResponse(
         error_code=error.code,
         replica_election_results=[

@@ -34,7 +34,7 @@ from oncelog.broker.leader_epoch import check_leader_epoch
 from oncelog.broker.purgatory import DelayedFetch, PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, continue_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, continue_in_steps, respond_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     BrokerError,
@@ -70,7 +70,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         return error_response(error)
     if is_throttled:
         return FetchResponse(session_id=context.session_id, responses=[])
-    answer: Answer = answer_in_steps(state.slots, _read(state, request, context, now_ms))
+    answer: Answer = respond_in_steps(state.slots, _read(state, request, context, now_ms))
     return answer
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import refusal_of
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.errors import InvalidRequest
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse
@@ -22,7 +22,7 @@ GROUP, TRANSACTION = 0, 1
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _find_all(state, request))
+    answer: Answer = respond_in_steps(state.slots, _find_all(state, request))
     return answer
 
 

@@ -40,7 +40,7 @@ _Config = IncrementalAlterConfigsRequest.AlterableConfig
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> IncrementalAlterConfigsResponse:
     message: IncrementalAlterConfigsRequest = request.message
-    changes = [(resource, partial(_changed, state, resource)) for resource in message.resources]
+    changes = [(resource, partial(_apply_operations, state, resource)) for resource in message.resources]
     outcomes = alter(state, request, changes, message.validate_only)
     return IncrementalAlterConfigsResponse(
         responses=[
@@ -55,7 +55,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> IncrementalAlte
     )
 
 
-def _changed(
+def _apply_operations(
     state: BrokerState, resource: _Requested, present: Mapping[str, str]
 ) -> Mapping[str, str | None]:
     """Return the resource's settings after the requested operations. Raises InvalidRequest, InvalidConfig."""

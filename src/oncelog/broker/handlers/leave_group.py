@@ -31,7 +31,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         if not is_batched:
             return LeaveGroupResponse(error_code=codes[0])
         pairs = zip(message.members, codes, strict=True)
-        return LeaveGroupResponse(members=[_left(identity, code) for identity, code in pairs])
+        return LeaveGroupResponse(members=[_member_response(identity, code) for identity, code in pairs])
 
     try:
         request.authorize(ResourceType.GROUP, message.group_id)
@@ -62,7 +62,7 @@ def _leave_consumer_group(
     )
 
 
-def _left(member: _Identity, error_code: int) -> LeaveGroupResponse.MemberResponse:
+def _member_response(member: _Identity, error_code: int) -> LeaveGroupResponse.MemberResponse:
     return LeaveGroupResponse.MemberResponse(
         member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=error_code
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.groups import CONSUMER_PROTOCOL_TYPE
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps, name_cost
+from oncelog.broker.stepwise import StepBudget, Work, name_cost, respond_in_steps
 from oncelog.errors import NotCoordinator
 from oncelog.rules.groups.classic import GroupState
 from oncelog.rules.security.authorization import ResourceType
@@ -20,7 +20,7 @@ CLASSIC, CONSUMER = "classic", "consumer"
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
+    answer: Answer = respond_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 
@@ -36,7 +36,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse
         if not (may_all or request.is_authorized(ResourceType.GROUP, group_id)):
             continue
         try:
-            group = _listed(state, group_id)
+            group = _list_group(state, group_id)
         except NotCoordinator:
             continue  # another request is deleting it in steps
         if (
@@ -48,7 +48,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse
     return ListGroupsResponse(groups=groups)
 
 
-def _listed(state: BrokerState, group_id: str) -> ListGroupsResponse.ListedGroup | None:
+def _list_group(state: BrokerState, group_id: str) -> ListGroupsResponse.ListedGroup | None:
     """Return a group's entry; None if it was deleted meanwhile. Raises NotCoordinator."""
     if not state.groups.has(group_id):
         return None

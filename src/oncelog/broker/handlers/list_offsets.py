@@ -22,7 +22,7 @@ from collections import Counter
 from oncelog.broker.leader_epoch import check_leader_epoch
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.errors import BrokerError, InvalidRequest, TopicAuthorizationFailed, UnsupportedVersion
 from oncelog.log.partition import Partition
 from oncelog.log.reader import StepCost
@@ -43,7 +43,7 @@ FIRST_VERSION_OF = {
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
+    answer: Answer = respond_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 

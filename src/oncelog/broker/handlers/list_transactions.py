@@ -12,7 +12,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.patterns import Pattern, matching_texts
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.errors import InvalidRegularExpression
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
@@ -33,7 +33,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
             pattern = Pattern(message.transactional_id_pattern)
         except InvalidRegularExpression as error:
             return ListTransactionsResponse(error_code=error.code)
-    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request, pattern, now_ms))
+    answer: Answer = respond_in_steps(state.slots, _answer_all(state, request, pattern, now_ms))
     return answer
 
 
@@ -55,7 +55,7 @@ def _answer_all(
             and (not producer_ids or entry.producer_id in producer_ids)
             and _is_long(entry, message.duration_filter, now_ms)
         ):
-            matching.append(_listed(entry))
+            matching.append(_list_transaction(entry))
     if pattern is not None:
         step_cost = state.limits.pattern_step_cost
         matching = yield from matching_texts(
@@ -67,7 +67,7 @@ def _answer_all(
     )
 
 
-def _listed(entry: TransactionEntry) -> _State:
+def _list_transaction(entry: TransactionEntry) -> _State:
     return _State(
         transactional_id=entry.transactional_id,
         producer_id=entry.producer_id,

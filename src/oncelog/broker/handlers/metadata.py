@@ -21,7 +21,7 @@ from oncelog.broker.handlers.create_topics import MAX_PARTITIONS_PER_REQUEST
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import FULL_ACCESS, allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.broker.topics.names import check_topic_name
 from oncelog.broker.topics.topics import NewTopic, Topic
 from oncelog.errors import (
@@ -59,7 +59,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: MetadataRequest = request.message
     may_create = bool(message.topics) and message.allow_auto_topic_creation
     # Finish the creation of topics even if the client has disconnected.
-    answer: Answer = answer_in_steps(state.slots, _handle(state, request, now_ms), is_dropped=not may_create)
+    answer: Answer = respond_in_steps(state.slots, _handle(state, request, now_ms), is_dropped=not may_create)
     return answer
 
 

@@ -14,7 +14,7 @@ from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.coordinators.offsets import OffsetRecord
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.broker.topics.topics import Topic
 from oncelog.config import INT64_MAX
 from oncelog.errors import (
@@ -39,7 +39,7 @@ _Partition = OffsetCommitResponse.OffsetCommitResponsePartition
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _commit(state, request, now_ms))
+    answer: Answer = respond_in_steps(state.slots, _commit(state, request, now_ms))
     return answer
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from oncelog.broker.coordinators.internal_topic import respond_when_durable
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     GroupAuthorizationFailed,
@@ -32,7 +32,7 @@ _Partition = OffsetDeleteResponse.OffsetDeleteResponsePartition
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has disconnected: some offsets may be deleted already.
-    answer: Answer = answer_in_steps(state.slots, _delete_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _delete_all(state, request, now_ms), is_dropped=False)
     return answer
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.request_limits import MAX_NAMES
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     PeerError,
@@ -33,7 +33,7 @@ FIRST_GROUP_ERROR_VERSION, FIRST_BATCHED_VERSION, FIRST_ID_VERSION = 2, 8, 10
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
+    answer: Answer = respond_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 
@@ -46,7 +46,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
             request.authorize(ResourceType.GROUP, message.group_id)
             state.groups.topic.check(message.group_id)
         except BrokerError as error:
-            return _refused(message, request.header.api_version, error.code)
+            return _error_response(message, request.header.api_version, error.code)
         result = OffsetFetchResponse(topics=[])
         for item in _offsets(
             state,
@@ -85,7 +85,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
     return response
 
 
-def _refused(message: OffsetFetchRequest, version: int, code: int) -> OffsetFetchResponse:
+def _error_response(message: OffsetFetchRequest, version: int, code: int) -> OffsetFetchResponse:
     """Return the response to a refused group: from version 2 on with one error code for all partitions."""
     if version >= FIRST_GROUP_ERROR_VERSION:
         return OffsetFetchResponse(error_code=code, topics=[])

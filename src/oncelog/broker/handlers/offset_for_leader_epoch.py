@@ -13,7 +13,7 @@ from __future__ import annotations
 from oncelog.broker.leader_epoch import check_leader_epoch
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.errors import BrokerError
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
 from oncelog.types import TopicPartition
@@ -26,7 +26,7 @@ _Result = OffsetForLeaderEpochResponse.EpochEndOffset
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _answer_all(state, request))
+    answer: Answer = respond_in_steps(state.slots, _answer_all(state, request))
     return answer
 
 

@@ -35,7 +35,7 @@ from oncelog.broker.group_commit import FlushWaiter
 from oncelog.broker.purgatory import Disconnect, PendingResponse
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Work, answer_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     CorruptMessage,
@@ -284,7 +284,7 @@ class _Produce:
 
     def answer(self, result_of: Callable[[str, _PartitionData], _PartitionResult]) -> Answer:
         """Return the response, made of the result of each partition, when all of them are ready."""
-        answer: Answer = answer_in_steps(
+        answer: Answer = respond_in_steps(
             self.state.slots, self._answer_all(result_of), keep_request=self._keep_request
         )
         return answer

@@ -25,7 +25,7 @@ from oncelog.broker.handlers.offset_commit import CommitRows
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import refusal_of
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import Work, answer_in_steps
+from oncelog.broker.stepwise import Work, respond_in_steps
 from oncelog.errors import (
     BrokerError,
     CoordinatorNotAvailable,
@@ -46,7 +46,7 @@ _Partition = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _commit(state, request, now_ms))
+    answer: Answer = respond_in_steps(state.slots, _commit(state, request, now_ms))
     return answer
 
 

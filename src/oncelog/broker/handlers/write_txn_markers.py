@@ -16,7 +16,7 @@ from oncelog.broker.coordinators.internal_topic import AppendHandle, respond_whe
 from oncelog.broker.coordinators.markers import MARKER_COST, Marker
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
-from oncelog.broker.stepwise import StepBudget, Work, answer_in_steps
+from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
 from oncelog.errors import BrokerError, ClusterAuthorizationFailed
 from oncelog.rules.idempotence.markers import reject_same_epoch
 from oncelog.rules.security.authorization import CLUSTER_NAME, Operation, ResourceType
@@ -31,7 +31,7 @@ _Partition = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = answer_in_steps(state.slots, _write_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _write_all(state, request, now_ms), is_dropped=False)
     return answer
 
 
@@ -40,7 +40,7 @@ def _write_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer
     written: list[AppendHandle] = []
     may_alter = request.access.may(Operation.ALTER, ResourceType.CLUSTER, CLUSTER_NAME)
     if not (may_alter or request.is_authorized(ResourceType.CLUSTER)):
-        return _refused(message)
+        return _error_response(message)
     answer, budget = WriteTxnMarkersResponse(markers=[]), StepBudget(state.limits.request_step_elements)
     for requested in message.markers:
         answer.markers.append((yield from _write(state, requested, now_ms, written, budget)))
@@ -55,7 +55,7 @@ def _write_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer
     return respond_when_durable(state.flush_queue, written, answer, refusal)
 
 
-def _refused(message: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+def _error_response(message: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     code = ClusterAuthorizationFailed.code
     return WriteTxnMarkersResponse(
         markers=[
