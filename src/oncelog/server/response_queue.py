@@ -1,7 +1,9 @@
 """The responses of one connection: sent in the order of their requests, and counted until the client has
 them.
 
-Small responses of one round are joined into one write. A response that is not ready yet has a slot, and the
+Kafka's clients match responses to requests by their order, so no response may overtake an earlier one, not
+even that of a long poll. See test_deferred_fetch_and_produce_of_one_connection_answer_in_order. Small
+responses of one round are joined into one write. A response that is not ready yet has a slot, and the
 responses behind it wait.
 """
 

@@ -1,11 +1,11 @@
-"""A disk in memory that can be full, broken, killed in the middle of a write, or lose power.
+"""An in-memory disk that can be full, fail, be killed in the middle of a write, or lose power.
 
-A crash is a value: `after_kill` and `after_power_loss` return the disk that the next process finds.
-What was synced is there for sure. What was only written survives a kill whole and a power loss by chance:
+`after_kill` and `after_power_loss` return the disk that the next process finds. Synced data are always there.
+Data that were only written survive a kill completely. They survive a power loss at random:
 
 - a file's bytes block by block, with or without its length;
 - the changes of a directory's names (creations, unlinks, renames) one by one, until the directory is synced;
-- a directory that is new or was renamed only with its parent's change, though its files were synced.
+- a directory that is new or was renamed only with its parent's change, even if its files were synced.
 
 A failed sync leaves pages that can be read, are not on the disk, and are not written by the next sync.
 Source: fsync(2) and rename(2) of Linux; ALICE (Pillai et al., OSDI 2014) for what file systems reorder.
@@ -27,18 +27,18 @@ from oncelog.log.disk import Buffer, SyncFailed
 _split = lru_cache(4096)(posixpath.split)
 _names = lru_cache(4096)(lambda path: tuple(path.split("/")) if path else ())
 _ENTRY_BYTES = {".index": 8, ".timeindex": 12, ".txnindex": 34}
-"""Sizes of index entries: a file that ends between two of them is not seen to be cut."""
+"""Sizes of index entries: a reader cannot detect that a file is cut between two of them."""
 _BLOCK_BYTES = (16, 64, 512)
 
 
 class SimulatedCrash(BaseException):
-    """The process ends here. Not an Exception, so that nothing on the way handles it."""
+    """The process ends here. Not an Exception, so that no `except Exception` handles it."""
 
 
 class _Inode:
-    """A file's bytes now, and as of its last sync.
+    """A file's present bytes, and those of its last sync.
 
-    `lost`: ranges that a failed sync left readable, but that later ones do not write, as on Linux.
+    `lost` has the ranges that a failed sync left readable and that later syncs do not write, as on Linux.
     """
 
     __slots__ = ("data", "lost", "modified_ms", "synced")
@@ -60,12 +60,12 @@ class _Inode:
             self.lost.append((same, len(self.data)))
 
     def written(self, start: int, stop: int) -> None:
-        """These bytes are dirty again."""
+        """Mark these bytes as dirty."""
         parts = [part for a, b in self.lost for part in ((a, min(b, start)), (max(a, stop), b))]
         self.lost = [(a, b) for a, b in parts if a < b]
 
     def durable(self) -> bytes:
-        """What the disk has once all that is dirty is written."""
+        """Return the bytes that the disk has after a successful sync."""
         data = bytearray(self.data)
         for start, stop in self.lost:
             stop = min(stop, len(data))
@@ -75,7 +75,7 @@ class _Inode:
 
 
 class _Change(NamedTuple):
-    """A change of a directory's names that is not durable yet. A rename does both at once, as journals do."""
+    """A change of a directory's names that is not durable yet. A rename is one change, as in a journal."""
 
     removed: str | None
     name: str | None
@@ -83,7 +83,7 @@ class _Change(NamedTuple):
 
 
 class _Directory:
-    """A directory's names now, as of its last sync, and the changes between."""
+    """A directory's present names, those of its last sync, and the changes in between."""
 
     __slots__ = ("changes", "durable", "entries")
 
@@ -101,7 +101,7 @@ class _Directory:
         self.changes.clear()
 
     def files(self) -> Iterator[_Inode]:
-        """Return every file below this directory."""
+        """Yield every file below this directory."""
         for node in self.entries.values():
             if isinstance(node, _Inode):
                 yield node
@@ -109,7 +109,7 @@ class _Directory:
                 yield from node.files()
 
     def copy(self, copied: dict[int, _Inode | _Directory]) -> _Directory:
-        """Return a copy of the tree. `copied` holds what was copied already, by the original's id."""
+        """Return a copy of the tree. `copied` has the copies so far, by the original's id()."""
 
         def copy_of(node: _Inode | _Directory) -> _Inode | _Directory:
             if id(node) not in copied:
@@ -124,11 +124,11 @@ class _Directory:
 
     def survivor(self, rng: Random) -> _Directory:
         """Return one of the directories that a power loss may leave. Files keep the times of their writes."""
-        found = dict(self.durable)
+        entries = dict(self.durable)
         for change in _surviving(self.changes, rng):
-            _apply(found, change)
+            _apply(entries, change)
         directory = _Directory()
-        for name, node in sorted(found.items()):
+        for name, node in sorted(entries.items()):
             if isinstance(node, _Directory):
                 directory.entries[name] = node.survivor(rng)
             else:
@@ -146,7 +146,7 @@ def _apply(entries: dict[str, _Inode | _Directory], change: _Change) -> None:
 
 
 def _surviving(changes: list[_Change], rng: Random) -> list[_Change]:
-    """Return the changes that reached the disk: all, none, the first ones, or each by chance."""
+    """Return the changes that reached the disk: all, none, the first ones, or a random selection."""
     fate = rng.choice(("all", "none", "first", "each"))
     if fate == "first":
         return changes[: rng.randint(0, len(changes))]
@@ -190,7 +190,7 @@ class MemoryFile:
     def sync(self) -> None:
         self._disk.turn(is_sync=True)
         if not self._is_open:
-            return  # as on the real disk, where another thread may close a file meanwhile
+            return  # as on a real disk, where another thread may close the file during a sync
         try:
             self._disk.step("sync", self._path)
         except SyncFailed:
@@ -228,7 +228,7 @@ class MemoryLock:
 
 
 class _Mutex:
-    """A lock between the threads of a simulated process: no other one runs while it is held."""
+    """A lock between the threads of a simulated process. No other thread runs while it is held."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
@@ -242,49 +242,54 @@ class _Mutex:
 
 
 class MemoryDisk:
-    """Set `capacity_bytes` for a disk that gets full (None: endless), `errors` to make calls fail:
-    (operation, end of path) -> errno, with operation one of write, sync, truncate, create, rename,
-    remove, replace, mkdir. `crash_after`: steps left until SimulatedCrash (None: never); every byte written
-    is a step, and so is every other change. `steps` counts them.
-    """
+    """An in-memory disk, used by one simulated process at a time."""
 
     def __init__(self) -> None:
         self.capacity_bytes: int | None = None
+        """Size of the disk; None for no limit."""
         self.errors: dict[tuple[str, str], int] = {}
+        """Calls that fail: (operation, end of the path) to errno.
+
+        Operations: write, sync, truncate, create, rename, remove, replace, mkdir.
+        """
         self.crash_after: int | None = None
+        """Number of steps after which SimulatedCrash is raised; None for never."""
         self.steps = 0
+        """Steps so far: every byte written is one, and every other change."""
         self.now_ms: Callable[[], int] = lambda: 1 << 60
-        """The clock that files get their times from; without one they stay young."""
+        """The clock of modification times. By default it is far in the future, so no file is old."""
         self.on_crash: Callable[[], object] = lambda: None
-        """Called once, when it crashes by itself."""
+        """Called once, at a crash by `crash_after`."""
         self.on_turn: Callable[[bool], object] | None = None
-        """Called before each operation, with True before a sync: here another thread may run."""
+        """Called before each operation, with True before a sync. Another thread may run here."""
         self.held_count = 0
-        """Mutexes that are held: meanwhile no other thread runs."""
+        """Number of held mutexes. No other thread runs while there is one."""
         self._root = _Directory()
         self._locks: set[str] = set()
         self._is_dead = False
 
     def after_kill(self) -> MemoryDisk:
-        """The disk after the process was killed: everything written is there, and as durable as it was."""
+        """Return the disk after a kill of the process: everything written is there, and as durable as
+        before."""
         disk = MemoryDisk()
         disk.now_ms = self.now_ms
         disk._root = self._root.copy({})
         return disk
 
     def after_power_loss(self, rng: Random) -> MemoryDisk:
-        """The disk after a power loss: what was not synced is there wholly, partly or not at all."""
+        """Return the disk after a power loss: data that were not synced are there completely, partly or not
+        at all."""
         disk = MemoryDisk()
         disk.now_ms = self.now_ms
         disk._root = self._root.survivor(rng)
         return disk
 
     def die(self) -> None:
-        """Its process is gone: whoever still uses it meets SimulatedCrash."""
+        """Make every further operation of the dead process raise SimulatedCrash."""
         self._is_dead = True
 
     def release(self) -> None:
-        """The world is over: what a dead process' generators do when they are closed harms nobody."""
+        """Allow operations again, for generators of a dead process that are closed after the simulation."""
         self._is_dead, self.crash_after, self.on_turn = False, None, None
         self.errors.clear()
 
@@ -294,13 +299,13 @@ class MemoryDisk:
             self.on_turn(is_sync)
 
     def step(self, operation: str, path: str, count: int = 1) -> int:
-        """Count steps; how many of `count` happen before the crash. Raises the OSError set for the call."""
+        """Count steps. Return how many of `count` happen before the crash. Raises the OSError of `errors`."""
         self._refuse(operation, path)
         done = count if self.crash_after is None else min(count, max(self.crash_after - self.steps, 0))
         self.steps += done
         if done < count:
             self._is_dead = True
-            self.held_count += 1  # what looks at the last moment is no thread of the process
+            self.held_count += 1  # `on_crash` inspects the disk: no thread of the process may run in it
             self.on_crash()
             self.held_count -= 1
             if operation != "write":
@@ -308,7 +313,7 @@ class MemoryDisk:
         return done
 
     def _refuse(self, operation: str, path: str) -> None:
-        """Raise the OSError set for the call, and SimulatedCrash when the process is gone."""
+        """Raise the OSError of `errors` for this call, or SimulatedCrash if the process is dead."""
         if self._is_dead:
             raise SimulatedCrash
         for (failing, suffix), number in self.errors.items():
@@ -317,7 +322,7 @@ class MemoryDisk:
                 raise failed(number, os.strerror(number), path)
 
     def write_into(self, target: bytearray, data: bytes, position: int, path: str) -> None:
-        """Write as far as crash and capacity allow, then raise what stopped it."""
+        """Write as many bytes as crash and capacity allow. Raises SimulatedCrash or ENOSPC for the rest."""
         room = len(data)
         if self.capacity_bytes is not None:
             growth_left = max(self.capacity_bytes - self.used_bytes(), 0)
@@ -332,7 +337,7 @@ class MemoryDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def used_bytes(self) -> int:
-        """Of all files together."""
+        """Return the size of all files together."""
         return sum(len(inode.data) for inode in self._root.files())
 
     def describe(self, path: str) -> str:
@@ -431,12 +436,12 @@ class MemoryDisk:
 
     def remove_tree(self, path: str) -> None:
         self.turn()
-        found = self._directory(path)
-        for name in list(found.entries):
+        removed = self._directory(path)
+        for name in list(removed.entries):
             self.remove(f"{path}/{name}")
         self.step("remove", path)
         directory, name = _split(path)
-        self._directory(directory).apply(_Change(name, None, found))
+        self._directory(directory).apply(_Change(name, None, removed))
 
     def sync_directory(self, path: str = "") -> None:
         self.turn(is_sync=True)
@@ -445,7 +450,7 @@ class MemoryDisk:
         directory.sync()
 
     def inode(self, path: str) -> _Inode:
-        """Return a file's bytes. Raises FileNotFoundError."""
+        """Return a file's inode. Raises FileNotFoundError."""
         node = self._find(path)
         if not isinstance(node, _Inode):
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
@@ -480,7 +485,7 @@ class MemoryDisk:
 def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
     """Return one of the contents that a power loss may leave.
 
-    `entry_bytes`: a cut often is between two entries of this size, where nothing shows it.
+    The cut is often between two entries of `entry_bytes`, where a reader cannot detect it.
     """
     data, synced = inode.durable(), inode.synced
     fate = rng.choice(("synced", "written", "torn", "holed", "blocks"))
@@ -488,27 +493,27 @@ def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
         return synced
     if fate == "written" or data == synced:
         return data
-    # What was synced and not touched since; a file that was cut and written on differs behind that.
-    sure = len(posixpath.commonprefix([data, synced]))
+    # The part that was synced and is unchanged. A file that was truncated and extended differs behind it.
+    durable = len(posixpath.commonprefix([data, synced]))
     if fate == "blocks":
-        return _some_blocks(data, synced, sure, rng)
-    length = rng.randint(sure, len(data))
+        return _some_blocks(data, synced, durable, rng)
+    length = rng.randint(durable, len(data))
     if rng.random() < 0.5:
-        length = max(sure, length - length % entry_bytes)
+        length = max(durable, length - length % entry_bytes)
     kept = data[:length]
-    if fate == "holed" and len(kept) > sure:
-        # The length reached the disk before the bytes did.
-        hole = rng.randint(sure, len(kept) - 1)
+    if fate == "holed" and len(kept) > durable:
+        # The length is on the disk, the last bytes are not.
+        hole = rng.randint(durable, len(kept) - 1)
         kept = kept[:hole] + bytes(len(kept) - hole)
     return kept
 
 
-def _some_blocks(data: bytes, synced: bytes, sure: int, rng: Random) -> bytes:
-    """Return either length and, behind `sure`, either content of each block: none waits for another."""
+def _some_blocks(data: bytes, synced: bytes, durable: int, rng: Random) -> bytes:
+    """Return one of the two lengths and, behind `durable`, one of the two contents of each block."""
     length = rng.choice((len(data), len(synced)))
     size = rng.choice(_BLOCK_BYTES)
-    kept = bytearray(data[:sure])
-    for start in range(sure, length, size):
+    kept = bytearray(data[:durable])
+    for start in range(durable, length, size):
         block = rng.choice((data, synced))[start : min(start + size, length)]
         kept += block.ljust(min(size, length - start), b"\0")
     return bytes(kept[:length])
