@@ -1,4 +1,4 @@
-"""A tiny scripted broker and a tiny client that speak real frames over real sockets."""
+"""A scripted broker and a minimal client that exchange real frames over real sockets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ScriptedBroker:
 
     def __exit__(self, *_: object) -> None:
         for sock in (self.listener, *self.connections):
-            # A blocked accept or recv in another thread wakes up only by a shutdown.
+            # Only a shutdown ends a blocked accept or recv in another thread.
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
@@ -137,7 +137,7 @@ class ScriptedBroker:
 
 
 class TinyClient:
-    """Sends chosen messages on one connection; reads answers in order."""
+    """A client that sends messages on one connection and reads responses in order."""
 
     def __init__(self, address: str, timeout: float = 10.0) -> None:
         host, port = address.split(":")
@@ -159,7 +159,7 @@ class TinyClient:
         return self.correlation_id
 
     def receive(self) -> Any:
-        """The next answer, checked to be in order; None when the connection was closed."""
+        """Return the next response, after checking its order; None if the connection was closed."""
         message, version, expected = self.sent.pop(0)
         try:
             frame = read_frame(self.sock)
@@ -188,7 +188,7 @@ class TinyClient:
 def produce(
     sequence: int, *, acks: int = -1, producer_id: int | None = 1000, topic: str = "t"
 ) -> ProduceRequest:
-    """A Produce request with one batch of one record."""
+    """Return a Produce request with one batch of one record."""
     epoch, base = (0, sequence) if producer_id is not None else (None, None)
     batch = build_batch(
         [NewRecord(1_700_000_000_000, None, b"v%d" % sequence)],

@@ -1,4 +1,4 @@
-"""The only functions in which a test sleeps or looks at a clock; tests/test_tidy.py checks that.
+"""The only functions in which a test sleeps or reads a clock; tests/test_tidy.py checks that.
 
 A test waits for a condition, with a limit that only a fault of the product reaches. `pause` decides nothing:
 what a test asserts must hold for any length of it.
@@ -30,7 +30,7 @@ _STEP_S = 0.01
 def wait_until(
     is_so: Callable[[], object], seconds: float = LIMIT_S, what: Callable[[], object] | None = None
 ) -> None:
-    """Poll until the condition holds. Fail the test when it never does, with what `what` returns."""
+    """Poll until the condition is true. Fail the test if it never is, with the result of `what`."""
     for _ in attempts(what, seconds, _STEP_S):
         if is_so():
             return
@@ -72,7 +72,7 @@ async def rest(seconds: float) -> None:
 
 
 def clock_ms() -> float:
-    """Return the monotonic clock's time, for what stands in for a part of the product."""
+    """Return the monotonic time, for test doubles of the product's parts."""
     return time.monotonic() * 1000
 
 
@@ -82,7 +82,7 @@ async def hang(*_: object) -> None:
 
 
 def stop_clock(broker: Broker) -> None:
-    """Let the clock of a broker in this process stand still, apart from `pass_time`."""
+    """Stop the clock of a broker in this process. Only `pass_time` moves it."""
     assert broker._running is not None
     clock = broker._running.clock
     monotonic_ns, wall_ns = clock._monotonic_ns(), clock._wall_ns()
@@ -90,7 +90,7 @@ def stop_clock(broker: Broker) -> None:
 
 
 def set_wall_clock(clock: Clock, by_ms: int) -> None:
-    """Set the wall clock that a broker in this process looks at forward or back."""
+    """Set the wall clock of a broker in this process forward or back."""
     wall_ns = clock._wall_ns
     clock._wall_ns = lambda: wall_ns() + by_ms * 1_000_000
     clock.now_ms()  # it follows at once
@@ -110,7 +110,7 @@ def pass_time(broker: Broker, ms: int) -> None:
         running.server._sweep()
 
     async def go_on() -> None:
-        sweep()  # what connections did until now counts as done now
+        sweep()  # activity of connections until now is recorded with the new time
         monotonic_ns = running.clock._monotonic_ns
         running.clock._monotonic_ns = lambda: monotonic_ns() + ms * 1_000_000
         set_wall_clock(running.clock, ms)
@@ -145,18 +145,18 @@ class JumpingClock:
     def jump(self, seconds: float) -> None:
         self._ahead_ns += round(seconds * 1e9)
         for loop in list(self._loops):
-            with suppress(RuntimeError):  # it is closed
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(lambda: None)
 
     def outcome_of(self, call: Callable[[], T], step_s: float) -> T:
-        """Return what a call gives, or raise what it raises, that waits for a time-out in its thread."""
+        """Return the result of a call that waits for a time-out in its thread, or raise its exception."""
         with ThreadPoolExecutor(1) as thread:
             future = thread.submit(call)
             self.jump_until(future.done, step_s)
             return future.result()
 
     def jump_until(self, is_so: Callable[[], object], step_s: float) -> None:
-        """Jump again and again until the condition holds."""
+        """Jump repeatedly until the condition is true."""
         for _ in attempts(step_s=_STEP_S):
             if is_so():
                 return
@@ -164,7 +164,7 @@ class JumpingClock:
 
 
 class HeldTimers:
-    """The timers that a module sets on its event loop. They fire when the test says so."""
+    """The timers that a module sets on its event loop. The test fires them with `fire`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         self.delays_s: list[float] = []

@@ -1,4 +1,4 @@
-"""What Metadata answers leave behind."""
+"""The client's metadata after Metadata responses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def known(**changes: object) -> ClusterMetadata:
     return cluster
 
 
-def test_brokers_topics_and_leaders() -> None:
+def test_an_update_sets_brokers_topics_and_leaders() -> None:
     cluster = known()
     assert cluster.brokers[1].port == 9092
     assert (cluster.cluster_id, cluster.controller_id, cluster.updated_ms) == ("scripted", 1, 5.0)
@@ -28,7 +28,7 @@ def test_brokers_topics_and_leaders() -> None:
     assert cluster.topic_id("t") == b"t" + bytes(15)
 
 
-def test_what_is_not_known_is_none() -> None:
+def test_unknown_values_are_none() -> None:
     cluster = known()
     assert cluster.leader_of(T9) is None
     assert cluster.leader_of(TopicPartition("other", 0)) is None
@@ -38,7 +38,7 @@ def test_what_is_not_known_is_none() -> None:
     assert ClusterMetadata().updated_ms is None
 
 
-def test_an_answer_about_one_topic_keeps_the_others() -> None:
+def test_a_response_about_one_topic_keeps_the_others() -> None:
     cluster = known()
     cluster.update(metadata(9092, {"u": 1}))
     assert cluster.topics() == ["t", "u"]
@@ -59,14 +59,14 @@ def test_an_older_leader_epoch_changes_nothing() -> None:
 
 
 def test_a_stale_leader_is_asked_again_after_an_older_epoch() -> None:
-    """As where a cluster was restored from a copy: its epochs are older from then on."""
+    """A cluster that was restored from a backup has older epochs from then on."""
     cluster = known(leader_epoch=5)
     cluster.mark_stale([T0])
     cluster.update(metadata(9092, {"t": 3}, leader_epoch=4))
     assert cluster.leader_of(T0) == 1
 
 
-def test_a_topic_made_again_starts_with_its_own_epochs() -> None:
+def test_a_recreated_topic_starts_with_its_own_epochs() -> None:
     cluster = known(leader_epoch=5)
     again = metadata(9092, {"t": 3}, leader_epoch=0, leader=-1)
     again.topics[0].topic_id = b"x" * 16
@@ -75,7 +75,7 @@ def test_a_topic_made_again_starts_with_its_own_epochs() -> None:
     assert cluster.topic_id("t") == b"x" * 16
 
 
-def test_stale_leaders_are_unknown_until_the_next_answer() -> None:
+def test_stale_leaders_are_unknown_until_the_next_response() -> None:
     cluster = known()
     cluster.mark_stale([T0])
     assert cluster.leader_of(T0) is None
@@ -93,7 +93,7 @@ def test_errors_are_kept_per_topic_until_they_pass() -> None:
     assert cluster.topic_error("t") is None
 
 
-def test_a_passing_error_keeps_what_was_known() -> None:
+def test_a_retriable_error_keeps_the_topic() -> None:
     cluster = known()
     cluster.update(metadata(9092, errors={"t": 5}))
     assert cluster.partition_count("t") == 3
@@ -101,7 +101,7 @@ def test_a_passing_error_keeps_what_was_known() -> None:
     assert cluster.partition_count("t") is None and cluster.topic_error("t") is None
 
 
-def test_each_answer_counts() -> None:
+def test_each_update_raises_the_version() -> None:
     cluster = known()
     cluster.update(metadata(9092))
     assert cluster.version == 2
@@ -118,7 +118,7 @@ def test_only_the_topics_that_are_retained_stay_known() -> None:
     assert not cluster._stale and not cluster._unknown_since_ms
 
 
-def test_a_topic_is_unknown_since_the_first_answer_that_said_so() -> None:
+def test_a_topic_is_unknown_since_the_first_response_without_it() -> None:
     cluster = known()
     assert cluster.unknown_since_ms("t") is None
     cluster.mark_stale([T0])

@@ -1,4 +1,4 @@
-"""ClusterConnection against a scripted broker on a real socket: every way a peer can fail has its type."""
+"""ClusterConnection with a scripted broker on a real socket: every failure of a peer has an error type."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Story = Callable[[ScriptedBroker, ClusterConnection], Coroutine[Any, Any, None]]
 
 
 def play(story: Story, prepare: Callable[[ScriptedBroker], None] | None = None, **settings: object) -> None:
-    """Run a story with a scripted broker that has topic t, and a connection to it."""
+    """Run a coroutine with a scripted broker that has topic t, and a connection to it."""
 
     async def run() -> None:
         async with scripted_broker() as broker:
@@ -68,7 +68,7 @@ def ask() -> DescribeClusterRequest:
 
 
 def answer_number(broker: ScriptedBroker) -> None:
-    """DescribeCluster answers count up in controller_id."""
+    """Return DescribeCluster responses whose controller_id counts up."""
     count = iter(range(1000))
     broker.handlers["DescribeCluster"] = lambda header, message: DescribeClusterResponse(
         controller_id=next(count)
@@ -87,7 +87,7 @@ def test_start_finds_the_cluster_and_leaders() -> None:
     play(story)
 
 
-def test_requests_leave_in_call_order_also_before_the_connection_stands() -> None:
+def test_requests_leave_in_call_order_also_before_the_connection_is_open() -> None:
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.refresh_metadata(())
         broker.cut_all()
@@ -122,7 +122,7 @@ def test_a_channel_is_a_connection_of_its_own() -> None:
 
 
 @pytest.mark.behaviour("I18")
-def test_nobody_listens() -> None:
+def test_start_fails_if_no_broker_listens() -> None:
     async def run() -> None:
         port = await free_port()
         cluster = cluster_at(f"127.0.0.1:{port}", **{"oncelog.bootstrap.timeout.ms": 50})
@@ -165,7 +165,7 @@ def test_any_of_several_bootstrap_servers_is_enough() -> None:
 @pytest.mark.parametrize(
     "banner", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b"\x15\x03\x01\x00\x02\x02\x16"]
 )
-def test_a_port_that_is_not_kafka(banner: bytes) -> None:
+def test_a_port_of_another_protocol_is_a_peer_error(banner: bytes) -> None:
     async def run() -> None:
         def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(banner)
@@ -182,7 +182,7 @@ def test_a_port_that_is_not_kafka(banner: bytes) -> None:
     asyncio.run(run())
 
 
-def test_a_port_that_says_nothing() -> None:
+def test_a_silent_port_is_given_up_after_the_setup_timeout() -> None:
     async def run() -> None:
         server = await asyncio.start_server(hang, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -230,7 +230,7 @@ def test_an_unanswered_request_times_out_and_the_connection_is_given_up() -> Non
     play(story)
 
 
-def test_waiting_for_a_connection_has_its_time_too() -> None:
+def test_waiting_for_a_connection_has_a_timeout() -> None:
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.start()
         broker.handlers["ApiVersions"] = lambda header, message: None
@@ -266,7 +266,7 @@ def test_tampered_answers_end_the_connection_typed_and_the_next_one_works(tamper
     play(story)
 
 
-def test_an_api_the_broker_lacks_fails_alone() -> None:
+def test_an_unsupported_api_fails_alone() -> None:
     def old(broker: ScriptedBroker) -> None:
         from helpers_client import api_versions
 
@@ -325,7 +325,7 @@ def test_a_topic_that_appears_after_a_while_is_waited_for() -> None:
     play(story, slow)
 
 
-def test_a_partition_that_the_topic_lacks() -> None:
+def test_a_partition_that_the_topic_lacks_is_an_error() -> None:
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         with pytest.raises(UnknownTopicOrPartition, match=r"3 partitions \(0 to 2\).*no partition 7"):
             await cluster.leader(TopicPartition("t", 7))
@@ -344,7 +344,7 @@ def test_a_final_error_is_raised_at_once() -> None:
     play(story, bad)
 
 
-def test_many_who_miss_a_leader_share_one_question() -> None:
+def test_calls_that_wait_for_a_leader_share_one_metadata_request() -> None:
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         broker.topics = {}
         await cluster.start()
@@ -366,7 +366,7 @@ def test_metadata_is_refreshed_by_age() -> None:
     play(story, **{"metadata.max.age.ms": 20})
 
 
-def test_a_node_that_is_not_there() -> None:
+def test_a_request_to_an_unknown_node_fails() -> None:
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.start()
         with pytest.raises(
@@ -417,18 +417,18 @@ def test_a_cut_during_metadata_tries_the_other_address() -> None:
     ("servers", "parsed"),
     [(["a:1", "b:65535"], [("a", 1), ("b", 65535)]), (["[::1]:9092"], [("::1", 9092)])],
 )
-def test_bootstrap_servers(servers: list[str], parsed: list[tuple[str, int]]) -> None:
+def test_bootstrap_servers_are_parsed(servers: list[str], parsed: list[tuple[str, int]]) -> None:
     assert parse_bootstrap(servers) == parsed
 
 
 @pytest.mark.parametrize("servers", [None, [], ["host"], ["host:"], [":9092"], ["h:0"], ["h:65536"], ["h:x"]])
-def test_bootstrap_servers_that_cannot_be(servers: list[str] | None) -> None:
+def test_invalid_bootstrap_servers_are_refused(servers: list[str] | None) -> None:
     with pytest.raises(ConfigError, match=r"bootstrap\.servers"):
         parse_bootstrap(servers)
 
 
 def metadata_requests(broker: ScriptedBroker) -> list[tuple[list[str], bool]]:
-    """Topics and leave to create them, of each Metadata request so far."""
+    """Return the topics and allow_auto_topic_creation of each Metadata request so far."""
     return [
         ([topic.name for topic in message.topics], message.allow_auto_topic_creation)
         for message in broker.messages
@@ -437,7 +437,7 @@ def metadata_requests(broker: ScriptedBroker) -> list[tuple[list[str], bool]]:
 
 
 async def refreshed(cluster: ClusterConnection, times: int = 2) -> None:
-    """Wait until metadata came a few times more."""
+    """Wait for a few more Metadata responses."""
     version = cluster.metadata.version
     await until(lambda: cluster.metadata.version >= version + times)
 
@@ -550,8 +550,8 @@ def test_a_topic_may_be_waited_for_longer_than_the_short_patience(monkeypatch: p
     play(story, slow)
 
 
-def test_what_waits_for_a_new_login_survives_the_connection() -> None:
-    """The connection ends while it logs in again: what came meanwhile goes to the next one, at once."""
+def test_requests_that_wait_for_reauthentication_survive_the_connection() -> None:
+    """A connection lost during re-authentication is reopened at once for the requests that wait."""
 
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.start()
@@ -583,7 +583,7 @@ def test_what_waits_for_a_new_login_survives_the_connection() -> None:
     play(story, prepare, **login, **user, **{"request.timeout.ms": 600_000})
 
 
-def test_a_request_without_an_answer_is_done_when_the_socket_has_taken_it() -> None:
+def test_a_request_without_a_response_is_done_when_the_socket_has_accepted_it() -> None:
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.start()
         released = asyncio.Event()
@@ -606,7 +606,7 @@ def test_a_request_without_an_answer_is_done_when_the_socket_has_taken_it() -> N
 
 
 @pytest.mark.parametrize("how", ["cut", "late", "closed"])
-def test_a_request_without_an_answer_fails_with_its_connection(how: str) -> None:
+def test_a_request_without_a_response_fails_with_its_connection(how: str) -> None:
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.start()
         begun = asyncio.Event()
@@ -631,7 +631,7 @@ def test_a_request_without_an_answer_fails_with_its_connection(how: str) -> None
 
 
 def produce_without_answer() -> ProduceRequest:
-    """A megabyte with acks=0."""
+    """Return a Produce request of a megabyte with acks=0."""
     partition = ProduceRequest.PartitionProduceData(index=0, records=bytes(1 << 20))
     topic = ProduceRequest.TopicProduceData(name="t", partition_data=[partition])
     return ProduceRequest(acks=0, timeout_ms=1000, topic_data=[topic])

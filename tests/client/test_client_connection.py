@@ -1,4 +1,4 @@
-"""One connection without its socket: negotiation, the order of answers, what a lying peer meets."""
+"""One connection without its socket: negotiation, the order of responses, and invalid peers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ def test_requests_use_the_highest_common_version() -> None:
     ("served", "limits", "version"),
     [((0, 13), {"max_version": 4}, 4), ((0, 13), {"min_version": 9}, 13), ((5, 6), {"min_version": 6}, 6)],
 )
-def test_limits_of_the_caller(served: tuple[int, int], limits: dict[str, int], version: int) -> None:
+def test_the_caller_may_limit_the_version(
+    served: tuple[int, int], limits: dict[str, int], version: int
+) -> None:
     core = negotiated({3: served})
     assert core.version_for(MetadataRequest.api, **limits) == version
 
@@ -87,7 +89,7 @@ def test_no_common_version_names_both_sides(served: tuple[int, int], limits: dic
         core.version_for(MetadataRequest.api, **limits)
 
 
-def test_an_api_that_the_broker_does_not_list() -> None:
+def test_an_api_that_the_broker_does_not_list_is_unsupported() -> None:
     core = ConnectionCore("me", "127.0.0.1:9092")
     header, _ = decode_request(core.negotiate(0, 1000)[4:])
     few = ApiVersionsResponse(
@@ -98,7 +100,7 @@ def test_an_api_that_the_broker_does_not_list() -> None:
         core.send(ListOffsetsRequest(replica_id=-1), 1, token=TOKEN, timeout_ms=1)
 
 
-def test_answers_belong_to_the_oldest_request() -> None:
+def test_responses_belong_to_the_oldest_request() -> None:
     core = negotiated()
     tokens = [object(), object()]
     headers = [
@@ -112,7 +114,7 @@ def test_answers_belong_to_the_oldest_request() -> None:
         for i, h in enumerate(headers)
     )
     completed = []
-    for byte in answers:  # however the network cuts them
+    for byte in answers:  # for any boundaries between reads
         completed += core.receive(bytes([byte]), 25)[0]
     assert [(c.token, c.response.controller_id, c.latency_ms) for c in completed] == [
         (tokens[0], 0, 15),
@@ -131,14 +133,14 @@ def test_a_wrong_correlation_id_is_a_peer_error_that_names_both() -> None:
         core.receive(wrong, 1)
 
 
-def test_an_answer_to_nothing_is_a_peer_error() -> None:
+def test_a_response_to_no_request_is_a_peer_error() -> None:
     core = negotiated()
     with pytest.raises(PeerError, match="to no request"):
         core.receive(encode_response(MetadataResponse(), 13, 1), 1)
 
 
-def test_answers_before_one_that_cannot_be_read_are_abandoned() -> None:
-    """They came in one read: no future of the first may wait without end."""
+def test_responses_before_a_malformed_one_are_abandoned() -> None:
+    """Both came in one read. The future of the first must not wait without end."""
     core = negotiated()
     tokens = [object(), object(), object()]
     for token in tokens:
@@ -164,7 +166,7 @@ def test_a_cut_body_is_a_peer_error_that_names_the_request() -> None:
 @pytest.mark.parametrize(
     "text", [b"HTTP/1.1 400 Bad Request\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", b"\xff\xff\xff\xff"]
 )
-def test_another_protocol_is_told_from_kafka(text: bytes) -> None:
+def test_another_protocol_is_a_peer_error(text: bytes) -> None:
     core = ConnectionCore("me", "127.0.0.1:9092")
     core.negotiate(0, 1000)
     with pytest.raises(
@@ -180,14 +182,14 @@ def test_an_empty_frame_is_a_peer_error() -> None:
         core.receive(b"\0\0\0\0", 1)
 
 
-def test_unanswered_requests_leave_nothing_in_flight() -> None:
+def test_requests_without_a_response_are_not_in_flight() -> None:
     core = negotiated()
     core.send(ProduceRequest(acks=0, timeout_ms=1), 0, token=TOKEN, timeout_ms=10, expects_response=False)
     assert core.in_flight_count == 0
     assert core.next_deadline_ms() is None
 
 
-def test_deadlines_and_what_is_abandoned() -> None:
+def test_expired_and_abandoned_requests_are_returned() -> None:
     core = negotiated()
     first, second = object(), object()
     core.send(MetadataRequest(topics=[]), 0, token=first, timeout_ms=100)
@@ -211,7 +213,7 @@ def test_a_request_that_cannot_be_written_uses_no_correlation_id() -> None:
     assert core.in_flight_count == 1
 
 
-def test_a_large_answer_is_received_where_it_stays() -> None:
+def test_a_large_response_is_received_in_its_own_buffer() -> None:
     core = negotiated()
     core.send(MetadataRequest(), 2, token=TOKEN, timeout_ms=1000)
     names = [MetadataResponse.MetadataResponseTopic(name=f"topic-{n:05}") for n in range(20_000)]

@@ -1,4 +1,4 @@
-"""The thread under the blocking faces."""
+"""The event-loop thread of the blocking clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def give(value: int) -> int:
     return value
 
 
-def test_run_gives_the_result_and_the_exception() -> None:
+def test_run_returns_the_result_or_raises_the_exception() -> None:
     thread = LoopThread()
 
     async def fail() -> None:
@@ -78,7 +78,7 @@ def test_waiting_on_its_own_thread_is_misuse() -> None:
     thread.stop()
 
 
-def test_after_stop_it_says_so_and_tasks_are_cancelled() -> None:
+def test_after_stop_calls_are_misuse_and_tasks_are_cancelled() -> None:
     thread = LoopThread()
     ended = threading.Event()
 
@@ -98,7 +98,7 @@ def test_after_stop_it_says_so_and_tasks_are_cancelled() -> None:
         thread.run(give(1))
 
 
-def test_a_fork_is_told() -> None:
+def test_use_after_a_fork_is_misuse() -> None:
     thread = LoopThread()
     child = os.fork()
     if child == 0:

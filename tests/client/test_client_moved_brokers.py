@@ -27,7 +27,7 @@ from oncelog.wire.messages import (
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def test_a_coordinator_that_came_back_elsewhere_is_asked_there() -> None:
+def test_a_coordinator_that_restarted_elsewhere_gets_the_requests_there() -> None:
     """Regression: FindCoordinator returned its new address, but requests went to the one in the metadata."""
 
     async def run() -> None:
@@ -70,7 +70,7 @@ def api_count(broker: ScriptedBroker, api: str) -> int:
     return sum(1 for name, _ in broker.seen if name == api)
 
 
-def test_a_host_name_that_cannot_be_one_is_refused_at_once() -> None:
+def test_an_invalid_host_name_is_refused_at_once() -> None:
     """Regression: the attempt ended with UnicodeError, and was the last: requests waited for
     their time-out.
     """
@@ -82,7 +82,7 @@ def test_a_host_name_that_cannot_be_one_is_refused_at_once() -> None:
         admin.list_topics()
 
 
-def test_a_host_name_that_cannot_be_one_keeps_no_other_server_from_being_asked() -> None:
+def test_an_invalid_host_name_does_not_prevent_requests_to_other_servers() -> None:
     with Broker() as broker:
         topic = new_topic(broker.bootstrap_servers)
         servers = f"kafka..example:9092,{broker.bootstrap_servers}"
@@ -91,7 +91,7 @@ def test_a_host_name_that_cannot_be_one_keeps_no_other_server_from_being_asked()
 
 
 @pytest.mark.parametrize("how", ["drops packets", "is silent", "ends connections"])
-def test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried(how: str) -> None:
+def test_an_unresponsive_address_does_not_prevent_attempts_at_others_of_its_host(how: str) -> None:
     """This happens if a name stands for several machines, and the first is cut off, hangs, or has
     no broker.
     """
@@ -172,14 +172,14 @@ def test_addresses_that_drop_packets_share_the_time_of_one_attempt(count: int) -
     assert loop.now_s == pytest.approx(1.0)
 
 
-def test_an_address_of_a_link_keeps_its_interface() -> None:
+def test_a_link_local_address_keeps_its_interface() -> None:
     """Without its scope id, an address such as fe80::1 cannot be connected to."""
     assert address_text(("fe80::1", 9092, 0, 2)) == "fe80::1%2"
     assert address_text(("::1", 9092, 0, 0)) == "::1"
     assert address_text(("127.0.0.1", 9092)) == "127.0.0.1"
 
 
-def test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time() -> None:
+def test_a_topic_that_may_be_created_soon_is_requested_once_at_a_time() -> None:
     """Regression: each fetch of another partition started one more search, thousands in the end."""
     unknown = TopicPartition("u", 0)
 
@@ -233,7 +233,7 @@ def test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time() -> No
     asyncio.run(run())
 
 
-def test_a_partition_without_a_leader_keeps_no_other_from_being_followed() -> None:
+def test_a_partition_without_a_leader_does_not_delay_the_others() -> None:
     """Regression: a found partition was fetched only after the wait for all others, up to
     request.timeout.ms.
     """

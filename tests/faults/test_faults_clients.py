@@ -1,4 +1,4 @@
-"""The lost acknowledgement with clients of others, through the proxy, to our broker."""
+"""A lost acknowledgement with librdkafka and Java's client, through the proxy."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_without_idempotence_the_retry_is_stored_twice(
 
 
 @pytest.mark.parametrize("send", CLIENTS)
-def test_clients_never_pass_the_proxy_by(broker: Broker, send: Callable[[str, bool], list[int]]) -> None:
+def test_clients_never_bypass_the_proxy(broker: Broker, send: Callable[[str, bool], list[int]]) -> None:
     with Proxy(broker.bootstrap_servers) as proxy:
         send(proxy.bootstrap_servers, True)
         apis = {event.api for event in proxy.events if event.direction is Direction.REQUEST}
@@ -127,7 +127,7 @@ def test_clients_never_pass_the_proxy_by(broker: Broker, send: Callable[[str, bo
 def test_the_java_client_delivers_once_through_the_faults(
     broker: Broker, rule: Rule, kafka_class_path: str, tmp_path: Path
 ) -> None:
-    # This tool of Kafka's sets retries=0, which a file may override.
+    # Kafka's tool sets retries=0, which a properties file may override.
     settings = tmp_path / "producer.properties"
     settings.write_text("enable.idempotence=true\nretries=2147483647\nacks=all\n")
     with Proxy(broker.bootstrap_servers, rules=[rule]) as proxy:
@@ -137,6 +137,6 @@ def test_the_java_client_delivers_once_through_the_faults(
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
         assert any(event.fate in (Fate.CUT, Fate.HELD) for event in proxy.events)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    told = [line["offset"] for line in lines if line["name"] == "producer_send_success"]
-    assert sorted(told) == list(range(3000))
+    offsets = [line["offset"] for line in lines if line["name"] == "producer_send_success"]
+    assert sorted(offsets) == list(range(3000))
     assert stored(broker) == [b"%d" % number for number in range(3000)]

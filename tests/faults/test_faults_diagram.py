@@ -1,4 +1,4 @@
-"""Diagrams: which arrows events become, and that both drawings show them."""
+"""Sequence diagrams: the arrows of events, and both drawings of them."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ LOST_ACK = [
 
 
 def test_a_retry_and_a_recognised_batch_are_named() -> None:
-    sent, lost, note, again, known = plan(LOST_ACK)
+    sent, lost, note, again, recognised = plan(LOST_ACK)
     assert isinstance(sent, Arrow) and isinstance(lost, Arrow)
-    assert isinstance(again, Arrow) and isinstance(known, Arrow)
+    assert isinstance(again, Arrow) and isinstance(recognised, Arrow)
     assert (sent.start, sent.end, sent.tone) == (Column.PRODUCER, Column.BROKER, Tone.PLAIN)
     assert sent.text == "Produce  pid 7 epoch 0  seq 0–2"
     assert (lost.end, lost.tone) == (Column.NETWORK, Tone.LOST)
     assert lost.remark == "stored at 0–2; answer lost, connection cut"
     assert note == Note("the producer connects again")
     assert (again.tone, again.text[-7:]) == (Tone.REPEAT, "(again)")
-    assert (known.tone, known.remark) == (Tone.REPEAT, "known: stored at 0 before")
+    assert (recognised.tone, recognised.remark) == (Tone.REPEAT, "known: stored at 0 before")
 
 
-def test_a_refusal_and_an_answer_that_waits() -> None:
+def test_a_refusal_and_a_queued_response_are_drawn() -> None:
     events = [
         request(1, 3, Fate.HELD),
         request(2, 6),
@@ -67,7 +67,7 @@ def test_a_refusal_and_an_answer_that_waits() -> None:
     assert "OUT_OF_ORDER_SEQUENCE_NUMBER" in arrows[5].text
 
 
-def test_an_answer_that_waited_can_be_lost_where_it_is() -> None:
+def test_a_queued_response_can_be_lost_in_the_network() -> None:
     steps = plan([request(1, 0), answer(1, 0, Fate.QUEUED), answer(1, 0, Fate.LOST)])
     waiting, lost = (step for step in steps[1:] if isinstance(step, Arrow))
     assert (waiting.tone, waiting.start) == (Tone.HELD, Column.BROKER)
@@ -117,7 +117,7 @@ def test_the_svg_is_well_formed_and_holds_every_message() -> None:
     assert {"A story <told>", "stored once", "producer", "network", "broker"} <= set(texts)
 
 
-def test_a_line_of_the_proxy_says_what_happened() -> None:
+def test_a_line_of_the_proxy_shows_message_and_fate() -> None:
     line = " ".join(format_line(replace(LOST_ACK[1], number=2, time_ms=1.5)).split())
     assert line == "2 1.5 1 1 ← Produce answer t-0 ok offset 0 [LOST, connection cut]"
     assert "# the producer connects again" in format_line(LOST_ACK[2])

@@ -1,4 +1,4 @@
-"""Our producer through seeded faults of every kind at once: the log and the wire afterwards."""
+"""The producer under seeded faults of every kind: the log and the messages afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def faults() -> list[Rule]:
 
 
 def play(seed: int) -> StoryRun:
-    """One batch before the faults: a broker accepts any first sequence of a producer it does not know."""
+    """Send one batch, then a load under faults.
+
+    A broker accepts any first sequence of an unknown producer.
+    """
     with (
         StoryEnvironment() as environment,
         environment.run("every kind of fault", seed=seed) as run,
@@ -45,7 +48,7 @@ def play(seed: int) -> StoryRun:
 
 
 def sent_by_client(event: WireEvent) -> list[Key]:
-    """The batches of a request as the producer wrote it: once per request, not per fate."""
+    """Yield the batches of each request once, however many fates it had."""
     is_copy = event.detail == "a copy"
     if event.direction is not Direction.REQUEST or event.fate not in SENT_BY_CLIENT or is_copy:
         return []
@@ -53,7 +56,8 @@ def sent_by_client(event: WireEvent) -> list[Key]:
 
 
 def check_the_wire(events: Sequence[WireEvent]) -> None:
-    """No batch under two sequences, none sent that is known to be stored, five unacknowledged at most."""
+    """Check that no batch has two sequences, no stored batch is sent again, and at most five are in
+    flight."""
     requests: dict[tuple[int, int], list[Key]] = {}
     acknowledged: set[Key] = set()
     outstanding: set[Key] = set()

@@ -1,4 +1,4 @@
-"""The proxy over real sockets, between a tiny client and a scripted broker."""
+"""The proxy over real sockets, between a minimal client and a scripted broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def seen(count: int, fate: Fate, direction: Direction) -> object:
     return lambda events: fates(events, direction).count(fate) >= count
 
 
-def test_messages_pass_unchanged_and_are_told(broker: ScriptedBroker) -> None:
+def test_messages_pass_unchanged_and_are_recorded(broker: ScriptedBroker) -> None:
     with Proxy(broker.address) as proxy, TinyClient(proxy.bootstrap_servers) as client:
         assert base_offset(client.call(produce(0), VERSION)) == 0
         assert client.call(InitProducerIdRequest(), 4).producer_id == 1000
@@ -57,7 +57,7 @@ def test_messages_pass_unchanged_and_are_told(broker: ScriptedBroker) -> None:
     assert broker.sequences == [0]
 
 
-def test_a_cut_answer_was_handled_by_the_broker_and_ends_the_connection(broker: ScriptedBroker) -> None:
+def test_a_cut_response_was_handled_by_the_broker_and_ends_the_connection(broker: ScriptedBroker) -> None:
     rule = Rule(action="cut", api="Produce", nth=2)
     with Proxy(broker.address, rules=[rule]) as proxy:
         with TinyClient(proxy.bootstrap_servers) as client:
@@ -76,7 +76,9 @@ def test_a_cut_request_never_reaches_the_broker(broker: ScriptedBroker) -> None:
     assert broker.sequences == []
 
 
-def test_requests_sent_before_a_cut_are_still_handled_and_their_answers_lost(broker: ScriptedBroker) -> None:
+def test_requests_sent_before_a_cut_are_still_handled_and_their_responses_lost(
+    broker: ScriptedBroker,
+) -> None:
     rules = [
         Rule(action="hold", api="Produce", direction="response", nth=1, release_after=2),
         Rule(action="cut", api="Produce", nth=2),
@@ -92,7 +94,7 @@ def test_requests_sent_before_a_cut_are_still_handled_and_their_answers_lost(bro
 
 
 @pytest.mark.parametrize("direction", ["request", "response"])
-def test_behind_a_dropped_message_the_connection_is_open_and_silent(
+def test_after_a_dropped_message_the_connection_stays_open_and_silent(
     broker: ScriptedBroker, direction: str
 ) -> None:
     rule = Rule(action="drop", api="Produce", direction=direction, nth=1)
@@ -104,7 +106,9 @@ def test_behind_a_dropped_message_the_connection_is_open_and_silent(
     assert broker.sequences == ([1] if direction == "request" else [0, 1])
 
 
-def test_a_held_request_is_overtaken_and_answers_keep_the_order_of_the_client(broker: ScriptedBroker) -> None:
+def test_a_held_request_is_overtaken_and_responses_keep_the_order_of_the_client(
+    broker: ScriptedBroker,
+) -> None:
     rule = Rule(action="hold", api="Produce", nth=2, release_after=1)
     with Proxy(broker.address, rules=[rule]) as proxy, TinyClient(proxy.bootstrap_servers) as client:
         for sequence in range(4):
@@ -128,7 +132,7 @@ def test_a_held_request_arrives_after_its_connection_ended(broker: ScriptedBroke
     assert broker.sequences == [1, 0]
 
 
-def test_a_held_request_can_be_lost_or_go_by_the_clock(broker: ScriptedBroker) -> None:
+def test_a_held_request_can_be_lost_or_released_after_a_delay(broker: ScriptedBroker) -> None:
     rules = [
         Rule(action="hold", api="Produce", nth=1),
         Rule(action="hold", api="Produce", nth=2, delay_ms=20),
@@ -143,7 +147,9 @@ def test_a_held_request_can_be_lost_or_go_by_the_clock(broker: ScriptedBroker) -
     assert broker.sequences == [1]
 
 
-def test_a_duplicate_reaches_the_broker_twice_and_the_client_hears_once(broker: ScriptedBroker) -> None:
+def test_a_duplicate_reaches_the_broker_twice_and_the_client_gets_one_response(
+    broker: ScriptedBroker,
+) -> None:
     rule = Rule(action="duplicate", api="Produce", nth=1)
     with Proxy(broker.address, rules=[rule]) as proxy, TinyClient(proxy.bootstrap_servers) as client:
         assert base_offset(client.call(produce(0), VERSION)) == 0
@@ -178,7 +184,7 @@ def test_a_failed_request_is_answered_by_the_proxy(broker: ScriptedBroker) -> No
     assert broker.sequences == [1, 2]
 
 
-def test_requests_without_acknowledgement_have_no_answer_to_wait_for(broker: ScriptedBroker) -> None:
+def test_requests_without_acknowledgement_have_no_response(broker: ScriptedBroker) -> None:
     rule = Rule(action="drop", api="Produce", nth=2)
     with Proxy(broker.address, rules=[rule]) as proxy, TinyClient(proxy.bootstrap_servers) as client:
         for sequence in range(3):
@@ -198,10 +204,10 @@ def test_delay_and_throttle_lose_nothing(broker: ScriptedBroker) -> None:
 
 def test_every_broker_of_a_cluster_is_reached_through_the_proxy() -> None:
     with ScriptedBroker() as one, ScriptedBroker() as two, ScriptedBroker() as three:
-        peers = [(n, "127.0.0.1", each.port) for n, each in enumerate((one, two, three))]
-        real = {each.port for each in (one, two, three)}
-        for each in (one, two, three):
-            each.peers = peers
+        peers = [(n, "127.0.0.1", broker.port) for n, broker in enumerate((one, two, three))]
+        real = {broker.port for broker in (one, two, three)}
+        for broker in (one, two, three):
+            broker.peers = peers
         with Proxy(one.address) as proxy:
             with TinyClient(proxy.bootstrap_servers) as client:
                 ports = {b.node_id: b.port for b in client.call(MetadataRequest(), 9).brokers}
@@ -210,8 +216,8 @@ def test_every_broker_of_a_cluster_is_reached_through_the_proxy() -> None:
                 cluster = client.call(DescribeClusterRequest(), 0)
                 assert {b.broker_id: b.port for b in cluster.brokers} == ports
                 assert client.call(FindCoordinatorRequest(key="g"), 2).port == ports[2]
-                found = client.call(FindCoordinatorRequest(coordinator_keys=["g"]), 4)
-                assert found.coordinators[0].port == ports[2]
+                response = client.call(FindCoordinatorRequest(coordinator_keys=["g"]), 4)
+                assert response.coordinators[0].port == ports[2]
                 answer = client.call(produce(0), 10)
                 assert {n.node_id: n.port for n in answer.node_endpoints} == ports
                 fetched = client.call(FetchRequest(), 16)
@@ -222,7 +228,7 @@ def test_every_broker_of_a_cluster_is_reached_through_the_proxy() -> None:
         assert three.sequences == [7]
 
 
-def test_versions_the_proxy_cannot_read_are_not_offered(broker: ScriptedBroker) -> None:
+def test_versions_that_the_proxy_cannot_decode_are_not_offered(broker: ScriptedBroker) -> None:
     with Proxy(broker.address) as proxy, TinyClient(proxy.bootstrap_servers) as client:
         rows = {row.api_key: row.max_version for row in client.call(ApiVersionsRequest(), 3).api_keys}
     assert rows == {0: 12, 18: 4}
@@ -259,21 +265,21 @@ def test_an_absent_broker_is_a_closed_connection_and_a_note() -> None:
 
 
 @pytest.mark.parametrize("noise", [b"\xff\xff\xff\xff rubbish", b"\x00\x00\x00\x02xx"])
-def test_a_client_that_speaks_something_else_is_closed(broker: ScriptedBroker, noise: bytes) -> None:
+def test_a_client_of_another_protocol_is_disconnected(broker: ScriptedBroker, noise: bytes) -> None:
     with Proxy(broker.address) as proxy, TinyClient(proxy.bootstrap_servers) as client:
         client.sock.sendall(noise)
         assert client.sock.recv(1) == b""
         assert "not a Kafka client" in proxy.events[0].detail
 
 
-def test_a_broker_that_goes_away_closes_the_client_after_its_answers(broker: ScriptedBroker) -> None:
+def test_a_broker_that_ends_closes_the_client_after_its_responses(broker: ScriptedBroker) -> None:
     with Proxy(broker.address) as proxy, TinyClient(proxy.bootstrap_servers) as client:
         assert client.call(produce(0), VERSION) is not None
         broker.__exit__()
         assert client.sock.recv(1) == b""
 
 
-def test_misuse_is_told(broker: ScriptedBroker) -> None:
+def test_misuse_raises_misuse_error(broker: ScriptedBroker) -> None:
     proxy = Proxy(broker.address)
     with pytest.raises(MisuseError, match="not started"):
         _ = proxy.bootstrap_servers
@@ -283,7 +289,7 @@ def test_misuse_is_told(broker: ScriptedBroker) -> None:
         Proxy("localhost")
 
 
-def test_answers_behind_a_held_one_wait_and_are_lost_with_it(broker: ScriptedBroker) -> None:
+def test_responses_behind_a_held_one_wait_and_are_lost_with_it(broker: ScriptedBroker) -> None:
     rule = Rule(action="hold", api="Produce", direction="response", nth=1)
     with Proxy(broker.address, rules=[rule]) as proxy, TinyClient(proxy.bootstrap_servers) as client:
         for sequence in range(6):
@@ -292,12 +298,12 @@ def test_answers_behind_a_held_one_wait_and_are_lost_with_it(broker: ScriptedBro
         assert client.is_silent(0.05)
         assert proxy.release(lose=True) == 1
         assert client.receive() is None
-        found = fates(proxy.events, Direction.RESPONSE)
-        assert found == [Fate.HELD, *[Fate.QUEUED] * 5, Fate.CUT, *[Fate.LOST] * 5]
+        response_fates = fates(proxy.events, Direction.RESPONSE)
+        assert response_fates == [Fate.HELD, *[Fate.QUEUED] * 5, Fate.CUT, *[Fate.LOST] * 5]
     assert broker.sequences == list(range(6))
 
 
-def test_clients_can_be_told_another_name_of_the_proxy(broker: ScriptedBroker) -> None:
+def test_clients_can_get_another_host_name_of_the_proxy(broker: ScriptedBroker) -> None:
     with Proxy(broker.address, advertised_host="localhost") as proxy:
         assert proxy.bootstrap_servers == f"localhost:{proxy.port}"
         with TinyClient(f"127.0.0.1:{proxy.port}") as client:

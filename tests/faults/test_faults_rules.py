@@ -1,4 +1,4 @@
-"""Rules: what they match, when they strike, what the grammar refuses."""
+"""The rules of the proxy: matching, selection, and the grammar."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def strikes(rule: Rule, matches: int, seed: int = 0) -> list[int]:
         ({"probability": 1.0, "nth": 4}, [4]),
     ],
 )
-def test_which_matches_are_struck(options: dict[str, float], expected: list[int]) -> None:
+def test_a_rule_applies_to_the_selected_matches(options: dict[str, float], expected: list[int]) -> None:
     assert strikes(Rule(action="drop", api="Produce", **options), 5) == expected
 
 
-def test_one_seed_always_strikes_the_same_matches() -> None:
+def test_one_seed_always_selects_the_same_matches() -> None:
     rule = Rule(action="cut", probability=0.3)
     first = strikes(rule, 200, seed=7)
     assert first == strikes(rule, 200, seed=7)
@@ -44,12 +44,12 @@ def test_one_seed_always_strikes_the_same_matches() -> None:
 def test_other_traffic_does_not_move_a_seeded_rule() -> None:
     quiet, busy = (RuleBook([Rule(action="drop", api="Produce", probability=0.5)], 3) for _ in range(2))
     expected = [quiet.decide(REQUEST).rule is not None for _ in range(50)]
-    found = []
+    decisions = []
     for _ in range(50):
         busy.decide(WireEvent(Direction.REQUEST, "Metadata"))
         busy.decide(RESPONSE)
-        found.append(busy.decide(REQUEST).rule is not None)
-    assert found == expected
+        decisions.append(busy.decide(REQUEST).rule is not None)
+    assert decisions == expected
 
 
 def test_delays_add_up_and_the_first_other_action_decides() -> None:
@@ -67,7 +67,7 @@ def test_delays_add_up_and_the_first_other_action_decides() -> None:
     assert decision.rule is cut
 
 
-def test_a_rule_added_later_starts_counting_then_and_clear_forgets_all() -> None:
+def test_a_rule_counts_from_its_addition_and_clear_removes_all() -> None:
     book = RuleBook()
     book.decide(REQUEST)
     book.add(Rule(action="drop", nth=1))
@@ -97,12 +97,12 @@ def test_match_narrows_by_the_decoded_event() -> None:
          Rule(action="fail", api="Produce", error="NOT_ENOUGH_REPLICAS")),
     ],
 )  # fmt: skip
-def test_the_grammar(text: str, expected: Rule) -> None:
+def test_the_grammar_accepts_every_kind_of_rule(text: str, expected: Rule) -> None:
     assert parse_rule(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("response Produce", "no action; expected one of drop, cut"),
         ("response Produce explode", "'explode' is no direction"),
@@ -119,14 +119,14 @@ def test_the_grammar(text: str, expected: Rule) -> None:
         ("hold delay_ms=-1", "must be 0 or more"),
     ],
 )
-def test_what_the_grammar_refuses(text: str, said: str) -> None:
+def test_the_grammar_rejects_invalid_rules(text: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_rule(text)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert text in str(caught.value)
 
 
-def test_a_rule_names_an_unknown_api_or_action() -> None:
+def test_an_unknown_api_or_action_is_named_in_the_error() -> None:
     with pytest.raises(ConfigError, match="api=Prodce is no Kafka API"):
         Rule(action=Action.DROP, api="Prodce")
     with pytest.raises(ConfigError, match="action=lose: expected one of"):

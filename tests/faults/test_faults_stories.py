@@ -1,4 +1,4 @@
-"""Every story, played for real on our broker; each ends as told, and some of its facts again by hand."""
+"""Every story is executed and passes its checks. Some facts are checked here once more."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from oncelog.explain.stories import STORIES, StoryRun, play
 from oncelog.testing.proxy import Direction, Fate
 
 
-def as_told(runs: list[StoryRun]) -> list[str]:
-    """What did not end as told."""
+def failed_checks(runs: list[StoryRun]) -> list[str]:
+    """Return the statements that are false."""
     return [check.text for run in runs for check in run.checks if not check.is_true]
 
 
@@ -37,16 +37,16 @@ def as_told(runs: list[StoryRun]) -> list[str]:
         pytest.param("fenced", marks=pytest.mark.behaviour("T3")),
     ],
 )
-def test_the_story_ends_as_told(name: str) -> None:
+def test_the_story_passes_its_checks(name: str) -> None:
     runs = play(name)
-    assert as_told(runs) == []
+    assert failed_checks(runs) == []
     for run in runs:
         assert run.checks
         assert run.counts.sent > 0
         assert any(event.batches for event in run.events)
 
 
-def test_every_story_is_listed_and_told() -> None:
+def test_every_story_has_a_title_and_a_text() -> None:
     assert len(STORIES) == 15
     for story in STORIES.values():
         assert story.title
@@ -54,7 +54,7 @@ def test_every_story_is_listed_and_told() -> None:
 
 
 @pytest.mark.behaviour("I1")
-def test_the_counts_of_the_lost_acknowledgement() -> None:
+def test_a_lost_acknowledgement_doubles_records_only_without_idempotence() -> None:
     (on,) = play("lost-ack")
     (off,) = play("lost-ack-without-idempotence")
     assert (on.counts.stored, on.counts.lost, on.counts.doubled) == (3, 0, 0)
@@ -67,7 +67,7 @@ def test_the_counts_of_the_lost_acknowledgement() -> None:
 
 
 @pytest.mark.behaviour("I25")
-def test_the_counts_of_the_three_semantics() -> None:
+def test_each_of_the_three_semantics_loses_or_doubles_as_named() -> None:
     most, least, exactly = (run.counts for run in play("delivery"))
     assert (most.lost > 0, most.doubled) == (True, 0)
     assert (least.lost, least.doubled > 0) == (0, True)
@@ -83,16 +83,16 @@ def test_the_late_batch_was_of_the_older_epoch() -> None:
     assert max(epoch for epoch in epochs if epoch is not None) == 1
 
 
-def test_a_story_that_does_not_exist() -> None:
+def test_an_unknown_story_is_misuse() -> None:
     with pytest.raises(MisuseError, match="no story 'lost'; there are all-acked"):
         play("lost")
 
 
 @pytest.mark.behaviour("I1", "I7", "I9", "I13", "I15")
 @pytest.mark.parametrize("name", [name for name in STORIES if name not in ("restart", "delivery")])
-def test_apache_kafka_plays_the_stories_the_same(apache_kafka: object, name: str) -> None:
+def test_apache_kafka_gives_the_same_results(apache_kafka: object, name: str) -> None:
     runs = play(name, apache_kafka.bootstrap_servers)  # type: ignore[attr-defined]
-    assert as_told(runs) == []
+    assert failed_checks(runs) == []
 
 
 def test_a_given_cluster_is_not_killed() -> None:
@@ -101,12 +101,12 @@ def test_a_given_cluster_is_not_killed() -> None:
 
 
 @pytest.mark.behaviour("T5")
-def test_the_steps_of_a_transaction() -> None:
-    """Each step of the flow, in its order, on the wire and in the logs."""
+def test_a_transaction_has_its_steps_in_order() -> None:
+    """The steps are in this order both in the messages and in the logs."""
     now, before, _ = play("transaction")
     requests = [e.api for e in now.events if e.direction is Direction.REQUEST]
-    wanted = ["FindCoordinator", "InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn"]
-    assert _once([api for api in requests if api in wanted and api != "FindCoordinator"]) == wanted[1:]
+    expected = ["FindCoordinator", "InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn"]
+    assert _once([api for api in requests if api in expected and api != "FindCoordinator"]) == expected[1:]
     requests = [e.api for e in before.events if e.direction is Direction.REQUEST]
     flow = ["InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"]
     assert _once([api for api in requests if api in flow]) == flow
@@ -123,15 +123,15 @@ def test_the_steps_of_a_transaction() -> None:
 
 
 @pytest.mark.parametrize("name", ["transaction", "lost-commit", "fenced"])
-def test_the_story_on_apache_kafka(apache_kafka: ApacheKafka, name: str) -> None:
+def test_the_story_passes_its_checks_on_apache_kafka(apache_kafka: ApacheKafka, name: str) -> None:
     theirs, ours = play(name, apache_kafka.bootstrap_servers), play(name)
-    assert as_told(theirs) == []
+    assert failed_checks(theirs) == []
     for run, other in zip(theirs, ours, strict=True):
         assert _states(run) == _states(other)
 
 
 def _states(run: StoryRun) -> list[str]:
-    """What the coordinator's log says: states with their epochs, each as often as it was entered."""
+    """Return the states in the coordinator's log with their epochs, each as often as it was entered."""
     log = [line.split("  ") for line in run.written if line.startswith("__transaction_state")]
     return _once([f"{state} {identity.split()[-1]}" for _, _, state, identity in log])
 

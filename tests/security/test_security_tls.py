@@ -1,4 +1,4 @@
-"""TLS on the listener and in our clients, over real sockets."""
+"""TLS of the listener and of the clients, over real sockets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates)
         yield broker
 
 
-def test_records_of_all_sizes_there_and_back(broker: Broker, certificates: Certificates) -> None:
+def test_records_of_all_sizes_are_delivered_over_tls(broker: Broker, certificates: Certificates) -> None:
     config = client_config(broker, certificates)
     values = [bytes([n]) * size for n, size in enumerate((1, 1_000, 70_000, 300_000, 900_000))]
     with oncelog.Producer(config) as producer:
@@ -61,7 +61,7 @@ def test_records_of_all_sizes_there_and_back(broker: Broker, certificates: Certi
     assert read == values
 
 
-def test_a_broker_of_another_authority_is_not_believed(broker: Broker, tmp_path: Path) -> None:
+def test_a_broker_of_another_authority_is_refused(broker: Broker, tmp_path: Path) -> None:
     config = client_config(broker, make_certificates(tmp_path))
     with pytest.raises(AuthenticationError, match=r"ssl\.ca\.location"), Admin(config) as admin:
         admin.list_topics()
@@ -82,7 +82,7 @@ def test_the_certificate_must_name_the_host(tmp_path: Path) -> None:
             assert admin.list_topics() == []
 
 
-def test_tls_on_one_side_only_is_said_so(broker: Broker, certificates: Certificates) -> None:
+def test_tls_on_one_side_only_names_security_protocol(broker: Broker, certificates: Certificates) -> None:
     quick = {"oncelog.bootstrap.timeout.ms": "0"}
     plain = {"bootstrap.servers": broker.bootstrap_servers, **quick}
     with pytest.raises(DisconnectedError, match=r"security\.protocol"), Admin(plain) as admin:
@@ -107,7 +107,7 @@ def test_changed_certificates_hold_for_the_next_connection(tmp_path: Path) -> No
         assert stays.list_topics() == []
         old.broker.write_text("no certificate")
         pass_time(broker, 0)
-        with Admin(client_config(broker, old)) as admin:  # what cannot be read changes nothing
+        with Admin(client_config(broker, old)) as admin:  # a file that cannot be read changes nothing
             assert admin.list_topics() == []
 
 
@@ -128,7 +128,7 @@ def test_a_truststore_that_cannot_be_used_is_named(tmp_path: Path, name: str, ke
 def test_a_truststore_that_cannot_be_looked_at_leaves_the_old_one(
     tmp_path: Path, certificates: Certificates
 ) -> None:
-    """An error here once ended the sweep of connections: no deadline of theirs held any more."""
+    """Regression: an error here ended the sweep, so no deadline of a connection was kept."""
     truststore = tmp_path / "trusted.pem"
     truststore.write_bytes(certificates.authority.read_bytes())
     tls = ServerTls(
@@ -159,7 +159,8 @@ def test_a_truststore_that_cannot_be_looked_at_leaves_the_old_one(
 def test_a_client_whose_certificate_is_refused_learns_why(
     tmp_path: Path, certificates: Certificates, version: ssl.TLSVersion, shown: str, alert: str
 ) -> None:
-    """The socket was closed before the alert had left: the client saw no more than an end."""
+    """Regression: the socket was closed before the alert was sent, so the client saw only a closed
+    connection."""
     context = ssl.create_default_context(cafile=certificates.authority)
     context.minimum_version = context.maximum_version = version
     if shown == "other":
@@ -178,7 +179,7 @@ def test_a_client_whose_certificate_is_refused_learns_why(
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Let no file be opened: a fault that ends, and that leaves the file's stamps as they are."""
+    """Make every open fail for a while. The stamps of the files do not change."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
@@ -192,7 +193,7 @@ def no_descriptors() -> Iterator[None]:
 def test_a_renewed_certificate_that_could_not_be_read_is_read_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor was one that its owner's umask hid: `chmod` does not change the time of a file's content."""
+    """The same holds for a file that `chmod` makes readable: its modification time does not change."""
     used, renewed = make_certificates(tmp_path / "used"), make_certificates(tmp_path / "renewed")
     settings = {"security.protocol": "SSL", "ssl.keystore.location": str(used.broker)}
     tls, keys = ServerTls(BROKER.parse(settings)), WatchedFile(f"file://{used.client}", "token keys")
@@ -238,7 +239,7 @@ def test_a_removed_authority_does_not_come_back_by_resuming_a_session(
 
 
 def _talk(broker: Broker, context: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSession | None:
-    """One request; the session to resume, or None if the broker ends the connection."""
+    """Send one request. Return the TLS session to resume; None if the broker closes the connection."""
     host, _, port = broker.bootstrap_servers.rpartition(":")
     frame = encode_request(MetadataRequest(topics=[]), 9, 1, "x")
     try:
@@ -252,7 +253,7 @@ def _talk(broker: Broker, context: ssl.SSLContext, session: ssl.SSLSession | Non
         return None
 
 
-def test_client_certificates(tmp_path: Path, certificates: Certificates) -> None:
+def test_a_listener_may_require_client_certificates(tmp_path: Path, certificates: Certificates) -> None:
     config = {"ssl.client.auth": "required"}
     with secured_broker(tmp_path, certificates, sasl=False, **config) as broker:
         without = client_config(broker, certificates) | {"oncelog.bootstrap.timeout.ms": "0"}
@@ -271,15 +272,17 @@ def test_client_certificates(tmp_path: Path, certificates: Certificates) -> None
             assert admin.list_topics() == []
 
 
-def test_a_client_that_never_shakes_hands_hinders_nobody(broker: Broker, certificates: Certificates) -> None:
+def test_a_client_that_never_completes_the_handshake_delays_no_other(
+    broker: Broker, certificates: Certificates
+) -> None:
     idle = [socket.create_connection(("127.0.0.1", broker.port)) for _ in range(20)]
     idle[0].sendall(os.urandom(1000))
     try:
         with Admin(client_config(broker, certificates)) as admin:
             assert admin.list_topics() is not None
     finally:
-        for each in idle[:-1]:  # one is still there when the broker stops
-            each.close()
+        for connection in idle[:-1]:  # one is left for the stop of the broker
+            connection.close()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -302,7 +305,7 @@ def test_old_tls_is_refused(broker: Broker, certificates: Certificates) -> None:
 def test_a_broker_without_a_good_certificate_does_not_start(
     tmp_path: Path, config: dict[str, str], named: str
 ) -> None:
-    for _ in range(2):  # the second time shows that the directory is not held any more
+    for _ in range(2):  # the second attempt shows that the directory is not locked any more
         with pytest.raises(ConfigError, match=named):
             Broker(tmp_path, config={"security.protocol": "SSL", **config}).start()
 
@@ -315,7 +318,7 @@ def test_a_broker_without_a_good_certificate_does_not_start(
         {"security.protocol": "SASL_PLAINTEXT", "sasl.enabled.mechanisms": "PLAIN"},
     ],
 )
-def test_beyond_loopback_only_with_locked_doors(config: dict[str, str]) -> None:
+def test_listening_beyond_loopback_requires_authentication(config: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="--insecure"):
         Broker(host="0.0.0.0", config=config)
     Broker(host="0.0.0.0", config={**config, "oncelog.insecure": "true"})

@@ -213,7 +213,7 @@ class BrokerConnection:
         except Exception as error:
             # Every Exception: an invalid host name is a UnicodeError, an invalid port a ValueError or
             # OverflowError. If one escaped, no further attempt would be made. See
-            # test_a_host_name_that_cannot_be_one_is_refused_at_once.
+            # test_an_invalid_host_name_is_refused_at_once.
             self._connecting = None
             self._backoff.note_failure(error, self.now_ms())
             _fail_all(self._waiting, self._connector.explain(error))

@@ -83,7 +83,7 @@ class Connector:
             for address in others:
                 # An address that drops packets, closes connections or is silent must not use up the time of
                 # the next one. See
-                # test_an_address_that_does_not_answer_keeps_no_other_of_its_host_from_being_tried.
+                # test_an_unresponsive_address_does_not_prevent_attempts_at_others_of_its_host.
                 connected_s = None
                 try:
                     protocol = await self._open(events, address, min(self._loop.time() + share_s, until_s))

@@ -24,6 +24,6 @@ async def find_coordinator(
     coordinator = response.coordinators[0] if response.coordinators else response
     raise_for_code(coordinator.error_code, coordinator.error_message or "")
     # This address is newer than the metadata's, which are refreshed by age only: the broker may have
-    # restarted at another address. See test_a_coordinator_that_came_back_elsewhere_is_asked_there.
+    # restarted at another address. See test_a_coordinator_that_restarted_elsewhere_gets_the_requests_there.
     cluster.metadata.set_address(coordinator.node_id, coordinator.host, coordinator.port)
     return int(coordinator.node_id)

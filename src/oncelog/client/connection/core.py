@@ -228,7 +228,7 @@ class ConnectionCore:
                     completed.append(self._process_response(frame, now_ms))
         except Exception:
             # `abandon` returns them. The caller gets no result of this call, so it would never complete them.
-            # See test_answers_before_one_that_cannot_be_read_are_abandoned.
+            # See test_responses_before_a_malformed_one_are_abandoned.
             self._undelivered += [response.token for response in completed]
             raise
         return completed, to_write

@@ -134,11 +134,11 @@ class Fetcher:
                     await cluster.refresh_metadata(sorted(topics), allow_auto_topic_creation=False)
             lookups |= {asyncio.ensure_future(self._find_leader(tp)): tp for tp in partitions}
             # Not `partitions` from here on: `start_due` may look up again those that `_take_found` has
-            # removed. Guard: test_a_topic_that_may_be_about_to_exist_is_looked_for_once_at_a_time.
+            # removed. Guard: test_a_topic_that_may_be_created_soon_is_requested_once_at_a_time.
             remaining = lookups.values()
             self._take_found(lookups)
             # A missing or leaderless partition must not keep others from being read meanwhile. Guard:
-            # test_a_partition_without_a_leader_keeps_no_other_from_being_followed.
+            # test_a_partition_without_a_leader_does_not_delay_the_others.
             while lookups:
                 done, _ = await asyncio.wait(lookups, return_when=asyncio.FIRST_COMPLETED)
                 if len(done) < len(lookups):
