@@ -49,10 +49,10 @@ def expected(count: int) -> Content:
 
 def content(servers: str, topic: str) -> Content:
     """Return the records that a read_committed consumer sees."""
-    found: Content = {}
+    by_partition: Content = {}
     for record in read(servers, topic):
-        found.setdefault(record.partition, []).append((record.key, record.value))
-    return found
+        by_partition.setdefault(record.partition, []).append((record.key, record.value))
+    return by_partition
 
 
 class Loader:

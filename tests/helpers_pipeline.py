@@ -50,8 +50,8 @@ def _orders() -> Iterator[tuple[bytes, Any]]:
 
 
 def _enriched() -> list[Any]:
-    known = {"c0": {"name": "Ann", "country": "SE"}, "c1": {"name": "Bob", "country": "FR"}}
-    rows = [order | known.get(order["customer"], {}) for _, order in _orders()]
+    customers = {"c0": {"name": "Ann", "country": "SE"}, "c1": {"name": "Bob", "country": "FR"}}
+    rows = [order | customers.get(order["customer"], {}) for _, order in _orders()]
     return sorted(rows, key=json.dumps)
 
 
@@ -66,9 +66,9 @@ def _sales() -> Iterator[tuple[bytes, Any]]:
 
 
 def _minutes() -> list[Any]:
-    found: dict[tuple[str, int], list[int]] = {}
+    cents_by_window: dict[tuple[str, int], list[int]] = {}
     for n in range(COUNT):
-        found.setdefault(("SE" if n % 3 else "FR", 20 * n // _MINUTE_S), []).append(n)
+        cents_by_window.setdefault(("SE" if n % 3 else "FR", 20 * n // _MINUTE_S), []).append(n)
     rows = [
         {
             "country": country,
@@ -76,7 +76,7 @@ def _minutes() -> list[Any]:
             "sales": len(cents),
             "cents": sum(cents),
         }
-        for (country, minute), cents in found.items()
+        for (country, minute), cents in cents_by_window.items()
     ]
     return sorted(rows, key=json.dumps)
 
@@ -195,7 +195,7 @@ class Supervised:
         """Send SIGKILL to the process of the query, or to its JVM."""
         assert self.process is not None
         (query,) = psutil.Process(self.process.pid).children()
-        (jvm,) = [each for each in query.children() if "java" in each.name()]
+        (jvm,) = [child for child in query.children() if "java" in child.name()]
         (jvm if is_jvm else query).kill()
 
     def stop(self) -> int:
@@ -209,7 +209,7 @@ class Supervised:
 
     def entries(self, log: str) -> list[int]:
         """Return the batch ids in a log of the checkpoint."""
-        names = (each.name for each in (self.directory / "checkpoint" / log).iterdir())
+        names = (path.name for path in (self.directory / "checkpoint" / log).iterdir())
         return sorted(int(name) for name in names if name.isdigit())
 
 

@@ -50,14 +50,14 @@ def topic(broker: Broker) -> str:
 
 
 def load(broker: Broker, topic: str, load_id: str, *arguments: str | Path) -> Outcome:
-    given = map(str, arguments)
-    return oncelog("load", *given, "--topic", topic, "--id", load_id, servers=broker.bootstrap_servers)
+    texts = map(str, arguments)
+    return oncelog("load", *texts, "--topic", topic, "--id", load_id, servers=broker.bootstrap_servers)
 
 
 def row(outcome: Outcome) -> dict[str, object]:
     assert outcome.code == 0, outcome.err
-    (found,) = json.loads(outcome.out)
-    return {key: found[key] for key in ("records", "records_before", "transactions")}
+    (report_row,) = json.loads(outcome.out)
+    return {key: report_row[key] for key in ("records", "records_before", "transactions")}
 
 
 def test_a_record_that_is_too_large_is_named(broker: Broker, topic: str, tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_once_however_often(broker: Broker, topic: str, tmp_path: Path) -> None:
     servers = broker.bootstrap_servers
     first, second = write_csv(tmp_path / "1.csv", 0, ROWS), write_csv(tmp_path / "2.csv", ROWS, ROWS)
     options = ("--key", "k", "--batch-records", "200", "-o", "json")
-    got = load(broker, topic, "once", first, *options)
-    assert (row(got), got.err) == ({"records": ROWS, "records_before": 0, "transactions": 3}, "")
+    outcome = load(broker, topic, "once", first, *options)
+    assert (row(outcome), outcome.err) == ({"records": ROWS, "records_before": 0, "transactions": 3}, "")
     assert content(servers, topic) == expected(ROWS)
     again = load(broker, topic, "once", first, *options)
     assert row(again) == {"records": 0, "records_before": ROWS, "transactions": 0}
@@ -119,10 +119,10 @@ def test_one_file_by_two_paths_is_refused(broker: Broker, topic: str, tmp_path: 
     second.write_bytes(b"b\n")
     link, dotted = tmp_path / "current.log", tmp_path / ".." / tmp_path.name / first.name
     link.symlink_to(second.name)
-    for given, other in ((link, second), (dotted, first)):
-        refused = load(broker, topic, topic, first, second, given)
+    for duplicate, other in ((link, second), (dotted, first)):
+        refused = load(broker, topic, topic, first, second, duplicate)
         assert refused.code == 1
-        assert f"{given} is given twice, also as {other}; all its records" in refused.err
+        assert f"{duplicate} is given twice, also as {other}; all its records" in refused.err
     assert values(broker.bootstrap_servers, topic) == []
     assert load(broker, topic, topic, first).code == 0
     added = load(broker, topic, topic, first, dotted)
@@ -196,13 +196,13 @@ def test_a_compressed_file_of_the_same_size_that_goes_on_is_another_one(
 def test_marks_of_earlier_versions_are_understood(broker: Broker, topic: str, tmp_path: Path) -> None:
     """They have the path as it was given: for a relative one, the content is compared."""
     files = [write_at(tmp_path / f"{n}.txt", f"a{n}\nb{n}\n") for n in range(2)]
-    servers, at = broker.bootstrap_servers, checkpoint_partition("old")
+    servers, tp = broker.bootstrap_servers, checkpoint_partition("old")
     digest = hashlib.sha256(b"a0\nb0\n").hexdigest()
     mark = FileCheckpoint(topic, None, "lines", "0.txt", 6, 10**18, 6, 2, digest, True)
     assert load(broker, topic, "another", files[0]).code == 0  # creates the checkpoint topic
     with Producer({"bootstrap.servers": servers}) as producer:
         key, value = encode_checkpoint("old", 0, mark)
-        producer.send(at.topic, value, key, partition=at.partition).result(60)
+        producer.send(tp.topic, value, key, partition=tp.partition).result(60)
     assert row(load(broker, topic, "old", *files, "-o", "json"))["records"] == 2
     assert sorted(values(servers, topic)) == [b"a0", b"a1", b"b0", b"b1"]
     refused = load(broker, topic, "old", *reversed(files))
@@ -251,8 +251,8 @@ def test_all_formats(broker: Broker, topic: str, tmp_path: Path) -> None:
 def test_misuse(
     broker: Broker, topic: str, tmp_path: Path, name: str, options: tuple[str, ...], code: int, what: str
 ) -> None:
-    got = load(broker, topic, "misuse", write_csv(tmp_path / name, 0, 5), *options)
-    assert (got.code, what in got.err) == (code, True), got.err
+    outcome = load(broker, topic, "misuse", write_csv(tmp_path / name, 0, 5), *options)
+    assert (outcome.code, what in outcome.err) == (code, True), outcome.err
 
 
 def test_a_bad_id_and_no_such_topic(broker: Broker, topic: str, tmp_path: Path) -> None:
@@ -330,14 +330,14 @@ def test_another_open_transaction_hides_no_mark(broker: Broker, topic: str, tmp_
     servers = broker.bootstrap_servers
     file = write_csv(tmp_path / "a.csv", 0, ROWS)
     loaded = Load([file], topic, "hidden", Options(key="k"), max_records=100)
-    at = checkpoint_partition(loaded.load_id)
+    tp = checkpoint_partition(loaded.load_id)
     with Producer({"bootstrap.servers": servers, "transactional.id": "other"}) as other:
         other.init_transactions()
 
         def open_another(report: Report) -> None:
             if report.transactions == 1:
                 other.begin_transaction()
-                other.send(at.topic, b"{}", b"other/0", partition=at.partition)
+                other.send(tp.topic, b"{}", b"other/0", partition=tp.partition)
                 other.flush()
 
         run_load(loaded, {"bootstrap.servers": servers}, open_another)
@@ -371,15 +371,18 @@ def test_marks_of_another_version_and_a_topic_that_loses_them(tmp_path: Path) ->
         servers = other.bootstrap_servers
         with Admin({"bootstrap.servers": servers}) as admin:
             admin.create_topics([NewTopic(CHECKPOINT_TOPIC, 16), NewTopic("t", 1)])
-            got = load(other, "t", "x", file)
-            assert (got.code, "cleanup.policy=delete, which loses the checkpoints" in got.err) == (2, True)
+            outcome = load(other, "t", "x", file)
+            assert (outcome.code, "cleanup.policy=delete, which loses the checkpoints" in outcome.err) == (
+                2,
+                True,
+            )
             resource = ConfigResource("topic", CHECKPOINT_TOPIC)
             admin.alter_configs({resource: {"cleanup.policy": "compact"}})
-        at = checkpoint_partition("x")
+        tp = checkpoint_partition("x")
         with Producer({"bootstrap.servers": servers}) as producer:
-            producer.send(at.topic, b'{"version": 2}', b"x/0", partition=at.partition).result(60)
-        got = load(other, "t", "x", file)
-        assert (got.code, "written by another version" in got.err) == (1, True)
+            producer.send(tp.topic, b'{"version": 2}', b"x/0", partition=tp.partition).result(60)
+        outcome = load(other, "t", "x", file)
+        assert (outcome.code, "written by another version" in outcome.err) == (1, True)
 
 
 def test_marks_are_json() -> None:

@@ -108,10 +108,10 @@ def test_csv_chunks_have_the_records_that_arrow_reads_from_the_whole(
         records = records_in_pieces(data, "csv", options, head_bytes, max_records, max_bytes)
     except OncelogError as error:
         # The head may be too short for the header line. Everything else that Arrow reads is loaded.
-        got, is_expected = str(error), expected is None or "no header line" in str(error)
+        loaded, is_expected = str(error), expected is None or "no header line" in str(error)
     else:
-        got, is_expected = str(records), [json.loads(value) for _, value in records] == expected
-    assert is_expected, (expected, got)
+        loaded, is_expected = str(records), [json.loads(value) for _, value in records] == expected
+    assert is_expected, (expected, loaded)
 
 
 def test_a_delimiter_that_is_a_quote_is_refused() -> None:
@@ -154,10 +154,10 @@ _JSON_LINE = st.one_of(
 
 
 def key_of(line: str) -> bytes | None:
-    found = json.loads(line).get("k")
-    if found is None or isinstance(found, str):
-        return None if found is None else found.encode()
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+    member = json.loads(line).get("k")
+    if member is None or isinstance(member, str):
+        return None if member is None else member.encode()
+    return json.dumps(member, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 @pytest.mark.behaviour("P4")

@@ -217,9 +217,9 @@ def test_dictionaries_within_lists_of_several_row_groups(tmp_path: Path) -> None
     texts = pa.array([f"text {number % 9}" for number in range(40)]).dictionary_encode()
     lists = pa.ListArray.from_arrays(pa.array(range(41), pa.int32()), texts)
     pyarrow.parquet.write_table(pa.table({"texts": lists}), path, row_group_size=7)
-    wanted = [b'{"texts":["text %d"]}' % (number % 9) for number in range(40)]
-    assert values_of(pieces_of(path)[1]) == wanted
-    assert values_of(pieces_of(path, 17)[1]) == wanted[17:]
+    expected_values = [b'{"texts":["text %d"]}' % (number % 9) for number in range(40)]
+    assert values_of(pieces_of(path)[1]) == expected_values
+    assert values_of(pieces_of(path, 17)[1]) == expected_values[17:]
 
 
 def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> None:

@@ -56,8 +56,8 @@ def test_chunks_end_where_records_end(
 @settings(deadline=None)
 @given(st.lists(st.none() | st.text()))
 def test_quoted_text_is_json(values: list[str | None]) -> None:
-    got = quoted(pa.array(values, pa.string())).to_pylist()
-    assert [None if each is None else json.loads(each) for each in got] == values
+    texts = quoted(pa.array(values, pa.string())).to_pylist()
+    assert [None if text is None else json.loads(text) for text in texts] == values
 
 
 _CELL = st.text(st.characters(exclude_characters="\r\x00", codec="utf-8"), max_size=5)
@@ -70,14 +70,14 @@ def test_csv_in_chunks_is_csv(rows: list[tuple[str, str]], max_records: int) -> 
     csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows([("a", 'b"\n'), *rows])
     data = text.getvalue().encode()
     parser = CsvRows(data, True, Options(key="a", is_text=True))
-    body, start, got = data[parser.header_bytes :], 0, []
+    body, start, rows_read = data[parser.header_bytes :], 0, []
     ends = csv_record_ends(body, delimiter=",", is_end=True)
     for end in chunk_ends(ends, len(body), max_records=max_records, is_end=True):
         table = parser.parse(body[start:end])
         assert table.num_rows <= max_records
-        got += zip(table["key"].to_pylist(), map(json.loads, table["value"].to_pylist()), strict=True)
+        rows_read += zip(table["key"].to_pylist(), map(json.loads, table["value"].to_pylist()), strict=True)
         start = end
-    assert got == [(a.encode(), {"a": a, 'b"\n': b}) for a, b in rows]
+    assert rows_read == [(a.encode(), {"a": a, 'b"\n': b}) for a, b in rows]
 
 
 def parse_csv(text: str, **options: Any) -> tuple[list[Any], list[bytes]]:

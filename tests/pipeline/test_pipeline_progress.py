@@ -59,11 +59,11 @@ def test_lag_is_the_sum_over_sources_that_report_both_offsets(sources: list[Any]
 
 
 def test_unknown_fields_are_left_out() -> None:
-    known = {"batch_id": 4, "rows_in": 6, "seconds": 1.234}
-    assert batch_summary(progress(-1), None) == known
-    assert batch_summary(progress(0), None) == known | {"rows_out": 0}
+    fields = {"batch_id": 4, "rows_in": 6, "seconds": 1.234}
+    assert batch_summary(progress(-1), None) == fields
+    assert batch_summary(progress(0), None) == fields | {"rows_out": 0}
     of_sink = {"rows_out": 5, "bytes_out": 50, "commit_seconds": 0.25, "lanes": 3, "lanes_skipped": 1}
-    assert batch_summary(progress(5), METRICS) == known | of_sink
+    assert batch_summary(progress(5), METRICS) == fields | of_sink
 
 
 def test_metrics_are_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,10 +159,10 @@ def run_file(tmp_path: Path, text: str, *arguments: str) -> tuple[int, str]:
 
 
 def test_a_file_that_cannot_be_run_is_reported_with_the_reason(tmp_path: Path) -> None:
-    code, said = run_file(tmp_path, "x = 1\n")
-    assert code == 2 and "defines no function pipeline(spark, settings)" in said
-    code, said = run_file(tmp_path, "import no_such_thing\n")
-    assert code == 2 and "ModuleNotFoundError: No module named 'no_such_thing'" in said
-    assert 'some.py", line 1' in said
-    code, said = run_file(tmp_path, "", "-X", "restart.backof.ms=5")
-    assert code == 2 and "restart.backoff.ms" in said
+    code, output = run_file(tmp_path, "x = 1\n")
+    assert code == 2 and "defines no function pipeline(spark, settings)" in output
+    code, output = run_file(tmp_path, "import no_such_thing\n")
+    assert code == 2 and "ModuleNotFoundError: No module named 'no_such_thing'" in output
+    assert 'some.py", line 1' in output
+    code, output = run_file(tmp_path, "", "-X", "restart.backof.ms=5")
+    assert code == 2 and "restart.backoff.ms" in output

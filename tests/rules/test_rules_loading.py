@@ -70,7 +70,7 @@ def test_a_load_resumes_at_its_checkpoints(
 
 @pytest.mark.behaviour("P4")
 @pytest.mark.parametrize(
-    ("checkpoints", "sources", "topic", "topic_id", "how", "why"),
+    ("checkpoints", "sources", "topic", "topic_id", "how", "reason"),
     [
         (
             [checkpoint("a", size=99)],
@@ -113,11 +113,11 @@ def test_a_load_resumes_at_its_checkpoints(
     ],
 )
 def test_a_load_with_other_files_or_options_is_refused(
-    checkpoints: list[FileCheckpoint], sources: list[Source], topic: str, topic_id: str, how: str, why: str
+    checkpoints: list[FileCheckpoint], sources: list[Source], topic: str, topic_id: str, how: str, reason: str
 ) -> None:
     verdict = decide_start(checkpoints, sources, topic=topic, topic_id=topic_id, hows=[how] * 3)
     assert isinstance(verdict, Refused)
-    assert why in verdict.reason
+    assert reason in verdict.reason
 
 
 @pytest.mark.behaviour("P4")
@@ -170,14 +170,14 @@ def test_files_in_parallel_are_assigned_all_at_once(
 @pytest.mark.behaviour("P4")
 def test_files_in_parallel_that_are_missing_or_changed_are_refused() -> None:
     """Every file has a checkpoint from the first run on, so none can be left out or exchanged."""
-    for sources, why in [
+    for sources, reason in [
         ([A], "began with 2 files, of which 1 are given; c is missing"),
         ([A, B._replace(size_bytes=7)], "b stands in the place of c"),
     ]:
         verdict = decide_assignment(
             [checkpoint("a"), BEGUN], sources, topic="t", topic_id="T1", hows=[HOW] * 2
         )
-        assert isinstance(verdict, Refused) and why in verdict.reason
+        assert isinstance(verdict, Refused) and reason in verdict.reason
     first = initial_checkpoint(A, HOW, topic="t", topic_id="T1")
     assert first == FileCheckpoint("t", "T1", HOW, "a", 100, 1, 0, 0, "", False)
     plain = decide_start([first], [A], topic="t", topic_id="T1", hows=["csv"])
@@ -243,10 +243,10 @@ class Sized(NamedTuple):
     ],
 )
 def test_chunks_are_grouped_within_both_limits(chunks: list[tuple[int, int]], groups: list[int]) -> None:
-    sized = [Sized(*each) for each in chunks]
-    got = list(transactions(sized, max_records=4, max_bytes=4))
-    assert [len(group) for group in got] == groups
-    assert [each for group in got for each in group] == sized
+    sized = [Sized(*chunk) for chunk in chunks]
+    grouped = list(transactions(sized, max_records=4, max_bytes=4))
+    assert [len(group) for group in grouped] == groups
+    assert [chunk for group in grouped for chunk in group] == sized
 
 
 @pytest.mark.parametrize("full", [(4, 0), (0, 4)])

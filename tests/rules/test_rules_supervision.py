@@ -21,31 +21,31 @@ NOW_MS = 100_000
 CASES = list(rows("supervision.txt"))
 
 
-def told(ending: ExitKind, history: History) -> str:
-    least = decide_next(ending, history, LIMITS, now_ms=NOW_MS, jitter=0.0)
-    greatest = decide_next(ending, history, LIMITS, now_ms=NOW_MS, jitter=1.0)
-    if isinstance(least, Stop):
-        assert least == greatest
-        return f"leave {least.exit_code}"
-    assert isinstance(greatest, Restart) and least.failed_at_ms == greatest.failed_at_ms
-    assert least.failed_at_ms[-1] == NOW_MS
-    return f"restart {least.pause_ms}-{greatest.pause_ms} {len(least.failed_at_ms)}"
+def decision_text(kind: ExitKind, history: History) -> str:
+    shortest = decide_next(kind, history, LIMITS, now_ms=NOW_MS, jitter=0.0)
+    longest = decide_next(kind, history, LIMITS, now_ms=NOW_MS, jitter=1.0)
+    if isinstance(shortest, Stop):
+        assert shortest == longest
+        return f"stop {shortest.exit_code}"
+    assert isinstance(longest, Restart) and shortest.failed_at_ms == longest.failed_at_ms
+    assert shortest.failed_at_ms[-1] == NOW_MS
+    return f"restart {shortest.pause_ms}-{longest.pause_ms} {len(shortest.failed_at_ms)}"
 
 
 @pytest.mark.parametrize(
-    ("ending", "failed_at", "has_run", "stopping", "verdict"),
+    ("kind", "failed_at", "has_run", "stopping", "verdict"),
     [row[1:] for row in CASES],
     ids=[row[0] for row in CASES],
 )
 def test_each_exit_leads_to_the_decision_of_its_row(
-    ending: str, failed_at: str, has_run: str, stopping: str, verdict: str
+    kind: str, failed_at: str, has_run: str, stopping: str, verdict: str
 ) -> None:
     times = () if failed_at == "-" else tuple(map(int, failed_at.split()))
-    assert told(ExitKind[ending], History(times, has_run == "yes", stopping == "yes")) == verdict
+    assert decision_text(ExitKind[kind], History(times, has_run == "yes", stopping == "yes")) == verdict
 
 
 def test_every_kind_of_exit_is_in_the_table() -> None:
-    assert {row[1] for row in CASES} == {ending.name for ending in ExitKind}
+    assert {row[1] for row in CASES} == {kind.name for kind in ExitKind}
 
 
 def test_the_pause_doubles_up_to_its_maximum() -> None:
@@ -73,7 +73,7 @@ oncelog is named here: to no effect"""
 
 
 @pytest.mark.parametrize(
-    ("types", "error", "is_started", "ending"),
+    ("types", "error", "is_started", "kind"),
     [
         (
             "StreamingQueryException",
@@ -106,11 +106,11 @@ oncelog is named here: to no effect"""
         ("ConnectionRefusedError OSError", "-", False, "FAILED"),
     ],
 )
-def test_errors_are_classified_by_their_names(types: str, error: str, is_started: bool, ending: str) -> None:
-    found = classify_exit(
+def test_errors_are_classified_by_their_names(types: str, error: str, is_started: bool, kind: str) -> None:
+    classified = classify_exit(
         [*types.split(), "Exception"], TASK_FAILED.format(error=error), is_started=is_started
     )
-    assert found is ExitKind[ending]
+    assert classified is ExitKind[kind]
 
 
 def test_the_headline_is_the_last_exception_or_the_first_line() -> None:

@@ -232,16 +232,16 @@ def test_a_server_that_does_not_answer_at_all_is_told(address: str, page: Page) 
 
 def test_updates_can_be_paused_and_resumed(broker: Broker, address: str, page: Page) -> None:
     page.goto(f"{address}/topics")
-    asked: list[Request] = []
-    page.on("request", lambda request: asked.append(request))
+    requests: list[Request] = []
+    page.on("request", lambda request: requests.append(request))
     page.get_by_role("button", name="Pause updates").click()
     create(broker, "new")
     page.clock.run_for(60_000)
-    assert asked == []
+    assert requests == []
     page.reload()
-    asked.clear()
+    requests.clear()
     page.clock.run_for(60_000)
-    assert [request.resource_type for request in asked if request.resource_type == "fetch"] == []
+    assert [request.resource_type for request in requests if request.resource_type == "fetch"] == []
     page.get_by_role("button", name="Resume updates").click()
     expect(page.get_by_role("button", name="Pause updates")).to_be_visible()
     refresh(page)

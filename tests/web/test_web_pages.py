@@ -137,12 +137,12 @@ def test_an_agreement_never_ends_on_the_producers_next_transaction(ours: str) ->
         assert answer.status_code == 404 and "nothing was aborted" in answer.text
         (opened,) = admin.open_transactions([topic])
         assert (opened.producer_epoch, opened.first_offset) == (1, 2)
-        got = oncelog(
+        aborted = oncelog(
             *("transactions", "abort", f"{topic}:0", "--producer-id", str(producer_id), "--yes"),
             *("--start-offset", "0"),
             servers=ours,
         )
-        assert got.code == 1 and "another one from offset 2 on" in got.err
+        assert aborted.code == 1 and "another one from offset 2 on" in aborted.err
         assert admin.open_transactions([topic]) == [opened]
 
 
@@ -166,8 +166,8 @@ def test_an_id_that_expires_while_it_is_looked_at_hides_nothing(
             return await describe(self, transactional_id)
 
         monkeypatch.setattr(AsyncAdmin, "_describe_transaction", expired)
-        found = admin.find_hanging([topic])
-        assert [held_back.hanging.value for held_back in found] == ["perhaps", "no"]
+        hanging = admin.find_hanging([topic])
+        assert [held_back.hanging.value for held_back in hanging] == ["perhaps", "no"]
         pages = TestClient(make_app(admin, hosts=["testserver"], servers=ours), follow_redirects=False)
         assert topic in text(pages, "/")
 
