@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oncelog.client.consumer.core import ConsumerCore
-from oncelog.client.consumer.state import FetchCall
+from oncelog.client.consumer.core import ConsumerCore, FetchCall
 from oncelog.config import CONSUMER
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch, stamp

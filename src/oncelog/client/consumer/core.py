@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from oncelog.client.arguments import offset_of
@@ -30,7 +31,6 @@ from oncelog.client.consumer.fetch_messages import (
     fetched_partitions,
 )
 from oncelog.client.consumer.list_offsets import OffsetAt
-from oncelog.client.consumer.state import FetchCall, PartitionState, Reset, ResetCall
 from oncelog.errors import (
     BrokerError,
     FencedLeaderEpoch,
@@ -47,7 +47,7 @@ from oncelog.errors import (
 )
 from oncelog.settings import Settings
 from oncelog.types import Isolation, Record, TopicPartition
-from oncelog.wire.messages import FetchResponse
+from oncelog.wire.messages import FetchRequest, FetchResponse
 
 _STALE_LEADER = {
     error.code
@@ -65,6 +65,72 @@ _STALE_LEADER = {
 
 FETCH_CONNECTIONS_PER_BROKER = 2
 """The maximum number of fetches in flight to one broker."""
+
+
+Reset = Literal["earliest", "latest", "committed"]
+"""The way to look up a position.
+
+`committed`: the group's offset, or without one what auto.offset.reset says.
+"""
+
+
+@dataclass(slots=True)
+class PartitionState:
+    """An assigned partition. `position` and `fetch_offset` are None until looked up as `reset` says.
+
+    A seek replaces `generation`, which invalidates all calls made under the old one. It is an object rather
+    than a number, so that a partition that is assigned again takes no responses to its earlier calls.
+    """
+
+    position: int | None = None
+    fetch_offset: int | None = None
+    reset: Reset | None = None
+    generation: object = field(default_factory=object)
+    is_paused: bool = False
+    is_resetting: bool = False
+    # The broker has no record at `fetch_offset`. Earlier records wait: fetch again after their delivery.
+    is_out_of_range: bool = False
+    completed_fetches: deque[CompletedFetch] = field(default_factory=deque)
+    high_watermark: int | None = None
+    last_stable_offset: int | None = None
+
+    def invalidate(self) -> None:
+        """Drop everything fetched, and ignore the responses to calls in flight."""
+        self.generation = object()
+        self.is_resetting = self.is_out_of_range = False
+        self.completed_fetches.clear()
+
+    def move_to(self, offset: int) -> None:
+        """Set the position."""
+        self.invalidate()
+        self.position = self.fetch_offset = offset
+        self.reset = None
+
+    def undelivered_bytes(self) -> int:
+        """Return the size of the fetched batches that were not delivered yet."""
+        return sum(completed.size_bytes for completed in self.completed_fetches)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCall:
+    """A fetch to send, and to return with its response.
+
+    `expected`: (fetch offset, generation) per partition.
+    """
+
+    node_id: int
+    connection: int
+    request: FetchRequest
+    expected: dict[TopicPartition, tuple[int, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetCall:
+    """A position to look up. The caller returns it with the result."""
+
+    tp: TopicPartition
+    to: Reset
+    generation: object
 
 
 class _PendingError(NamedTuple):

@@ -12,11 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 from oncelog.client.connection.cluster import ClusterConnection
-from oncelog.client.consumer.core import ConsumerCore
+from oncelog.client.consumer.core import ConsumerCore, FetchCall, ResetCall
 from oncelog.client.consumer.fetch_messages import MAX_FETCH_VERSION
 from oncelog.client.consumer.list_offsets import OffsetAt, OffsetSpec
 from oncelog.client.consumer.offset_lookup import list_offsets
-from oncelog.client.consumer.state import FetchCall, ResetCall
 from oncelog.errors import (
     DisconnectedError,
     OncelogError,
