@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from oncelog.broker.state import BrokerState
-from oncelog.broker.topics.file import FILE_NAME
+from oncelog.broker.topics.topics_file import FILE_NAME
 from oncelog.config import BROKER
 from oncelog.limits import Limits
 from oncelog.log.background import BlockingCall

@@ -20,8 +20,8 @@ from oncelog.broker.request import Request
 from oncelog.broker.security.authorizer import Authorizer
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import FREE_STEPS, MAX_LARGE, ResponseSlots
-from oncelog.broker.topics.file import FILE_NAME
 from oncelog.broker.topics.topics import Topic
+from oncelog.broker.topics.topics_file import FILE_NAME
 from oncelog.errors import (
     NotCoordinator,
     PolicyViolation,

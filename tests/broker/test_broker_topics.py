@@ -11,7 +11,7 @@ from helpers_broker import RawClient, batch
 from helpers_fuzz import NOW_MS, open_node
 
 from oncelog import errors
-from oncelog.broker.topics.file import FILE_NAME
+from oncelog.broker.topics.topics_file import FILE_NAME
 from oncelog.server.disk import RealDisk
 from oncelog.server.embedded import Broker
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash

@@ -19,7 +19,7 @@ from helpers_security import (
 )
 
 import oncelog
-from oncelog.broker.settings.listeners import listeners_of
+from oncelog.broker.settings.listeners import parse_listeners
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.admin.types import ConfigResource
 from oncelog.config import BROKER
@@ -49,7 +49,7 @@ MAP = "listener.security.protocol.map"
     ],
 )
 def test_how_listeners_are_written(given: dict[str, str], expected: Sequence[str]) -> None:
-    found = listeners_of(BROKER.parse(given), "me")
+    found = parse_listeners(BROKER.parse(given), "me")
     assert expected == [
         f"{each.name} {each.settings['security.protocol']} {each.address[0]}:{each.address[1]}"
         for each in found
@@ -63,11 +63,14 @@ def test_how_listeners_are_written(given: dict[str, str], expected: Sequence[str
         ({"listeners": "h"}, "HOST:PORT"),
         ({"listeners": "h:70000"}, "HOST:PORT"),
         ({"listeners": "IN://h:1"}, "listener.security.protocol.map=IN:PROTOCOL"),
-        ({"listeners": "h:1,i:2"}, "two are called PLAINTEXT"),
+        ({"listeners": "h:1,i:2"}, "two have the name PLAINTEXT"),
         ({MAP: "IN:TLS"}, "NAME:PROTOCOL"),
-        ({"listeners": "SSL://h:1,PLAINTEXT://h:2", "advertised.listeners": "far:7"}, "whose it is"),
+        (
+            {"listeners": "SSL://h:1,PLAINTEXT://h:2", "advertised.listeners": "far:7"},
+            "several listeners",
+        ),
         ({"advertised.listeners": "SSL://far:7"}, "no listener SSL, but PLAINTEXT"),
-        ({"advertised.listeners": "0.0.0.0:7"}, "every interface"),
+        ({"advertised.listeners": "0.0.0.0:7"}, "all interfaces"),
         ({"advertised.listeners": "a:7,b:7"}, "twice"),
         ({"listener.name.ssl.ssl.client.auth": "required"}, "no listener SSL"),
         ({"listener.name.ssl.node.id": "2"}, "node.id applies to all listeners"),
@@ -77,14 +80,14 @@ def test_how_listeners_are_written(given: dict[str, str], expected: Sequence[str
 )
 def test_listeners_that_cannot_be(given: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
-        listeners_of(BROKER.parse(given), "me")
+        parse_listeners(BROKER.parse(given), "me")
 
 
 def test_each_listener_beyond_loopback_must_be_locked() -> None:
     inside = {"listeners": "SASL_SSL://0.0.0.0:1,PLAINTEXT://127.0.0.1:2"}
     assert len(checked_listeners(BROKER.parse(inside))) == 2
     open_door = {"listeners": "SASL_SSL://0.0.0.0:1,PLAINTEXT://0.0.0.0:2"}
-    with pytest.raises(ConfigError, match=r"every interface|0\.0\.0\.0 \(PLAINTEXT\)"):
+    with pytest.raises(ConfigError, match=r"(every|all) interfaces?|0\.0\.0\.0 \(PLAINTEXT\)"):
         checked_listeners(BROKER.parse(open_door))
     assert checked_listeners(BROKER.parse({**open_door, "oncelog.insecure": True}))
     certified = {"listeners": "SSL://0.0.0.0:1", "listener.name.ssl.ssl.client.auth": "required"}

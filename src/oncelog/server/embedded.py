@@ -21,7 +21,7 @@ from typing import Self
 
 from oncelog.broker.append_events import AppendEvent
 from oncelog.broker.metrics import to_dict
-from oncelog.broker.settings.listeners import Listener, address_text, listeners_of
+from oncelog.broker.settings.listeners import Listener, address_text, parse_listeners
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import ConfigError, MisuseError, StorageError
@@ -107,7 +107,7 @@ def checked_listeners(settings: Settings) -> tuple[Listener, ...]:
     Raises ConfigError for a listener beyond loopback without authentication, unless `oncelog.insecure` is
     set.
     """
-    listeners = listeners_of(settings, socket.gethostname())
+    listeners = parse_listeners(settings, socket.gethostname())
     for listener in listeners:
         if not settings["oncelog.insecure"] and not is_loopback(listener.host):
             _check_authenticated(listener)

@@ -37,13 +37,13 @@ State = dict[str, dict[Any, Any]]
 
 
 class Metadata(NamedTuple):
-    """What stands in the node's small files. `being_made`: topics whose partitions are not all there yet.
+    """The contents of the broker's small files, and topics whose partitions are not all created yet.
 
     `next_producer_id` is above all ids that were handed out, `first_producer_id` comes next.
     """
 
     topics: dict[str, tuple[bytes, int, dict[str, str]]]
-    being_made: frozenset[str]
+    names_being_created: frozenset[str]
     settings: dict[str, Any]
     next_producer_id: int
     first_producer_id: int
@@ -87,7 +87,7 @@ def metadata(node: BrokerState) -> Metadata:
             topic.name: (topic.topic_id, len(topic.partitions), dict(topic.overrides))
             for topic in topics.all()
         },
-        topics.being_made(),
+        topics.names_being_created(),
         {
             "brokers' settings": dict(node.dynamic._brokers),
             "groups' settings": dict(node.dynamic._groups),
@@ -115,8 +115,8 @@ def metadata_differences(before: Metadata, after: Metadata, *, writes_failed: bo
     found = []
     for name in sorted(before.topics.keys() | after.topics.keys()):
         one, other = before.topics.get(name), after.topics.get(name)
-        is_new = one is None and (name in before.being_made or writes_failed)
-        may_grow = writes_failed or name in before.being_made
+        is_new = one is None and (name in before.names_being_created or writes_failed)
+        may_grow = writes_failed or name in before.names_being_created
         has_grown = may_grow and one and other and one[0] == other[0] and one[1] < other[1]
         if one != other and not is_new and not has_grown:
             found.append(("topics", f"{name}: {one} before, {other} now"))

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from oncelog.broker.append_events import AppendEvent
-from oncelog.broker.settings.listeners import listeners_of
+from oncelog.broker.settings.listeners import parse_listeners
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import KafkaStorageError, StorageError
@@ -217,7 +217,7 @@ class BrokerHost(Host):
             node = recover_node(self.disk, self.settings, clock, self._judged, self.limits)
             self.on_recovered(node)
             self.node, self.was_stopped = node, False
-            listeners = listeners_of(self.settings, BROKER_HOST)
+            listeners = parse_listeners(self.settings, BROKER_HOST)
             listen = self.world.loop.create_server
             self.running = RunningBroker(node, clock, listeners, listen=listen)
             await self.running.start()

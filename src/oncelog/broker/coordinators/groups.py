@@ -361,7 +361,7 @@ class GroupCoordinator:
         }
         if not before:
             return
-        with topics.names_held(before):
+        with topics.hold_names(before):
             steps = self.offsets.delete_topics(before, now_ms)
             try:
                 while not self._is_closing():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from oncelog.broker.request import Request
-from oncelog.broker.settings.alter_configs import alter, check_each_once, check_has_value
+from oncelog.broker.settings.alter_configs import alter, check_has_value, check_no_duplicates
 from oncelog.broker.state import BrokerState
 from oncelog.wire.messages import AlterConfigsRequest, AlterConfigsResponse
 
@@ -38,7 +38,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterConfigsRes
 
 
 def _replacement(resource: _Requested, _: Mapping[str, str]) -> Mapping[str, str | None]:
-    check_each_once(resource.configs)
+    check_no_duplicates(resource.configs)
     for config in resource.configs:
         check_has_value(config)
     return {config.name: config.value for config in resource.configs}

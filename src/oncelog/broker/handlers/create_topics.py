@@ -31,8 +31,8 @@ from oncelog.broker.request import Answer, Request
 from oncelog.broker.settings.config_text import topic_entries
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
-from oncelog.broker.topics.names import TopicNames, check_topic_name
 from oncelog.broker.topics.topic_config import check_overrides
+from oncelog.broker.topics.topic_names import TopicNames, check_topic_name
 from oncelog.broker.topics.topics import NewTopic, Topic
 from oncelog.errors import (
     BrokerError,
@@ -165,7 +165,7 @@ def _plan(state: BrokerState, requested: _Requested, names: TopicNames) -> NewTo
         raise InvalidRequest(f"{METADATA_LOG} is the name of a cluster's own log")
     check_topic_name(requested.name)
     if state.topics.get(requested.name) is not None or state.topics.is_changing(requested.name):
-        raise TopicAlreadyExists(f"topic {requested.name!r} is already there")
+        raise TopicAlreadyExists(f"topic {requested.name!r} already exists")
     names.check(requested.name)
     # If a setting is named twice, its last value is used, but none of them may be null.
     nulls = [(config.name, None) for config in requested.configs if config.value is None]

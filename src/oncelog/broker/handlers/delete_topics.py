@@ -91,7 +91,7 @@ def _delete(state: BrokerState, planned: Sequence[_Planned], now_ms: int) -> Wor
         return
     topics = [*results]
     try:
-        state.topics.doom(topics)
+        state.topics.begin_deletion(topics)
     except (BrokerError, StorageError) as error:
         refusal = error if isinstance(error, BrokerError) else KafkaStorageError(str(error))
         for result in results.values():

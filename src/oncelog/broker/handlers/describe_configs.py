@@ -26,7 +26,7 @@ from oncelog.broker.settings.config_text import (
 from oncelog.broker.settings.dynamic_config import CLUSTER
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
-from oncelog.broker.topics.names import check_topic_name
+from oncelog.broker.topics.topic_names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType as acl
 from oncelog.wire.messages import DescribeConfigsRequest, DescribeConfigsResponse

@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
-from oncelog.broker.topics.names import check_topic_name
+from oncelog.broker.topics.topic_names import check_topic_name
 from oncelog.errors import BrokerError
 from oncelog.log.partition import ProducerState
 from oncelog.rules.security.authorization import ResourceType

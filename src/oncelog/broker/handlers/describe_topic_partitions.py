@@ -11,7 +11,7 @@ from __future__ import annotations
 from oncelog.broker.request import Request
 from oncelog.broker.security.authorizer import allowed_bits
 from oncelog.broker.state import BrokerState
-from oncelog.broker.topics.names import check_topic_name
+from oncelog.broker.topics.topic_names import check_topic_name
 from oncelog.errors import BrokerError, InvalidRequest, UnknownTopicOrPartition
 from oncelog.rules.security.authorization import ResourceType
 from oncelog.wire.messages import NO_ID, DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse

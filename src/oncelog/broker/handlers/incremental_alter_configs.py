@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from oncelog.broker.request import Request
-from oncelog.broker.settings.alter_configs import alter, check_each_once, check_has_value
+from oncelog.broker.settings.alter_configs import alter, check_has_value, check_no_duplicates
 from oncelog.broker.settings.config_text import ResourceType, to_text
 from oncelog.broker.settings.dynamic_config import CLUSTER
 from oncelog.broker.state import BrokerState
@@ -59,7 +59,7 @@ def _apply_operations(
     state: BrokerState, resource: _Requested, present: Mapping[str, str]
 ) -> Mapping[str, str | None]:
     """Return the resource's settings after the requested operations. Raises InvalidRequest, InvalidConfig."""
-    check_each_once(resource.configs)
+    check_no_duplicates(resource.configs)
     result: dict[str, str | None] = dict(present)
     effective, is_list = _effective(state, resource), _LISTS.get(resource.resource_type, frozenset())
     # Like Kafka, report a null value before an invalid operation.

@@ -22,7 +22,7 @@ from oncelog.broker.request import Answer, Request
 from oncelog.broker.security.authorizer import FULL_ACCESS, allowed_bits
 from oncelog.broker.state import BrokerState
 from oncelog.broker.stepwise import StepBudget, Work, respond_in_steps
-from oncelog.broker.topics.names import check_topic_name
+from oncelog.broker.topics.topic_names import check_topic_name
 from oncelog.broker.topics.topics import NewTopic, Topic
 from oncelog.errors import (
     BrokerError,
@@ -76,7 +76,7 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     # test_answers_name_the_listener_that_was_asked.
     key = version, requested, may_create, includes, state.address(request)
     is_for_all = request.access is FULL_ACCESS
-    encoded = state.topics.large_answers.get(key) if is_for_all else None
+    encoded = state.topics.large_responses.get(key) if is_for_all else None
     if encoded is not None:
         return _Encoded(encoded)
     missing = [] if wants_all else (message.topics or [])
@@ -96,7 +96,7 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
         and sum(len(topic.partitions) for topic in answer.topics) >= state.limits.large_answer_partitions
     ):
         body = answer.encode(version)
-        state.topics.keep_answer(key, body)
+        state.topics.keep_response(key, body)
         return _Encoded(body)
     return answer
 

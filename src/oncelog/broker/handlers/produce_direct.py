@@ -123,7 +123,7 @@ def _plain_batches(
             end = position + frame[position]
             topic = state.topics.get(str(frame[position + 1 : end], "utf-8"))
         partition_count = frame[end]
-        if topic is None or not topic.is_plain or not 2 <= partition_count < 128:
+        if topic is None or not topic.allows_direct_produce or not 2 <= partition_count < 128:
             return None
         if access is not None and not access.may(Operation.WRITE, ResourceType.TOPIC, topic.name):
             return None

@@ -1,18 +1,19 @@
-"""What AlterConfigs and IncrementalAlterConfigs share: find the resource, check, store."""
+"""The common part of AlterConfigs and IncrementalAlterConfigs: validation and storage of changes."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from oncelog.broker.coordinators.internal_topic_config import check_internal_settings
 from oncelog.broker.request import Request
 from oncelog.broker.settings.config_text import ResourceType
-from oncelog.broker.settings.dynamic_config import MAX_GROUP_NAME_CHARS, checked_broker
+from oncelog.broker.settings.dynamic_config import MAX_GROUP_NAME_CHARS, validate_broker_settings
 from oncelog.broker.state import BrokerState
-from oncelog.broker.topics.names import check_topic_name
 from oncelog.broker.topics.topic_config import check_overrides
+from oncelog.broker.topics.topic_names import check_topic_name
+from oncelog.broker.topics.topics import Topic
 from oncelog.errors import (
     BrokerError,
     InvalidRequest,
@@ -22,58 +23,55 @@ from oncelog.errors import (
 )
 from oncelog.rules.security.authorization import ResourceType as acl
 
-if TYPE_CHECKING:
-    from oncelog.broker.topics.topics import Topic
-
 Change = Callable[[Mapping[str, str]], Mapping[str, str | None]]
-"""From a resource's own settings to its new ones."""
+"""A function from a resource's own settings to its new ones."""
 
 
 class Resource(Protocol):
-    """What both requests name: a topic or something else, by type and name."""
+    """A resource in either request: a topic, broker or group, by type and name."""
 
     resource_type: int
     resource_name: str
 
 
 class Config(Protocol):
-    """A setting that a request names; `value` None: no value is given."""
+    """A setting in a request. `value` is None if it is null."""
 
     name: str
     value: str | None
 
 
 def _named_twice(resources: Iterable[Resource]) -> Collection[tuple[int, str]]:
-    """Type and name of the resources that a request names more than once; no change to them holds."""
-    counted = Counter((each.resource_type, each.resource_name) for each in resources)
+    """Return the type and name of resources that a request names more than once; they are not changed."""
+    counted = Counter((resource.resource_type, resource.resource_name) for resource in resources)
     return {key for key, count in counted.items() if count > 1}
 
 
-def check_each_once(configs: Iterable[Config]) -> None:
-    """Raises InvalidRequest where a setting is named twice."""
-    repeated = [name for name, count in Counter(each.name for each in configs).items() if count > 1]
+def check_no_duplicates(configs: Iterable[Config]) -> None:
+    """Raise InvalidRequest if a setting is named twice."""
+    repeated = [name for name, count in Counter(config.name for config in configs).items() if count > 1]
     if repeated:
         raise InvalidRequest(f"named twice: {', '.join(repeated)}; each setting may be changed once")
 
 
 def check_has_value(config: Config) -> None:
-    """Raises InvalidRequest for a null."""
+    """Raise InvalidRequest if the value is null."""
     if config.value is None:
-        raise InvalidRequest(f"{config.name} needs a value; null is for deleting it")
+        raise InvalidRequest(f"{config.name} needs a value; null is only for deleting it")
 
 
 def alter(
     state: BrokerState, request: Request, changes: Sequence[tuple[Resource, Change]], validate_only: bool
 ) -> list[tuple[int, str | None]]:
-    """Error code and message of each; (0, None) when the change holds and is on disk."""
+    """Change resources. Return an error code and message for each; (0, None) once the change is durable."""
     plan = _Plan(state, request)
-    repeated = _named_twice(asked for asked, _ in changes)
+    repeated = _named_twice(resource for resource, _ in changes)
     refusals: list[BrokerError | None] = []
-    for asked, change in changes:
+    for resource, change in changes:
         try:
-            if (asked.resource_type, asked.resource_name) in repeated:
-                raise InvalidRequest(f"{asked.resource_name!r} is named twice; name each resource once")
-            plan.add(asked, change)
+            if (resource.resource_type, resource.resource_name) in repeated:
+                raise InvalidRequest(f"{resource.resource_name!r} is named twice; name each resource once")
+            plan.add(resource, change)
         except BrokerError as error:
             refusals.append(error)
         else:
@@ -82,16 +80,16 @@ def alter(
     return [
         (refusal.code, refusal.message)
         if refusal is not None
-        else failures.get(asked.resource_type, (0, None))
-        for (asked, _), refusal in zip(changes, refusals, strict=True)
+        else failures.get(resource.resource_type, (0, None))
+        for (resource, _), refusal in zip(changes, refusals, strict=True)
     ]
 
 
 class _Plan:
-    """The changes of one request, checked one by one and stored in one write.
+    """The changes of one request, validated one by one and stored in one write.
 
-    A file holds every topic, another every group with settings: written for each resource, one request would
-    stop the broker for minutes.
+    One file holds all topics, another one all groups with settings. If they were written for each resource,
+    one request could block the broker for minutes.
     """
 
     def __init__(self, state: BrokerState, request: Request) -> None:
@@ -101,35 +99,36 @@ class _Plan:
         self._groups: dict[str, dict[str, str]] = {}
         self._new_group_count = 0
 
-    def add(self, asked: Resource, change: Change) -> None:
-        """Take a resource's change in. Raises a BrokerError, and leaves it out."""
-        name = asked.resource_name
-        if asked.resource_type == ResourceType.TOPIC:
+    def add(self, resource: Resource, change: Change) -> None:
+        """Add a resource's change. Raises a BrokerError if it is invalid or not authorized."""
+        name = resource.resource_name
+        if resource.resource_type == ResourceType.TOPIC:
             self._request.authorize(acl.TOPIC, name)
             self._add_topic(name, change)
-        elif asked.resource_type == ResourceType.GROUP:
+        elif resource.resource_type == ResourceType.GROUP:
             self._request.authorize(acl.GROUP, name)
             check_group_name(name)
             self._add_group(name, change)
         else:
             self._request.authorize(acl.CLUSTER)
-            if asked.resource_type != ResourceType.BROKER:
+            if resource.resource_type != ResourceType.BROKER:
                 raise InvalidRequest(
-                    f"resource type {asked.resource_type} has no settings here; 2, 4 and 32 have"
+                    f"resource type {resource.resource_type} has no settings; topics (2), brokers (4) and "
+                    "groups (32) have some"
                 )
             dynamic = self._state.dynamic
             dynamic.check_broker_name(name)
-            self._brokers[name] = checked_broker(change(dynamic.of_broker(name)))
+            self._brokers[name] = validate_broker_settings(change(dynamic.of_broker(name)))
 
     def _add_topic(self, name: str, change: Change) -> None:
         if not name:
-            raise InvalidRequest("a topic has a name; there are no settings for all topics")
+            raise InvalidRequest("the topic name is empty; there are no settings for all topics")
         topic = self._state.topics.get(name)
-        present = {} if topic is None else topic.overrides
-        changed = change(present)
+        existing = {} if topic is None else topic.overrides
+        changed = change(existing)
         # Like Kafka, report a bad name, then a bad value, even if the topic does not exist.
         check_topic_name(name)
-        overrides = check_overrides(self._state.settings, changed, present)
+        overrides = check_overrides(self._state.settings, changed, existing)
         if topic is None:
             raise UnknownTopicOrPartition()
         check_internal_settings(name, overrides)
@@ -137,9 +136,9 @@ class _Plan:
 
     def _add_group(self, name: str, change: Change) -> None:
         dynamic = self._state.dynamic
-        present = dynamic.of_group(name)
-        values = dynamic.checked_group(change(present))
-        if values and not present:
+        existing = dynamic.of_group(name)
+        values = dynamic.validate_group_settings(change(existing))
+        if values and not existing:
             if len(name) > MAX_GROUP_NAME_CHARS:
                 raise InvalidRequest(
                     f"the name of a group with settings has at most {MAX_GROUP_NAME_CHARS} characters"
@@ -149,7 +148,7 @@ class _Plan:
         self._groups[name] = values
 
     def store(self) -> dict[int, tuple[int, str | None]]:
-        """Let everything hold, durably. Return code and message of each type that could not be stored."""
+        """Store and apply all changes. Return an error code and message for each type that failed."""
         state = self._state
         failures: dict[int, tuple[int, str | None]] = {}
         try:
@@ -171,6 +170,8 @@ class _Plan:
 
 
 def check_group_name(name: str) -> None:
-    """Raises InvalidRequest: there are no settings of all groups."""
+    """Raise InvalidRequest if the name is empty: there are no settings for all groups."""
     if not name:
-        raise InvalidRequest("a group needs a name; group.consumer.* of the broker hold for the others")
+        raise InvalidRequest(
+            "the group name is empty; the broker's group.consumer.* apply to all other groups"
+        )

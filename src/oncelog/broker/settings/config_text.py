@@ -1,4 +1,4 @@
-"""Settings as the config APIs show them: values as text, where they come from, their type."""
+"""Settings as DescribeConfigs returns them: values as text, their sources, synonyms and types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncelog.settings import Password, Setting, Settings, SettingValue
 
 
 class Source(IntEnum):
-    """DescribeConfigs' config_source. Source: Kafka's DescribeConfigsResponse.ConfigSource."""
+    """The sources of values. Source: kafka DescribeConfigsResponse.ConfigSource."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -24,11 +24,11 @@ class Source(IntEnum):
 
 
 _LAYERS = (Source.DYNAMIC_BROKER, Source.DYNAMIC_DEFAULT_BROKER)
-"""Sources of the layers over the broker's settings, in their order."""
+"""Sources of the layers over the broker's settings, in order of precedence."""
 
 
 class ResourceType(IntEnum):
-    """What a configuration belongs to. Source: Kafka's ConfigResource.Type."""
+    """The types of resources with settings. Source: kafka ConfigResource.Type."""
 
     TOPIC = 2
     BROKER = 4
@@ -39,7 +39,7 @@ class ResourceType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """One of the places a value may come from, the winning one first."""
+    """One possible source of a value. The list of synonyms starts with the effective one."""
 
     name: str
     value: str | None
@@ -48,7 +48,7 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One setting as it stands. `value` None: unset. `wire_type` is DescribeConfigs' config_type."""
+    """One setting with its effective value, None if unset. `wire_type` is the config_type of the protocol."""
 
     name: str
     value: str | None
@@ -61,7 +61,7 @@ class ConfigEntry:
 
 
 def to_text(value: SettingValue) -> str | None:
-    """Kafka's spelling: true/false, lists with commas; None stays None, a secret is None."""
+    """Return a value in Kafka's spelling: true or false, lists with commas. A secret becomes None."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
@@ -70,7 +70,7 @@ def to_text(value: SettingValue) -> str | None:
 
 
 def topic_entries(broker: Settings, overrides: Mapping[str, str]) -> Iterator[ConfigEntry]:
-    """Every topic setting, each with its synonyms: the topic's own, the broker's, the default."""
+    """Yield every topic setting with its synonyms: the topic's own, the broker's, the default."""
     settings = topic_settings(broker, overrides)
     for row in TOPIC.settings:
         if row.key.startswith("internal.") and row.key not in overrides:
@@ -87,7 +87,7 @@ def topic_entries(broker: Settings, overrides: Mapping[str, str]) -> Iterator[Co
 
 
 def group_entries(broker: Settings, own: Mapping[str, str]) -> Iterator[ConfigEntry]:
-    """Every group setting, each with its synonyms: the group's own, the broker's, the default."""
+    """Yield every group setting with its synonyms: the group's own, the broker's, the default."""
     for row in GROUP.settings:
         broker_key = GROUP_DEFAULT_OF[row.key]
         synonyms = [Synonym(row.key, own[row.key], Source.GROUP)] if row.key in own else []
@@ -97,14 +97,14 @@ def group_entries(broker: Settings, own: Mapping[str, str]) -> Iterator[ConfigEn
 
 
 def broker_entries(broker: Settings) -> Iterator[ConfigEntry]:
-    """Every broker setting; most are read-only while the broker runs."""
+    """Yield every broker setting. Most of them are read-only while the broker runs."""
     for row in BROKER.settings:
         entry = _entry(row, broker[row.key], _broker_synonyms(broker, row.key))
         yield replace(entry, is_read_only=row.key not in DYNAMIC)
 
 
 def cluster_entries(own: Mapping[str, str]) -> Iterator[ConfigEntry]:
-    """Return the settings made for all brokers of the cluster."""
+    """Yield the dynamic settings of all brokers of the cluster."""
     for key, text in own.items():
         row = BROKER.get(key)
         if row is not None:
@@ -137,7 +137,7 @@ def _entry(row: Setting, value: SettingValue, synonyms: list[Synonym]) -> Config
 
 
 def _wire_type(row: Setting) -> int:
-    """Kafka's ConfigType: 1 boolean, 2 string, 3 int, 5 long, 6 double, 7 list, 9 password."""
+    """Return Kafka's ConfigType: 1 boolean, 2 string, 3 int, 5 long, 6 double, 7 list, 9 password."""
     if row.high == INT32_MAX:
         return 3
     if row.kind == "int":

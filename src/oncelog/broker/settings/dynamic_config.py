@@ -1,8 +1,8 @@
 """Settings of the broker and of groups that clients change while the broker runs.
 
-One file, replaced durably with every change. What was set for this broker wins over what was set for the
-whole cluster, and both win over the configuration of its start. Source: KIP-226, Kafka's
-DynamicBrokerConfig; KIP-848's GroupConfig.
+Each change durably replaces the whole file. Settings of this broker override those of the whole cluster, and
+both override the configuration at its start.
+Source: KIP-226; kafka DynamicBrokerConfig; GroupConfig of KIP-848.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from oncelog.settings import Settings
 
 FILE_NAME = "oncelog-configs.json"
 CLUSTER = ""
-"""The name of what holds for every broker of the cluster."""
+"""The resource name that stands for all brokers of the cluster."""
 MAX_GROUPS = 10_000
-"""Groups with settings of their own: each change writes them all."""
+"""Largest number of groups with settings of their own. Each change writes all of them."""
 MAX_GROUP_NAME_CHARS = 256
-"""Of such a group: names of 32 KB would make a file of 300 MB."""
+"""Longest name of such a group. Names of 32 KB would result in a file of 300 MB."""
 DYNAMIC = frozenset(BROKER_DEFAULT_OF.values()) | {
     "producer.id.expiration.ms",
     "transaction.partition.verification.enable",
 }
-"""Broker settings that can be changed: those that are looked up when used, or given to the topics."""
+"""Broker settings that can be changed: those that are read at each use, or are defaults of topics."""
 
 GROUP_DEFAULT_OF = {
     "consumer.session.timeout.ms": "group.consumer.session.timeout.ms",
     "consumer.heartbeat.interval.ms": "group.consumer.heartbeat.interval.ms",
 }
-"""Group key -> the broker key that is its default."""
+"""Group setting -> the broker setting that is its default."""
 _BOUNDS_OF = {
     "consumer.session.timeout.ms": (
         "group.consumer.min.session.timeout.ms",
@@ -48,7 +48,7 @@ _BOUNDS_OF = {
 
 
 class DynamicConfig:
-    """Settings changed while the broker ran. `settings` are the broker's, over which it lies."""
+    """The dynamic settings. They are layered over `settings`, those of the broker's start."""
 
     def __init__(self, disk: Disk, settings: Settings) -> None:
         self._disk, self._settings = disk, settings
@@ -64,18 +64,19 @@ class DynamicConfig:
                 raise StorageError(f"{FILE_NAME}: {error}; correct the file, or remove it") from None
 
     def of_broker(self, name: str) -> Mapping[str, str]:
-        """What was set for this broker, or for the cluster."""
+        """Return the dynamic settings of this broker, or of the cluster."""
         return self._brokers.get(name, {})
 
     def of_group(self, group_id: str) -> Mapping[str, str]:
+        """Return a group's own settings."""
         return self._groups.get(group_id, {})
 
     def groups(self) -> Iterable[str]:
-        """Groups with settings of their own."""
+        """Return the groups with settings of their own."""
         return self._groups
 
     def group_ms(self, group_id: str, key: str) -> int:
-        """What holds for a group: its own, else the broker's."""
+        """Return the effective value of a group's setting: its own, else the broker's."""
         own = self._groups.get(group_id)
         if own is not None and key in own:
             return int(own[key])
@@ -83,23 +84,23 @@ class DynamicConfig:
         return default
 
     def check_broker_name(self, name: str) -> None:
-        """Raises InvalidRequest unless it is this broker's, or the cluster's."""
+        """Raise InvalidRequest unless the name is this broker's, or the cluster's."""
         if name not in (CLUSTER, self._broker_name):
             raise InvalidRequest(f"this is broker {self._broker_name}, not {name!r}")
 
     def check_room(self, more_count: int) -> None:
-        """Raises InvalidRequest if one group after `more_count` more may not have settings of its own."""
+        """Raise InvalidRequest if `more_count` new groups have already used up the limit."""
         if len(self._groups) + more_count >= MAX_GROUPS:
             raise InvalidRequest(f"{MAX_GROUPS} groups have settings of their own already")
 
     def store(self, brokers: Mapping[str, dict[str, str]], groups: Mapping[str, dict[str, str]]) -> None:
-        """Replace what was set for these by checked values, in one write. Raises StorageError."""
+        """Replace the settings of these resources by validated ones, in one write. Raises StorageError."""
         self._save(_with(self._brokers, brokers), _with(self._groups, groups))
         if brokers:
             self._apply()
 
-    def checked_group(self, values: Mapping[str, str | None]) -> dict[str, str]:
-        """The values in the table's spelling. Raises InvalidConfig."""
+    def validate_group_settings(self, values: Mapping[str, str | None]) -> dict[str, str]:
+        """Return the values in canonical spelling. Raises InvalidConfig."""
         for key in values:
             if GROUP.get(key) is None:
                 raise InvalidConfig(f"unknown group setting {key!r}")
@@ -125,7 +126,7 @@ class DynamicConfig:
     def _apply(self) -> None:
         layers = self.of_broker(self._broker_name), self.of_broker(CLUSTER)
         for layer in layers:
-            checked_broker(layer)
+            validate_broker_settings(layer)
         self._settings.lay_over(layers)
 
     def _save(self, brokers: dict[str, dict[str, str]], groups: dict[str, dict[str, str]]) -> None:
@@ -136,12 +137,12 @@ class DynamicConfig:
 def _with(
     resources: Mapping[str, dict[str, str]], changed: Mapping[str, dict[str, str]]
 ) -> dict[str, dict[str, str]]:
-    """Return a copy in which resources have other values; those without any are not in it."""
+    """Return a copy with changed values. Resources without any value are left out."""
     return {name: values for name, values in {**resources, **changed}.items() if values}
 
 
-def checked_broker(values: Mapping[str, str | None]) -> dict[str, str]:
-    """The values as they were given. Raises InvalidRequest, as Kafka for settings of brokers."""
+def validate_broker_settings(values: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the values unchanged. Raises InvalidRequest, as Kafka does for settings of brokers."""
     static = [key for key in values if key not in DYNAMIC]
     if static:
         raise InvalidRequest(

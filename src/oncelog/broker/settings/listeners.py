@@ -1,8 +1,10 @@
-"""Where the broker listens, and what it demands there: `listeners`, with the settings of each.
+"""The listeners of the broker: addresses, security protocols and settings of each.
 
-A listener is written [NAME://]HOST:PORT. Its name is a security protocol, or stands for one in
-listener.security.protocol.map; without a name it is that of security.protocol. What holds for one listener
-only is set as listener.name.NAME.KEY. Source: KIP-103, Kafka's SocketServerConfigs.
+A listener is written [NAME://]HOST:PORT. Its name is a security protocol, or is mapped to one by
+listener.security.protocol.map. Without a name, it has that of security.protocol. Settings of one listener are
+written as listener.name.NAME.KEY. The address that a client gets depends on the listener to which it
+connected.
+Source: KIP-103; kafka SocketServerConfigs.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ EVERY_INTERFACE = ("", "0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """`settings`: the broker's as they hold here. `port` 0: a free one, not known before it listens.
+    """A listener. `settings` are the broker's with those of this listener.
 
-    `advertised`: what clients are told instead of host and port.
+    `port` is 0 for a free port, until the listener is bound. `advertised` is the address for clients if it
+    differs from host and port.
     """
 
     name: str
@@ -32,57 +35,58 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """What clients that came by it are told to connect to."""
+        """The address that clients of this listener get in responses."""
         return self.advertised or (self.host, self.port)
 
     @property
     def bootstrap_servers(self) -> str:
+        """The address as HOST:PORT."""
         return address_text(self.host, self.port)
 
     def bound(self, port: int) -> Listener:
-        """The same at the port that it was given."""
-        told = self.advertised and (self.advertised[0], self.advertised[1] or port)
-        return replace(self, port=port, advertised=told)
+        """Return the listener with the port to which it was bound."""
+        advertised = self.advertised and (self.advertised[0], self.advertised[1] or port)
+        return replace(self, port=port, advertised=advertised)
 
 
-def listeners_of(settings: Settings, host_name: str) -> tuple[Listener, ...]:
-    """All of `listeners`. `host_name`: what this machine is called, for those on every interface.
+def parse_listeners(settings: Settings, host_name: str) -> tuple[Listener, ...]:
+    """Parse the setting `listeners`. `host_name` is advertised by listeners on all interfaces.
 
-    Raises ConfigError for what contradicts itself or is not written as it must be.
+    Raises ConfigError for invalid or contradictory settings.
     """
     protocols = _protocols(settings)
     parts = [_parse(text, "listeners", settings) for text in settings["listeners"]]
     names = [name for name, _, _ in parts]
     if not names:
-        raise ConfigError("listeners= is empty: where is the broker to listen?")
+        raise ConfigError("listeners= is empty: the broker needs an address to listen on")
     for name, count in Counter(names).items():
         if name not in protocols:
             raise ConfigError(
-                f"listeners: {name} is no security protocol; listener.security.protocol.map={name}:PROTOCOL "
-                f"says which it speaks ({', '.join(PROTOCOLS)})"
+                f"listeners: {name} is not a security protocol; map it by listener.security.protocol.map="
+                f"{name}:PROTOCOL ({', '.join(PROTOCOLS)})"
             )
         if count > 1:
             raise ConfigError(
-                f"listeners: two are called {name}; name one of them otherwise and map it, as in "
+                f"listeners: two have the name {name}; rename one of them and map it, as in "
                 f"INTERNAL://HOST:PORT with listener.security.protocol.map=INTERNAL:{protocols[name]}"
             )
     advertised, own = _advertised(settings, names), _own_settings(settings, names)
-    made = []
+    listeners = []
     for name, host, port in parts:
-        # Clients cannot connect to "every interface"; Kafka advertises the host's name then, too.
-        told = advertised.get(name) or ((host_name, port) if host in EVERY_INTERFACE else None)
+        # Clients cannot connect to "all interfaces". Like Kafka, advertise the host name then.
+        client_address = advertised.get(name) or ((host_name, port) if host in EVERY_INTERFACE else None)
         changes = {**own.get(name, {}), "security.protocol": protocols[name]}
-        made.append(Listener(name, host, port, settings.replaced(changes), told))
-    return tuple(made)
+        listeners.append(Listener(name, host, port, settings.replaced(changes), client_address))
+    return tuple(listeners)
 
 
 def address_text(host: str, port: int) -> str:
-    """What `parse_address` reads: HOST:PORT, IPv6 hosts in brackets."""
+    """Return HOST:PORT, with IPv6 hosts in brackets: the inverse of `parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address(text: str, what: str) -> tuple[str, int]:
-    """`HOST:PORT`, IPv6 hosts in brackets. Raises ConfigError naming `what`."""
+    """Parse HOST:PORT, with IPv6 hosts in brackets. Raises ConfigError that names the setting `what`."""
     host, separator, port = text.rpartition(":")
     if not separator or not port.isdecimal() or int(port) > 65_535:
         raise ConfigError(f"{what}={text!r}: expected HOST:PORT")
@@ -96,7 +100,7 @@ def _parse(text: str, what: str, settings: Settings) -> tuple[str, str, int]:
 
 
 def _protocols(settings: Settings) -> dict[str, str]:
-    """Name of a listener -> what it speaks; every protocol is a name of itself, unless mapped."""
+    """Map listener names to security protocols; a protocol name maps to itself unless overridden."""
     key = "listener.security.protocol.map"
     protocols = {protocol: protocol for protocol in PROTOCOLS}
     for pair in settings[key]:
@@ -111,23 +115,23 @@ def _protocols(settings: Settings) -> dict[str, str]:
 
 def _advertised(settings: Settings, names: list[str]) -> dict[str, tuple[str, int]]:
     key = "advertised.listeners"
-    found: dict[str, tuple[str, int]] = {}
+    addresses: dict[str, tuple[str, int]] = {}
     for text in settings[key]:
         if "://" not in text and len(names) > 1:
-            raise ConfigError(f"{key}={text!r}: with several listeners, NAME://HOST:PORT says whose it is")
+            raise ConfigError(f"{key}={text!r}: with several listeners, write NAME://HOST:PORT")
         name, host, port = _parse(text if "://" in text else f"{names[0]}://{text}", key, settings)
         if name not in names:
             raise ConfigError(f"{key}={text!r}: there is no listener {name}, but {', '.join(names)}")
         if host in EVERY_INTERFACE:
-            raise ConfigError(f"{key}={text!r}: clients cannot connect to every interface; name the host")
-        if name in found:
-            raise ConfigError(f"{key}: {name} is there twice")
-        found[name] = host, port
-    return found
+            raise ConfigError(f"{key}={text!r}: clients cannot connect to all interfaces; name the host")
+        if name in addresses:
+            raise ConfigError(f"{key}: {name} occurs twice")
+        addresses[name] = host, port
+    return addresses
 
 
 def _own_settings(settings: Settings, names: list[str]) -> dict[str, dict[str, object]]:
-    """Name of a listener -> what is set as listener.name.NAME.KEY."""
+    """Return the settings of each listener that are written as listener.name.NAME.KEY."""
     own: dict[str, dict[str, object]] = {}
     for scoped, value in settings.user_set().items():
         if scoped.startswith(SCOPE):

@@ -1,8 +1,8 @@
-"""Apache Kafka's metadata in a data directory: `__cluster_metadata-0`, its snapshots and its log.
+"""Reader of Apache Kafka's metadata in a data directory: the snapshots and the log in `__cluster_metadata-0`.
 
-Only what a single node can take over is kept: topics with their partitions and settings, producer ids, ACLs,
-SCRAM users, quotas, stored broker settings.
-Source: Kafka's MetadataRecordSerde, MetadataDelta, Snapshots.
+It keeps what a single broker can adopt: topics with their partitions and settings, producer ids, ACLs, SCRAM
+users, quotas and stored broker settings.
+Source: kafka MetadataRecordSerde, MetadataDelta, Snapshots.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from oncelog.wire.stored import (
 
 DIRECTORY = f"{METADATA_LOG}-0"
 TOPIC, BROKER, GROUP = 2, 4, 32
-"""Resource types of settings. Source: Kafka's ConfigResource."""
+"""Resource types of settings. Source: kafka ConfigResource."""
 
 _FRAME_VERSION = 1
 _BEGIN_TRANSACTION, _END_TRANSACTION, _ABORT_TRANSACTION = 23, 24, 25
@@ -52,16 +52,17 @@ _RECORDS: dict[int, type[Data]] = {
     19: RemoveAccessControlEntryRecord,
     22: RemoveUserScramCredentialRecord,
 }
-"""By their type. Source: Kafka's MetadataRecordType."""
+"""Records by type. Source: kafka MetadataRecordType."""
 _CHECKPOINT = re.compile(r"(?P<end>\d{20})-\d{10}\.checkpoint")
 _SEGMENT = re.compile(r"(?P<base>\d{20})\.log")
 
 
 @dataclass(slots=True)
 class KafkaPartition:
-    """Who has a partition: nodes, and the log directory (its id) of each where it is known.
+    """The replicas of a partition: node ids, and the id of each one's log directory if it is known.
 
-    `eligible`, `last_eligible`: nodes that have all, or had, while nobody is in sync (KIP-966).
+    `eligible` and `last_eligible` are nodes that have, or had, all records while no replica is in sync
+    (KIP-966).
     """
 
     replicas: list[int]
@@ -72,12 +73,14 @@ class KafkaPartition:
 
     @property
     def whole_at(self) -> list[int]:
-        """The nodes with every record that was acknowledged; empty when none is named."""
+        """Nodes with all acknowledged records; empty if the metadata names none."""
         return self.isr or self.eligible or self.last_eligible
 
 
 @dataclass(slots=True)
 class KafkaTopic:
+    """A topic in Kafka's metadata."""
+
     name: str
     topic_id: bytes
     partitions: dict[int, KafkaPartition] = field(default_factory=dict)
@@ -85,7 +88,7 @@ class KafkaTopic:
 
 @dataclass(slots=True)
 class KafkaMetadata:
-    """What the records say, replayed in order. `configs`: by (resource type, name)."""
+    """The result of replaying the records in order. `configs` is indexed by (resource type, name)."""
 
     topics: dict[bytes, KafkaTopic] = field(default_factory=dict)
     configs: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)
@@ -96,7 +99,7 @@ class KafkaMetadata:
     _transaction: list[Any] | None = None
 
     def replay(self, value: bytes) -> None:
-        """Take a record into account. Raises PeerError for one that cannot be read."""
+        """Apply a record. Raises PeerError if it cannot be decoded."""
         kind, record = parse_record(value)
         if kind == _BEGIN_TRANSACTION:
             self._transaction = []
@@ -104,8 +107,8 @@ class KafkaMetadata:
             self._transaction = None
         elif kind == _END_TRANSACTION:
             records, self._transaction = self._transaction or [], None
-            for each in records:
-                self._apply(each)
+            for pending in records:
+                self._apply(pending)
         elif record is not None and self._transaction is not None:
             self._transaction.append(record)
         elif record is not None:
@@ -125,10 +128,10 @@ class KafkaMetadata:
             case PartitionChangeRecord():
                 self._change(record)
             case ConfigRecord():
-                held = self.configs.setdefault((record.resource_type, record.resource_name), {})
-                held.pop(record.name, None)
+                configs = self.configs.setdefault((record.resource_type, record.resource_name), {})
+                configs.pop(record.name, None)
                 if record.value is not None:
-                    held[record.name] = record.value
+                    configs[record.name] = record.value
             case ProducerIdsRecord():
                 self.next_producer_id = max(self.next_producer_id, record.next_producer_id)
             case _:
@@ -145,12 +148,12 @@ class KafkaMetadata:
             case RemoveUserScramCredentialRecord():
                 self.users.pop((record.name, record.mechanism), None)
             case ClientQuotaRecord():
-                entity = tuple((each.entity_type, each.entity_name) for each in record.entity)
-                held = self.quotas.setdefault(entity, {})
-                held.pop(record.key, None)
+                entity = tuple((part.entity_type, part.entity_name) for part in record.entity)
+                rates = self.quotas.setdefault(entity, {})
+                rates.pop(record.key, None)
                 if not record.remove:
-                    held[record.key] = record.value
-                if not held:
+                    rates[record.key] = record.value
+                if not rates:
                     del self.quotas[entity]
 
     def _partition(self, record: PartitionRecord) -> None:
@@ -183,15 +186,15 @@ class KafkaMetadata:
 
 
 def parse_record(value: bytes) -> tuple[int, Data | None]:
-    """(type, record); None for a type that does not matter here. Raises PeerError."""
+    """Return the type and the record; None instead of a record that is not needed. Raises PeerError."""
     try:
         frame_version, position = _read_varint(value, 0)
         if frame_version != _FRAME_VERSION:
-            raise PeerError(f"a metadata record of frame version {frame_version}")
+            raise PeerError(f"unknown frame version {frame_version} of a metadata record")
         kind, position = _read_varint(value, position)
         version, position = _read_varint(value, position)
     except IndexError as error:
-        raise PeerError("a metadata record is cut short") from error
+        raise PeerError("a metadata record is truncated") from error
     record = _RECORDS.get(kind)
     return kind, None if record is None else record.decode(version, value, position)
 
@@ -208,7 +211,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def fingerprint(disk: Disk) -> list[str]:
-    """The files of the metadata log with their sizes: they change whenever Apache Kafka has run."""
+    """Return the files of the metadata log with their sizes. They change whenever Apache Kafka runs."""
     if not disk.exists(DIRECTORY):
         return []
     names = [name for name in disk.list(DIRECTORY) if _CHECKPOINT.fullmatch(name) or _SEGMENT.fullmatch(name)]
@@ -216,7 +219,7 @@ def fingerprint(disk: Disk) -> list[str]:
 
 
 def read_metadata(disk: Disk) -> KafkaMetadata:
-    """The newest snapshot and every record after it. Raises StorageError naming the file that is damaged."""
+    """Read the newest snapshot and all records after it. Raises StorageError with the damaged file."""
     metadata, end = KafkaMetadata(), 0
     names = sorted(disk.list(DIRECTORY))
     snapshots = [(int(match["end"]), name) for name in names if (match := _CHECKPOINT.fullmatch(name))]
@@ -230,14 +233,14 @@ def read_metadata(disk: Disk) -> KafkaMetadata:
             continue
         if base > end:
             raise StorageError(
-                f"{disk.describe(DIRECTORY)} has no records from offset {end} to {base}: it is not complete"
+                f"{disk.describe(DIRECTORY)} is incomplete: there are no records from offset {end} to {base}"
             )
         end = max(end, _replay_file(disk, name, metadata, end, is_last=next_base is None))
     return metadata
 
 
 def _replay_file(disk: Disk, name: str, metadata: KafkaMetadata, start: int, *, is_last: bool) -> int:
-    """Take the records from offset `start` on; the offset after the last one."""
+    """Apply the records of a file from offset `start` on. Return the offset after the last one."""
     path = f"{DIRECTORY}/{name}"
     data, end, position = memoryview(disk.read(path)), start, 0
     try:
@@ -257,12 +260,12 @@ def _replay_file(disk: Disk, name: str, metadata: KafkaMetadata, start: int, *, 
 
 
 def _is_torn(data: memoryview, position: int) -> bool:
-    """Whether a crash left the last batch unfinished."""
+    """Return True if a crash left the last batch incomplete."""
     size = int.from_bytes(data[position + 8 : position + LOG_OVERHEAD_BYTES], "big", signed=True)
     return position + LOG_OVERHEAD_BYTES + size >= len(data) or not any(data[position:])
 
 
 def topics_by_name(metadata: KafkaMetadata) -> Iterator[tuple[KafkaTopic, dict[str, str]]]:
-    """Each topic with its own settings."""
+    """Yield each topic with its own settings."""
     for topic in metadata.topics.values():
         yield topic, metadata.configs.get((TOPIC, topic.name), {})

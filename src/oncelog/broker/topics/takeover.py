@@ -1,10 +1,11 @@
-"""Take over a data directory that Apache Kafka left, or whose list of topics is missing.
+"""Adoption of a data directory that Apache Kafka has left, or whose list of topics is missing.
 
-Before anything is opened, Kafka's metadata becomes our own small files: topics with ids and settings, the
-next producer id, ACLs, SCRAM users, quotas. What cannot be honoured stops the start, and nothing is written.
-Each such problem has a word that `oncelog.takeover.accept` takes. `oncelog-takeover.json` is written last, so
-a crash makes the next start do it again. It remembers the metadata log's files: when Kafka has run since, its
-metadata is the newer truth and is taken again.
+Before anything is opened, Kafka's metadata is converted to this broker's own small files: topics with ids and
+settings, the next producer id, ACLs, SCRAM users, quotas. Anything that cannot be honoured stops the start,
+and nothing is written. Each kind of problem has a word that `oncelog.takeover.accept` accepts.
+
+`oncelog-takeover.json` is written last, so that the next start repeats an adoption that a crash interrupted.
+It lists the files of the metadata log: if Kafka has run since, its metadata is newer and is adopted again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from oncelog.broker.security.authorizer import Authorizer
 from oncelog.broker.security.users import FILE_NAME as USERS_FILE
 from oncelog.broker.security.users import Users
 from oncelog.broker.state_file import read_state, write_state
-from oncelog.broker.topics.file import TopicEntry, read_topics, write_topics
 from oncelog.broker.topics.kafka_metadata import (
     BROKER as BROKER_SETTINGS,
 )
@@ -41,6 +41,7 @@ from oncelog.broker.topics.kafka_metadata import (
     GROUP as GROUP_SETTINGS,
 )
 from oncelog.broker.topics.topic_config import BROKER_DEFAULT_OF, topic_settings
+from oncelog.broker.topics.topics_file import TopicEntry, read_topics, write_topics
 from oncelog.config import BROKER, TOPIC
 from oncelog.errors import BrokerError, ConfigError, InvalidConfig, StorageError
 from oncelog.log.checkpoint import LOG_STARTS, RECOVERY_POINTS, encode_uuid
@@ -54,8 +55,8 @@ from oncelog.wire.header import MAGIC
 
 FILE_NAME = "oncelog-takeover.json"
 ACCEPT = "oncelog.takeover.accept"
-KEPT_FOR_EVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-"""Settings of a topic whose own nobody knows: nothing of it is deleted."""
+KEPT_FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+"""Settings of a topic whose own settings are unknown: none of its records are deleted."""
 
 _WITHOUT_MEANING = {
     "file.delete.delay.ms", "follower.replication.throttled.replicas",
@@ -63,20 +64,21 @@ _WITHOUT_MEANING = {
     "preallocate", "segment.jitter.ms", "unclean.leader.election.enable", "local.retention.ms",
     "local.retention.bytes", "remote.log.copy.disable", "remote.log.delete.on.disable",
 }  # fmt: skip
-"""Kafka's settings of a topic that change nothing of what one node stores; they are left out."""
+"""Kafka's topic settings that have no effect on a single broker. They are left out."""
 _STRAY = re.compile(r"(?P<topic>.+)-\d+\.[0-9a-f]{32}-stray")
 _UNASSIGNED = bytes(16)
-"""The id of no directory yet. 1 is one that was lost, 2 one not known. Source: Kafka's DirectoryId."""
+"""Directory id of a replica without a directory; 1 means lost, 2 unknown. Source: kafka DirectoryId."""
 _LOG = re.compile(r"\d{20}\.log")
 _MAGIC_POSITION = 16
-"""Of the byte that tells the message format, in each of them."""
+"""Position of the byte with the message format version, in every format."""
 
 
 @dataclass(slots=True)
-class Plan:
-    """What a takeover would write. `problems`: (word that accepts it, what would be lost and what to do).
+class TakeoverPlan:
+    """The changes and problems of an adoption.
 
-    `leftovers`: directories without a record that no list names; they are removed.
+    `problems` has pairs of the word that accepts the problem, and a text with what would be lost and what to
+    do. `leftovers` are directories without records that no list names; they are removed.
     """
 
     topics: dict[str, TopicEntry]
@@ -84,20 +86,21 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
 
-    def refuse(self, word: str, text: str) -> None:
+    def add_problem(self, word: str, text: str) -> None:
+        """Add a problem that stops the start unless its word is accepted."""
         self.problems.append((word, text))
 
 
 def take_over(logs: LogManager, settings: Settings) -> list[str]:
-    """Make the directory ours where it is another's; notes for the log.
+    """Adopt the directory if necessary. Return notes for the log.
 
-    Raises StorageError, and nothing is written.
+    Raises StorageError if there are problems that are not accepted; then nothing is written.
     """
     disk, accepted = logs.disk, set(settings[ACCEPT])
     before = read_topics(disk)
     state = read_state(logs.disk, FILE_NAME, _parse)
     files = fingerprint(disk)
-    plan = Plan({name: entry for name, entry in before.items() if name != METADATA_LOG})
+    plan = TakeoverPlan({name: entry for name, entry in before.items() if name != METADATA_LOG})
     metadata = None
     if files and (state is None or state["files"] != files):
         metadata = _metadata(logs, plan)
@@ -112,7 +115,7 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
         security = _Security(plan, metadata, logs, settings, {} if state is None else state["taken"])
     refused = [(word, text) for word, text in plan.problems if word not in accepted]
     if refused:
-        raise StorageError(_refusal(disk.describe(""), refused))
+        raise StorageError(_problem_text(disk.describe(""), refused))
     for directory in plan.leftovers:
         disk.remove_tree(directory)
     if plan.topics != before:
@@ -130,12 +133,12 @@ def take_over(logs: LogManager, settings: Settings) -> list[str]:
     return plan.notes + accepted_notes
 
 
-def _refusal(path: str, refused: list[tuple[str, str]]) -> str:
+def _problem_text(path: str, refused: list[tuple[str, str]]) -> str:
     words = ",".join(sorted({word for word, _ in refused}))
     lines = "".join(f"\n  [{word}] {text}" for word, text in refused)
     return (
-        f"{path} cannot be taken over as it is; no topic was changed:{lines}\n"
-        f"Repair that, or start with {ACCEPT}={words} to go on without (docs/operations.md)"
+        f"{path} cannot be adopted as it is; no topic was changed:{lines}\n"
+        f"Repair this, or start with {ACCEPT}={words} to continue without it (docs/operations.md)"
     )
 
 
@@ -143,11 +146,11 @@ def _parse(content: dict[str, Any]) -> dict[str, Any]:
     return {**{key: content[key] for key in ("files", "topic_ids")}, "taken": content.get("taken", {})}
 
 
-def _metadata(logs: LogManager, plan: Plan) -> KafkaMetadata | None:
+def _metadata(logs: LogManager, plan: TakeoverPlan) -> KafkaMetadata | None:
     try:
         return read_metadata(logs.disk)
     except StorageError as error:
-        plan.refuse("metadata", f"{error}: topics' settings, ACLs, users and quotas in it are lost")
+        plan.add_problem("metadata", f"{error}: topics' settings, ACLs, users and quotas in it are lost")
         return None
 
 
@@ -155,7 +158,7 @@ def _metadata(logs: LogManager, plan: Plan) -> KafkaMetadata | None:
 
 
 def _plan_topics(
-    plan: Plan, metadata: KafkaMetadata, logs: LogManager, settings: Settings, *, is_first: bool
+    plan: TakeoverPlan, metadata: KafkaMetadata, logs: LogManager, settings: Settings, *, is_first: bool
 ) -> None:
     here = set(logs.partition_directories())
     unlisted: list[TopicPartition] = []
@@ -166,57 +169,65 @@ def _plan_topics(
             if tp in here and logs.stored_topic_id(tp) in (None, topic.topic_id):
                 nodes = partition.whole_at
                 if nodes and logs.node_id not in nodes:
-                    plan.refuse("partitions", f"{tp} is not in sync here; nodes {nodes} have more of it")
+                    plan.add_problem(
+                        "partitions", f"{tp} is not in sync here; nodes {nodes} have more records"
+                    )
                 if logs.lacks_recovery_point(tp):
                     unlisted.append(tp)
             elif not _is_unmade(topic, index, logs):
                 missing[index] = partition.replicas
         if missing:
             text = ", ".join(f"{topic.name}-{index} (nodes {nodes})" for index, nodes in missing.items())
-            plan.refuse("partitions", f"not in this directory: {text}")
+            plan.add_problem("partitions", f"not in this directory: {text}")
             if len(missing) == len(topic.partitions):
                 continue
         own = _own_settings(plan, topic.name, configs, settings)
         known = plan.topics.get(topic.name)
         if is_first and known is not None:
-            own |= known.settings  # altered since an older version took the directory over
+            own |= known.settings  # changed since an older version adopted the directory
         plan.topics[topic.name] = TopicEntry(topic.topic_id, len(topic.partitions), own, is_deleting=False)
     if unlisted:
-        # Those of one of several log.dirs, whose checkpoint files those of another one have replaced.
-        plan.refuse(
+        # They come from one of several log.dirs, and another one's checkpoint files have replaced theirs.
+        plan.add_problem(
             "partitions",
-            f"no {RECOVERY_POINTS} has {', '.join(map(str, unlisted))}, nor perhaps {LOG_STARTS}, which tells"
-            " of deleted records: put the lines of these files of each of Kafka's log.dirs into one file",
+            f"{RECOVERY_POINTS} lacks {', '.join(map(str, unlisted))}, and perhaps {LOG_STARTS} does too:"
+            " merge the lines of these files from all of Kafka's log.dirs",
         )
 
 
 def _is_unmade(topic: KafkaTopic, index: int, logs: LogManager) -> bool:
-    """Whether Kafka would make the partition's directory: it is ours alone, in no directory yet."""
+    """Return True if Kafka would create the partition's directory: only we have it, and not created yet."""
     partition = topic.partitions[index]
     if partition.replicas != [logs.node_id]:
         return False
-    # None at all: written before directories had ids, of a partition that one has.
-    return bool(partition.directories) and all(each == _UNASSIGNED for each in partition.directories)
+    # An empty list was written before directories had ids; the partition has a directory then.
+    return bool(partition.directories) and all(
+        directory == _UNASSIGNED for directory in partition.directories
+    )
 
 
-def _own_settings(plan: Plan, name: str, configs: Mapping[str, str], settings: Settings) -> dict[str, str]:
+def _own_settings(
+    plan: TakeoverPlan, name: str, configs: Mapping[str, str], settings: Settings
+) -> dict[str, str]:
     own: dict[str, str] = {}
     for key, value in sorted(configs.items()):
         text = f"topic {name}: {key}={value}"
         if key == "cleanup.policy" and not value.strip():
-            own |= KEPT_FOR_EVER  # an empty list: Kafka neither deletes nor compacts
+            own |= KEPT_FOREVER  # with an empty list, Kafka neither deletes nor compacts
         elif key == "remote.storage.enable" and value == "true":
-            plan.refuse("settings", f"{text}: a part of its records is in remote storage, not here")
+            plan.add_problem("settings", f"{text}: some of its records are in remote storage, not here")
         elif TOPIC.get(key) is not None and (error := _error_of(settings, key, value)) is None:
             own.setdefault(key, value)
         elif key in _WITHOUT_MEANING or key == "remote.storage.enable":
-            plan.notes.append(f"{text} means nothing on one node and is left out")
+            plan.notes.append(f"{text} has no effect on a single broker and is left out")
         elif TOPIC.get(key) is not None:
-            plan.refuse("settings", f"{text} is not possible here ({error}); it is kept for ever instead")
-            own |= KEPT_FOR_EVER
+            plan.add_problem(
+                "settings", f"{text} is not supported ({error}); the topic is kept forever instead"
+            )
+            own |= KEPT_FOREVER
         else:
-            plan.refuse("settings", f"{text} is unknown here; without it the topic is kept for ever")
-            own |= KEPT_FOR_EVER
+            plan.add_problem("settings", f"{text} is unknown; without it the topic is kept forever")
+            own |= KEPT_FOREVER
     return own
 
 
@@ -229,53 +240,53 @@ def _error_of(settings: Settings, key: str, value: str) -> InvalidConfig | None:
 
 
 def _plan_gone(
-    plan: Plan,
+    plan: TakeoverPlan,
     metadata: KafkaMetadata,
     logs: LogManager,
     before: Mapping[str, TopicEntry],
     taken: set[str],
 ) -> None:
-    """Topics of ours whose directories Kafka has put aside, or deleted as its own."""
+    """Handle our topics that Kafka has deleted, or whose directories it has set aside as strays."""
     names = {topic.name: topic.topic_id for topic in metadata.topics.values()}
     here = {tp.topic for tp in logs.partition_directories()}
     strays = [name for name in logs.disk.list() if _STRAY.fullmatch(name)]
     for name, entry in before.items():
         if name == METADATA_LOG or names.get(name) == entry.topic_id or (name in here and name not in names):
             continue
-        stray = next((each for each in strays if _is_stray_of(each, name)), None)
+        stray = next((directory for directory in strays if _is_stray_of(directory, name)), None)
         if stray is not None:
-            plan.refuse(
+            plan.add_problem(
                 "strays",
-                f"topic {name} was put aside by Apache Kafka, which does not know it: rename {stray}"
+                f"topic {name} was set aside by Apache Kafka, which does not know it: rename {stray}"
                 f" (and its other partitions) back to {name}-N to keep it",
             )
         if name not in names and (stray is not None or encode_uuid(entry.topic_id) in taken):
             del plan.topics[name]
-            plan.notes.append(f"topic {name} is gone: Apache Kafka deleted it or put it aside")
+            plan.notes.append(f"topic {name} is gone: Apache Kafka deleted it or set it aside")
 
 
 def _is_stray_of(directory: str, name: str) -> bool:
-    """Whether Kafka would have put the topic aside as that; it cuts a name that is too long."""
+    """Return True if the directory is a stray of the topic. Kafka truncates names that are too long."""
     match = _STRAY.fullmatch(directory)
     assert match is not None
     start: str = match["topic"]
     return start == name or (len(directory) == 255 and name.startswith(start))
 
 
-def _plan_broker_settings(plan: Plan, metadata: KafkaMetadata, settings: Settings) -> None:
-    """Settings of the broker and of groups that Kafka keeps in its metadata; ours come from elsewhere."""
+def _plan_broker_settings(plan: TakeoverPlan, metadata: KafkaMetadata, settings: Settings) -> None:
+    """Compare the broker and group settings in Kafka's metadata with ours, which are stored elsewhere."""
     stored = dict(metadata.configs.get((BROKER_SETTINGS, ""), {}))
     stored |= metadata.configs.get((BROKER_SETTINGS, str(settings["node.id"])), {})
     for key, value in sorted(stored.items()):
         if key not in BROKER_DEFAULT_OF.values():
-            plan.notes.append(f"broker setting {key} that Kafka stores is not taken over")
+            plan.notes.append(f"broker setting {key} in Kafka's metadata is not adopted")
             continue
         try:
             is_same = BROKER.parse({key: value})[key] == settings[key]
         except ConfigError:
             is_same = False
         if not is_same:
-            plan.refuse(
+            plan.add_problem(
                 "broker-settings",
                 f"Kafka stores the broker setting {key}={value}, this broker has {settings[key]}:"
                 f" start it with {key}={value}",
@@ -283,11 +294,11 @@ def _plan_broker_settings(plan: Plan, metadata: KafkaMetadata, settings: Setting
     for (kind, name), own in sorted(metadata.configs.items()):
         if kind == GROUP_SETTINGS:
             texts = ", ".join(f"{key}={value}" for key, value in sorted(own.items()))
-            plan.notes.append(f"settings that Kafka stores of group {name}: {texts}; they are not taken over")
+            plan.notes.append(f"settings of group {name} in Kafka's metadata are not adopted: {texts}")
 
 
-def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
-    """Directories of topics that no list names: their settings are lost."""
+def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
+    """Handle directories of topics that no list names, so that their settings are lost."""
     unnamed: dict[str, dict[int, bool]] = {}
     for tp in logs.partition_directories():
         entry = plan.topics.get(tp.topic)
@@ -295,36 +306,36 @@ def _plan_unnamed(plan: Plan, logs: LogManager) -> None:
             if logs.is_partition(tp):
                 unnamed.setdefault(tp.topic, {})[tp.partition] = not logs.is_without_records(tp)
             else:
-                plan.notes.append(f"{logs.disk.describe(str(tp))} is no partition and is left alone")
+                plan.notes.append(f"{logs.disk.describe(str(tp))} is not a partition and is left alone")
         elif tp.partition >= entry.partition_count and not logs.is_without_records(tp):
-            plan.refuse(
+            plan.add_problem(
                 "partitions",
-                f"topic {tp.topic} has {entry.partition_count} partitions by the list of topics, and"
-                f" {tp} is here with records, which nobody could read",
+                f"topic {tp.topic} has {entry.partition_count} partitions in the list of topics, but"
+                f" {tp} exists with records, which no client could read",
             )
     for name, indexes in sorted(unnamed.items()):
         if not any(indexes.values()):
-            # A creation that failed on a broken disk leaves such directories, and nothing is lost with them.
+            # A failed creation leaves such directories. They have no records, so nothing is lost.
             plan.leftovers += [f"{name}-{index}" for index in sorted(indexes)]
             continue
-        # Empty ones count: keys and groups belong to partitions by the number of all.
+        # Empty partitions count too: the partition of a key or group depends on their number.
         count = max(indexes) + 1
         if name not in INTERNAL_TOPICS:
-            plan.refuse(
+            plan.add_problem(
                 "settings",
-                f"topic {name}: its directory is here, its settings are not (neither {METADATA_LOG} nor"
-                " oncelog-topics.json names it); restore these, or it is kept for ever",
+                f"topic {name}: its directory exists, but its settings do not (neither {METADATA_LOG} nor"
+                " oncelog-topics.json names it); restore one of them, or the topic is kept forever",
             )
         if len(indexes) < count:
             missing = sorted(set(range(count)) - set(indexes))
-            plan.refuse("partitions", f"topic {name}: partitions {missing} are not in this directory")
+            plan.add_problem("partitions", f"topic {name}: partitions {missing} are not in this directory")
         topic_id = logs.stored_topic_id(TopicPartition(name, min(indexes))) or logs.new_uuid()
-        own = {} if name in INTERNAL_TOPICS else dict(KEPT_FOR_EVER)
+        own = {} if name in INTERNAL_TOPICS else dict(KEPT_FOREVER)
         plan.topics[name] = TopicEntry(topic_id, count, own, is_deleting=False)
 
 
-def _plan_formats(plan: Plan, logs: LogManager, known: set[str]) -> None:
-    """Old message formats, in topics that are not `known` as ours: what cannot be read would be cut off."""
+def _plan_formats(plan: TakeoverPlan, logs: LogManager, known: set[str]) -> None:
+    """Find old message formats in topics that are not ours yet: unreadable records would be truncated."""
     old: dict[str, int] = {}
     for tp in logs.partition_directories():
         if tp.topic in plan.topics and tp.topic not in known:
@@ -332,29 +343,30 @@ def _plan_formats(plan: Plan, logs: LogManager, known: set[str]) -> None:
                 file = logs.disk.open(f"{tp}/{name}")
                 head = file.pread(_MAGIC_POSITION + 1, 0)
                 file.close()
-                # Zeros are what a power loss leaves, and no message: the length is in them.
+                # A power loss leaves zeros, which are no message: the length would not be 0.
                 if len(head) > _MAGIC_POSITION and head[_MAGIC_POSITION] < MAGIC and any(head[8:12]):
                     old.setdefault(tp.topic, head[_MAGIC_POSITION])
     for topic, version in sorted(old.items()):
-        plan.refuse(
+        plan.add_problem(
             "formats",
-            f"topic {topic} has records in message format {version}, of before Kafka 0.11, which are not read"
-            " here: copy them to a new topic while Apache Kafka runs, and delete this one",
+            f"topic {topic} has records in message format {version} from before Kafka 0.11, which cannot be"
+            " read: copy them to a new topic while Apache Kafka runs, and delete this one",
         )
 
 
-# Who may do what
+# ACLs, users and quotas
 
 
 class _Security:
-    """ACLs, users and quotas of Kafka's metadata, beside those that we have already.
+    """The ACLs, users and quotas in Kafka's metadata, compared with ours.
 
-    `found`: what Kafka has, as digests. `taken`: the same of the last takeover, by which is told who changed.
+    `found` has digests of what Kafka has. `taken` has the digests of the last adoption, which show whether
+    Kafka or this broker has changed them since.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TakeoverPlan,
         metadata: KafkaMetadata,
         logs: LogManager,
         settings: Settings,
@@ -369,12 +381,12 @@ class _Security:
         self._quotas()
 
     def store(self) -> None:
-        """Store what is taken, each kind in one write. Raises StorageError."""
+        """Store what is adopted, each kind in one write. Raises StorageError."""
         for store in self._stores:
             store()
 
-    def _settle(self, word: str, file: str, found: list[Any], held: list[Any], store: Any) -> None:
-        """Take Kafka's, keep ours, or refuse where both have changed."""
+    def _merge(self, word: str, file: str, found: list[Any], held: list[Any], store: Any) -> None:
+        """Adopt Kafka's, keep ours, or add a problem if both have changed."""
         theirs, ours = _digest(found), _digest(held)
         self.found[word] = theirs
         last = self._taken.get(word, _digest([]))
@@ -383,20 +395,20 @@ class _Security:
         if ours == last:
             self._stores.append(store)
         else:
-            self._plan.refuse(word, f"{file} differs from Kafka's {word}; remove it to take Kafka's")
+            self._plan.add_problem(word, f"{file} differs from Kafka's {word}; remove it to take Kafka's")
 
     def _acls(self) -> None:
         acls = [acl for record in self._metadata.acls.values() if (acl := self._acl(record)) is not None]
         if acls and not self._settings["authorizer.class.name"]:
             names = ", ".join(sorted({acl.principal for acl in acls})[:5])
-            self._plan.refuse(
+            self._plan.add_problem(
                 "acls",
-                f"Kafka has {len(acls)} ACLs (of {names}) and this broker checks none, so everybody could do"
-                " everything: set authorizer.class.name and super.users as Kafka had them",
+                f"Kafka has {len(acls)} ACLs (of {names}), but this broker checks none, so every client could"
+                " do everything: set authorizer.class.name and super.users as in Kafka",
             )
         authorizer = Authorizer(self._disk, "", allows_if_none=False)
-        found, held = ([_text_of(acl) for acl in each] for each in (set(acls), authorizer.acls))
-        self._settle("acls", ACLS_FILE, found, held, lambda: authorizer.replace(acls))
+        found, held = ([_text_of(acl) for acl in group] for group in (set(acls), authorizer.acls))
+        self._merge("acls", ACLS_FILE, found, held, lambda: authorizer.replace(acls))
 
     def _acl(self, record: Any) -> Acl | None:
         try:
@@ -410,7 +422,7 @@ class _Security:
                 Permission(record.permission_type),
             )
         except ValueError as error:
-            self._plan.refuse("acls", f"an ACL of {record.principal} on {record.resource_name}: {error}")
+            self._plan.add_problem("acls", f"an ACL of {record.principal} on {record.resource_name}: {error}")
             return None
 
     def _users(self) -> None:
@@ -419,14 +431,20 @@ class _Security:
             try:
                 mechanism = Mechanism(number)
             except ValueError:
-                self._plan.refuse("users", f"SCRAM user {name}: mechanism {number} is unknown here")
+                self._plan.add_problem("users", f"SCRAM user {name}: mechanism {number} is unknown")
                 continue
             keys = bytes(record.salt), bytes(record.stored_key), bytes(record.server_key)
             found[name, mechanism] = Credential(*keys, record.iterations)
         users = Users(self._disk, self._new_secret)
-        held = {(name, mechanism): each for name in users.names() for mechanism, each in users.of(name)}
-        theirs, ours = ([_text_of_user(*each) for each in which.items()] for which in (found, held))
-        self._settle("users", USERS_FILE, theirs, ours, lambda: users.take_over(found))
+        held = {
+            (name, mechanism): credential
+            for name in users.names()
+            for mechanism, credential in users.of(name)
+        }
+        theirs, ours = (
+            [_text_of_user(*item) for item in credentials.items()] for credentials in (found, held)
+        )
+        self._merge("users", USERS_FILE, theirs, ours, lambda: users.take_over(found))
 
     def _quotas(self) -> None:
         found: dict[QuotaEntity, Mapping[str, float]] = {}
@@ -435,7 +453,7 @@ class _Security:
                 entity = normalize_entity(parse_entity(pairs))
                 found[entity] = apply_changes(entity, {}, rates.items())
             except BrokerError as error:
-                self._plan.refuse("quotas", f"quotas {rates} of {dict(pairs)}: {error}")
+                self._plan.add_problem("quotas", f"quotas {rates} of {dict(pairs)}: {error}")
         quotas = Quotas(self._disk, self._settings, {})
         theirs, ours = (
             [(sorted(entity.parts.items()), sorted(rates.items())) for entity, rates in which.items()]
@@ -446,11 +464,11 @@ class _Security:
             *gone,
             *((entity, list(rates.items())) for entity, rates in found.items()),
         ]
-        self._settle("quotas", QUOTAS_FILE, theirs, ours, lambda: quotas.alter_all(changes, is_test=False))
+        self._merge("quotas", QUOTAS_FILE, theirs, ours, lambda: quotas.alter_all(changes, is_test=False))
 
 
 def _digest(values: list[Any]) -> str:
-    return sha256(json.dumps(sorted(json.dumps(each) for each in values)).encode()).hexdigest()
+    return sha256(json.dumps(sorted(json.dumps(value) for value in values)).encode()).hexdigest()
 
 
 def _text_of(acl: Acl) -> list[Any]:
@@ -466,5 +484,5 @@ def _text_of(acl: Acl) -> list[Any]:
 
 
 def _text_of_user(key: tuple[str, Mechanism], held: Credential) -> list[Any]:
-    texts = [each.hex() for each in (held.salt, held.stored_key, held.server_key)]
+    texts = [data.hex() for data in (held.salt, held.stored_key, held.server_key)]
     return [key[0], key[1].label, *texts, held.iterations]

@@ -1,4 +1,4 @@
-"""A topic's settings: its own over the broker's defaults over the table's."""
+"""The effective settings of a topic: its own, then the broker's defaults, then the table's."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ BROKER_DEFAULT_OF = {
     "segment.index.bytes": "log.index.size.max.bytes",
     "segment.ms": "log.roll.ms",
 }
-"""Topic key -> the broker key that is its default."""
+"""Topic setting -> the broker setting that is its default."""
 
 THROTTLED_REPLICAS = {"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"}
 _REPLICA = re.compile(r"\s*(?:[0-9]+:[0-9]+)?\s*")
 
 MIN_SEGMENT_BYTES = 1 << 20
-"""The least segment.bytes that a client may set. Source: Kafka 4.0's LogConfig."""
+"""Smallest segment.bytes that a client may set. Source: kafka LogConfig (4.0)."""
 
 
 def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
-    """What holds for a topic with these settings of its own. Raises InvalidConfig naming the key."""
+    """Return the effective settings of a topic with these overrides. Raises InvalidConfig with the key."""
     defaults = {key: broker[broker_key] for key, broker_key in BROKER_DEFAULT_OF.items()}
     try:
         own = TOPIC.parse(overrides)
@@ -52,16 +52,16 @@ def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
 
 
 def stored_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
-    """A topic's own settings as its file has them, each in a spelling that is read today.
+    """Return a topic's own settings from its file, in a spelling that is valid today.
 
-    Versions before 0.5.0 stored numbers as Python reads them: with underscores, of any length, nan. A broker
-    that refused them now could not start.
+    Versions before 0.5.0 stored numbers as Python reads them: with underscores, of any length, nan. If they
+    were rejected now, the broker could not start.
     """
-    return {key: text for key, given in overrides.items() if (text := _stored(key, given)) is not None}
+    return {key: text for key, stored in overrides.items() if (text := _stored(key, stored)) is not None}
 
 
 def _stored(key: str, text: str) -> str | None:
-    """None: the setting's default holds."""
+    """Return the stored value in a valid spelling; None for the setting's default."""
     row = TOPIC.get(key)
     try:
         if row is not None:
@@ -80,32 +80,32 @@ def _stored(key: str, text: str) -> str | None:
             value = float(text)
             return None if math.isnan(value) else str(value)
     except ValueError:
-        pass  # no version took it: refused with the setting's name
+        pass  # no version accepted it: parsing raises an error with the setting's name
     return text
 
 
 def check_overrides(
-    broker: Settings, overrides: Mapping[str, str | None], present: Mapping[str, str] | None = None
+    broker: Settings, overrides: Mapping[str, str | None], existing: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The overrides in the table's spelling. Raises InvalidConfig: unknown, malformed, null, too small.
+    """Return the overrides as strings. Raises InvalidConfig if one is unknown, malformed, null or too small.
 
-    `present`: the topic's own settings before. What older versions accepted may stay among them: a small
-    segment.bytes, gzip's level 0, throttled replicas of any form.
+    `existing` has the topic's previous own settings. Values that older versions accepted may stay unchanged:
+    a small segment.bytes, gzip level 0, throttled replicas of any form.
     """
     for key, value in overrides.items():
         if value is None:
             raise InvalidConfig(f"{key}: a null value is not a setting")
         if TOPIC.get(key) is None:
             raise InvalidConfig(f"unknown topic setting {key!r}")
-    given = {key: str(value) for key, value in overrides.items()}
-    settings = topic_settings(broker, given)
-    changed = {key for key in given if present is None or given[key] != present.get(key)}
+    texts = {key: str(value) for key, value in overrides.items()}
+    settings = topic_settings(broker, texts)
+    changed = {key for key in texts if existing is None or texts[key] != existing.get(key)}
     if "segment.bytes" in changed and settings["segment.bytes"] < MIN_SEGMENT_BYTES:
-        raise InvalidConfig(f"segment.bytes={given['segment.bytes']}: must be at least {MIN_SEGMENT_BYTES}")
+        raise InvalidConfig(f"segment.bytes={texts['segment.bytes']}: must be at least {MIN_SEGMENT_BYTES}")
     if "compression.gzip.level" in changed and settings["compression.gzip.level"] == 0:
         raise InvalidConfig("compression.gzip.level=0: must be -1 or 1 to 9")
     for key in changed & THROTTLED_REPLICAS:
         replicas = settings[key]
         if replicas != ["*"] and not all(_REPLICA.fullmatch(replica) for replica in replicas):
-            raise InvalidConfig(f"{key}={given[key]}: must be * or PARTITION:BROKER, separated by commas")
-    return given
+            raise InvalidConfig(f"{key}={texts[key]}: must be * or PARTITION:BROKER, separated by commas")
+    return texts

@@ -1,11 +1,14 @@
-"""The topics of this node: names, ids, settings, partitions; durable before they are answered.
+"""The topics of this broker: names, ids, settings and partitions. Changes are durable before they are
+answered.
 
-`oncelog-topics.json` (written whole, to a temporary file, synced, renamed) is the truth about which topics
-there are; partition directories hold the data and, as in Kafka, the topic id in `partition.metadata`. Each
-name is in one state of `rules/storage/topic_state.py`, which says in what order the file and the directories
-change. Here they are changed, and what became of that is told to the rules. A deleted topic stays in the file
-until its directories are gone, and its committed offsets until they are deleted durably
-(`offsets_to_delete`). Directories that no entry names were looked at before (`broker/topics/takeover.py`).
+`oncelog-topics.json` defines which topics exist. It is written completely to a temporary file, synced and
+renamed. Partition directories hold the data and, as in Kafka, the topic id in `partition.metadata`. The state
+of each name, and the order in which the file and the directories change, is decided by
+`rules/storage/topic_state.py`.
+
+A deleted topic stays in the file until its directories are gone, and its committed offsets until they are
+deleted durably (`offsets_to_delete`). `broker/topics/takeover.py` has handled directories that no entry names
+before.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from oncelog.broker.coordinators.internal_topic_config import INTERNAL_TOPICS, w
 from oncelog.broker.request_limits import MAX_PARTITIONS
 from oncelog.broker.state_file import NotDurable, read_state, write_state
 from oncelog.broker.stepwise import run_work
-from oncelog.broker.topics.file import FILE_NAME, parse_topics
-from oncelog.broker.topics.names import TopicNames, check_topic_name
 from oncelog.broker.topics.topic_config import stored_overrides, topic_settings
+from oncelog.broker.topics.topic_names import TopicNames, check_topic_name
+from oncelog.broker.topics.topics_file import FILE_NAME, parse_topics
 from oncelog.config import INT64_MAX
 from oncelog.errors import (
     BrokerError,
@@ -47,14 +50,14 @@ from oncelog.types import TopicPartition
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
-"""Bounded steps between which others are served, and what comes of them."""
+"""Work in bounded steps, between which other requests are served, and its result."""
 
 
 @dataclass(eq=False, slots=True)
 class Topic:
-    """A topic. `overrides` are its own settings, `settings` what holds with the broker's defaults.
+    """A topic. `overrides` are its own settings; `settings` include the broker's defaults.
 
-    `is_plain`: an append is open to clients, opens no payload, and waits for neither the disk nor replicas.
+    With `allows_direct_produce`, an append needs no check of clients or payload, no flush and no replicas.
     """
 
     name: str
@@ -65,25 +68,26 @@ class Topic:
     min_insync_replicas: int = 1
     flush_messages: int = 1
     flush_ms: int = INT64_MAX
-    is_plain: bool = False
+    allows_direct_produce: bool = False
     state: TopicState = TopicState.ABSENT
     partition_count: int = 0
-    """How many partitions it has, or will have when all are made."""
+    """Number of partitions, including those that are being created."""
     directory_count: int = 0
-    """No directory of it has this index or a larger one."""
+    """All of its directories have an index below this."""
     new_partitions: list[Partition] = field(default_factory=list)
-    """Opened ones that clients do not find yet: they are shown when all are there and durable."""
+    """Opened partitions that clients cannot use until all new ones are open and durable."""
     is_growing: bool = False
-    """A request adds partitions, in steps. Another one waits until that has ended."""
+    """True while a request adds partitions in steps. Another such request waits."""
     is_being_removed: bool = False
-    """A request removes its directories, in steps: nobody else may, and the name is taken."""
+    """True while a request removes its directories in steps. Its name is still taken."""
 
     @property
     def is_internal(self) -> bool:
+        """True for a coordinator's topic, to which clients may not write."""
         return self.name in INTERNAL_TOPICS
 
     def partition(self, index: int) -> Partition:
-        """Raises UnknownTopicOrPartition."""
+        """Return a partition. Raises UnknownTopicOrPartition."""
         if not 0 <= index < len(self.partitions):
             raise UnknownTopicOrPartition(
                 f"topic {self.name!r} has partitions 0..{len(self.partitions) - 1}, not {index}"
@@ -91,7 +95,7 @@ class Topic:
         return self.partitions[index]
 
     def configure(self, broker: Settings, overrides: dict[str, str]) -> None:
-        """Take over settings of its own, and what the request path reads of them."""
+        """Set the topic's own settings, and the fields that the request path reads."""
         self.overrides = overrides
         self.settings = topic_settings(broker, overrides)
         self.min_insync_replicas = self.settings["min.insync.replicas"]
@@ -100,14 +104,14 @@ class Topic:
         is_alone = self.flush_messages == INT64_MAX and self.min_insync_replicas <= 1
         codec, policies = self.settings["compression.type"], self.settings["cleanup.policy"]
         is_opened = codec != "producer" or "compact" in policies
-        self.is_plain = is_alone and not self.is_internal and not is_opened
+        self.allows_direct_produce = is_alone and not self.is_internal and not is_opened
 
 
 class OffsetsToDelete(NamedTuple):
-    """Committed offsets that a deleted topic leaves.
+    """The committed offsets of a deleted topic.
 
-    `before`: in each partition of `__consumer_offsets`, those below this offset; None: all, for no topic of
-    that name was made since.
+    `before` limits them to records below this offset, in each partition of `__consumer_offsets`. None means
+    all, because no topic with the name was created since.
     """
 
     topic_id: str
@@ -115,7 +119,7 @@ class OffsetsToDelete(NamedTuple):
 
 
 class NewTopic(NamedTuple):
-    """A topic to be created."""
+    """The definition of a new topic."""
 
     name: str
     partition_count: int
@@ -123,7 +127,7 @@ class NewTopic(NamedTuple):
 
 
 class Topics:
-    """Every topic, found by name and by id."""
+    """All topics of the broker by name and by id."""
 
     def __init__(
         self, log_manager: LogManager, settings: Settings, *, new_uuid: Callable[[], bytes], now_ms: int
@@ -132,124 +136,130 @@ class Topics:
         self._settings = settings
         self._new_uuid = new_uuid
         self._entries: dict[str, Topic] = {}
-        """Topics in every state but ABSENT, as the file names them."""
+        """Topics in every state but ABSENT: those that the file names."""
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
-        """The live ones, as requests find them; only `_move` changes these three."""
+        """The live topics, which requests can use. Only `_move` changes these three."""
         self._opened_count = 0
-        self.large_answers: dict[object, bytes] = {}
-        """Encoded answers that describe topics; forgotten when any topic changes."""
+        self.large_responses: dict[object, bytes] = {}
+        """Encoded responses that describe topics, kept until any topic changes."""
         self.offsets_to_delete: dict[str, OffsetsToDelete] = {}
-        """Deleted topics whose committed offsets are perhaps not deleted yet, by name."""
+        """Deleted topics by name, whose committed offsets may not be deleted yet."""
         self._held_names: set[str] = set()
-        """Names of deleted topics whose committed offsets are still in memory."""
+        """Names of deleted topics whose committed offsets are still in memory. They cannot be used."""
         self.offset_ends: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]] = lambda names: {}
-        """Where partitions of `__consumer_offsets` with offsets of topics end (`Offsets.ends_of`)."""
+        """Return the end of the partitions of `__consumer_offsets` that may hold offsets of these topics."""
         self.revision = 0
-        """Raised when any topic changes."""
+        """Incremented when any topic changes."""
         self._load(now_ms)
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def get(self, name: str) -> Topic | None:
+        """Return the live topic with this name."""
         return self._by_name.get(name)
 
     def by_id(self, topic_id: bytes | memoryview) -> Topic | None:
+        """Return the live topic with this id."""
         return self._by_id.get(bytes(topic_id))
 
     def all(self) -> Iterator[Topic]:
+        """Return all live topics."""
         return iter(self._by_name.values())
 
     def all_partitions(self) -> Iterator[tuple[TopicPartition, Partition]]:
+        """Yield the partitions of all live topics."""
         for topic in self._by_name.values():
             for index, partition in enumerate(topic.partitions):
                 yield TopicPartition(topic.name, index), partition
 
-    def partition(self, at: TopicPartition) -> tuple[Topic, Partition]:
-        """Raises UnknownTopicOrPartition."""
-        topic = self._by_name.get(at.topic)
+    def partition(self, tp: TopicPartition) -> tuple[Topic, Partition]:
+        """Return a live topic and its partition. Raises UnknownTopicOrPartition."""
+        topic = self._by_name.get(tp.topic)
         if topic is None:
-            raise UnknownTopicOrPartition(f"there is no topic {at.topic!r}")
-        return topic, topic.partition(at.partition)
+            raise UnknownTopicOrPartition(f"there is no topic {tp.topic!r}")
+        return topic, topic.partition(tp.partition)
 
-    def keep_answer(self, key: object, body: bytes) -> None:
-        """Remember an answer among the few that are asked for again and again."""
-        if len(self.large_answers) >= self._logs.limits.max_answers_kept:
-            self.large_answers.clear()
-        self.large_answers[key] = body
+    def keep_response(self, key: object, body: bytes) -> None:
+        """Cache an encoded response. Only a few are kept, since clients repeat the same large requests."""
+        if len(self.large_responses) >= self._logs.limits.max_answers_kept:
+            self.large_responses.clear()
+        self.large_responses[key] = body
 
     def settings_of(self, name: str) -> Mapping[str, SettingValue]:
-        """What holds for a topic; empty for one that is not there."""
+        """Return the effective settings of a topic; nothing if it does not exist."""
         topic = self._by_name.get(name)
         return topic.settings if topic else {}
 
     def create(self, name: str, partition_count: int, overrides: dict[str, str], now_ms: int) -> Topic:
-        """Make a topic, durably.
+        """Create a topic durably.
 
         Raises InvalidTopicException, TopicAlreadyExists, InvalidConfig, KafkaStorageError, StorageError.
         """
-        (made,) = self.create_all([NewTopic(name, partition_count, overrides)], now_ms)
-        if isinstance(made, Exception):
-            raise made
-        return made
+        (created,) = self.create_all([NewTopic(name, partition_count, overrides)], now_ms)
+        if isinstance(created, Exception):
+            raise created
+        return created
 
     def names(self) -> list[str]:
-        """Return the names that are taken, without those that are free once the disk lets files go."""
-        return [*(name for name in self._entries if not self.is_left(name)), *self._held_names]
+        """Return all names in use, except those of deleted topics that can be freed for a new topic."""
+        return [*(name for name in self._entries if not self.is_deletion_incomplete(name)), *self._held_names]
 
-    def being_made(self) -> frozenset[str]:
-        """Return the names of topics that are being made, or grow."""
+    def names_being_created(self) -> frozenset[str]:
+        """Return the names of topics whose partitions are being created."""
         return frozenset(
             name
             for name, topic in self._entries.items()
             if topic.state is TopicState.BEING_MADE or topic.is_growing
         )
 
-    def is_left(self, name: str) -> bool:
-        """True for a deleted topic whose files, or whose name in the file, the disk has not let go."""
+    def is_deletion_incomplete(self, name: str) -> bool:
+        """Return True for a deleted topic if the disk did not let its files, or its entry, be removed."""
         topic = self._entries.get(name)
         return topic is not None and is_going(topic.state) and not topic.is_being_removed
 
     def is_changing(self, name: str) -> bool:
-        """True for a name that is taken while `get` does not find it: its topic is being made or deleted."""
+        """Return True for a name in use that `get` does not find: its topic is being created or deleted."""
         topic = self._entries.get(name)
         if topic is None:
             return name in self._held_names
         return topic.state is TopicState.BEING_MADE or topic.is_being_removed or name in self._held_names
 
     @contextmanager
-    def names_held(self, names: Collection[str]) -> Iterator[None]:
-        """Let no topic of these names be made meanwhile."""
+    def hold_names(self, names: Collection[str]) -> Iterator[None]:
+        """Prevent the creation of topics with these names meanwhile."""
         self._held_names.update(names)
         try:
             yield
         finally:
             self._held_names.difference_update(names)
 
-    def create_all(self, asked: Iterable[NewTopic], now_ms: int) -> list[Topic | BrokerError | StorageError]:
-        """Create topics, durably in one step however many they are; returns each, or why it is not there.
+    def create_all(
+        self, new_topics: Iterable[NewTopic], now_ms: int
+    ) -> list[Topic | BrokerError | StorageError]:
+        """Create topics durably in one step. Return each topic, or the error of `create`.
 
-        The errors are those of `create`. Raises StorageError when none could be created.
+        Raises StorageError if none could be created.
         """
-        return run_work(self.create_in_steps(asked, now_ms))
+        return run_work(self.create_in_steps(new_topics, now_ms))
 
     def create_in_steps(
-        self, asked: Iterable[NewTopic], now_ms: int
+        self, new_topics: Iterable[NewTopic], now_ms: int
     ) -> Steps[list[Topic | BrokerError | StorageError]]:
-        """Do what `create_all` does in bounded steps, to be taken to the end once the first was taken.
+        """Do what `create_all` does in bounded steps. Once started, take all steps.
 
-        The file names all topics with all partitions before the first is made: after a crash the next start
-        makes what is missing. The topics are found when all their partitions are there.
+        The file names all topics with all partitions before the first one is created. After a crash, the next
+        start creates what is missing. A topic becomes live when all its partitions exist.
         """
-        asked = list(asked)
-        yield from self._remove_left([new.name for new in asked])
+        new_topics = list(new_topics)
+        yield from self._remove_left([new.name for new in new_topics])
         if self._logs.is_closing:
-            raise KafkaStorageError("the broker stops")
+            raise KafkaStorageError("the broker is stopping")
         results: list[Topic | BrokerError | StorageError] = []
-        made: list[Topic] = []
+        created: list[Topic] = []
         names = TopicNames(self.names())
-        for new in asked:
+        for new in new_topics:
             try:
                 topic = self._checked(new, names)
             except (BrokerError, StorageError) as error:
@@ -257,51 +267,54 @@ class Topics:
                 continue
             names.add(new.name)
             self._move([topic], TopicEvent.CREATE)
-            made.append(topic)
+            created.append(topic)
             results.append(topic)
-        if not made:
+        if not created:
             return results
         try:
             self._save()
         except Exception:
-            # Found by a start if the file was written and not synced: then the topics are made, and empty.
-            self._move(made, TopicEvent.NOT_LISTED)
+            # If the file was written but not synced, a start may find the topics. They are created empty
+            # then.
+            self._move(created, TopicEvent.NOT_LISTED)
             raise
-        failures = yield from self._open_new(made, now_ms)
-        return [failures.get(each.name, each) if isinstance(each, Topic) else each for each in results]
+        failures = yield from self._open_new(created, now_ms)
+        return [
+            failures.get(result.name, result) if isinstance(result, Topic) else result for result in results
+        ]
 
     def _checked(self, new: NewTopic, names: TopicNames) -> Topic:
-        """The topic if it can be made. Raises what `create` does, except errors of the disk."""
+        """Return the topic if it can be created. Raises what `create` raises, except errors of the disk."""
         check_topic_name(new.name)
-        if self.is_left(new.name):
+        if self.is_deletion_incomplete(new.name):
             raise KafkaStorageError(
-                f"files of a deleted topic {new.name!r} remain; they are removed once the disk lets go"
+                f"files of a deleted topic {new.name!r} remain; they are removed once the disk allows it"
             )
         if new.name in self._by_name or self.is_changing(new.name):
-            raise TopicAlreadyExists(f"topic {new.name!r} is already there")
+            raise TopicAlreadyExists(f"topic {new.name!r} already exists")
         names.check(new.name)
         topic = self._new_topic(new.name, self._new_uuid(), new.overrides)
         topic.partition_count = new.partition_count
         return topic
 
-    def _open_new(self, made: list[Topic], now_ms: int) -> Steps[dict[str, BrokerError | StorageError]]:
-        """Make the partitions of topics that the file names already.
+    def _open_new(self, created: list[Topic], now_ms: int) -> Steps[dict[str, BrokerError | StorageError]]:
+        """Create the partitions of topics that the file names already.
 
-        Return why topics could not be made. Raises errors of other kinds, when everything else is done.
+        Return the error of each topic that failed. Other kinds of errors are raised when all else is done.
         """
-        failures = yield from self._open_missing(made, now_ms)
-        self._move([topic for topic in made if topic.name not in failures], TopicEvent.OPENED)
+        failures = yield from self._open_missing(created, now_ms)
+        self._move([topic for topic in created if topic.name not in failures], TopicEvent.OPENED)
         self._changed()
-        failed = [topic for topic in made if topic.name in failures]
+        failed = [topic for topic in created if topic.name in failures]
         self._move(failed, TopicEvent.FAILED)
         yield from self._finish_deletions(failed)
         return _known(failures)
 
     def _open_missing(self, topics: Sequence[Topic], now_ms: int) -> Steps[dict[str, Exception]]:
-        """Make the partitions that topics lack, with one sync for all directories, and show them.
+        """Create the missing partitions of topics, with one sync for all directories, and make them usable.
 
-        Return why those of a topic could not be made; they are in `new_partitions` then. Raises
-        KafkaStorageError when the broker stops meanwhile.
+        Return the error of each topic that failed; its partitions are in `new_partitions` then. Raises
+        KafkaStorageError if the broker stops meanwhile.
         """
         failures: dict[str, Exception] = {}
         for topic in topics:
@@ -315,7 +328,9 @@ class Topics:
                 if self._opened_count % self._logs.limits.partitions_per_step == 0:
                     yield None
                     if self._logs.is_closing:
-                        raise KafkaStorageError("the broker stops; its next start makes the other partitions")
+                        raise KafkaStorageError(
+                            "the broker is stopping; its next start creates the other partitions"
+                        )
         try:
             self._logs.disk.sync_directory()
         except Exception as error:
@@ -325,7 +340,7 @@ class Topics:
                 failures[topic.name] = UnknownTopicOrPartition(f"topic {topic.name!r} was deleted meanwhile")
             if topic.name in failures:
                 continue
-            # Its own settings, or the broker's, may have changed meanwhile.
+            # The topic's settings, or the broker's, may have changed meanwhile.
             topic.configure(self._settings, topic.overrides)
             config = self._log_config(topic)
             for partition in topic.new_partitions:
@@ -335,21 +350,21 @@ class Topics:
         return failures
 
     def delete(self, topics: Sequence[Topic]) -> None:
-        """Do what `doom` and `remove_in_steps` do, in one step. Raises StorageError."""
-        self.doom(topics)
+        """Delete topics in one step: `begin_deletion` and `remove_in_steps`. Raises StorageError."""
+        self.begin_deletion(topics)
         run_work(self.remove_in_steps(topics))
 
-    def doom(self, topics: Sequence[Topic]) -> None:
-        """Nobody finds them when this returns, and no start brings them back. Raises StorageError.
+    def begin_deletion(self, topics: Sequence[Topic]) -> None:
+        """Delete topics durably, in one write. Their directories remain. Raises StorageError.
 
-        One write however many they are. Their committed offsets are remembered, also by the file, as to be
-        deleted until `forget_deletions`. Take the first step of `remove_in_steps` next.
+        They are not live when this returns, and no start brings them back. The file lists their committed
+        offsets as to be deleted until `forget_deletions`. Take the first step of `remove_in_steps` next.
         """
         self._move(topics, TopicEvent.DELETE)
         try:
             self._save()
         except NotDurable:
-            # A kill finds them deleted, so they must not take another record: the deletion goes on later.
+            # After a kill they would be deleted, so they must not accept records. The deletion is retried.
             raise
         except Exception:
             self._move(topics, TopicEvent.NOT_MARKED)
@@ -357,22 +372,22 @@ class Topics:
         self._mark_deleted(topics)
 
     def resume_deletions(self) -> Steps[list[str]]:
-        """Go on with deletions that the disk interrupted, as far as it lets us now, in steps.
+        """Continue deletions that the disk interrupted, in steps, as far as it allows now.
 
-        Return the names whose committed offsets must be deleted now.
+        Return the names of topics whose committed offsets must be deleted now.
         """
-        left = [topic for topic in self._entries.values() if self.is_left(topic.name)]
+        left = [topic for topic in self._entries.values() if self.is_deletion_incomplete(topic.name)]
         return (yield from self._finish_deletions(left))
 
     def _remove_left(self, names: Iterable[str]) -> Steps[None]:
-        """Free names of deleted topics that are to be made, unless their offsets must be deleted before."""
-        left = [self._entries[name] for name in names if self.is_left(name)]
+        """Free names of deleted topics for new ones, unless committed offsets must be deleted first."""
+        left = [self._entries[name] for name in names if self.is_deletion_incomplete(name)]
         doomed = {topic.name for topic in left if topic.state is TopicState.DOOMED}
         ends = self.offset_ends(doomed) if doomed else {}
         yield from self._finish_deletions([topic for topic in left if not ends.get(topic.name)])
 
     def _finish_deletions(self, topics: Sequence[Topic]) -> Steps[list[str]]:
-        """Mark and remove topics, as far as the disk lets us; the names of those that are marked now."""
+        """Mark topics as deleted and remove them, as far as possible. Return the names marked now."""
         if not topics:
             return []
         doomed = [topic for topic in topics if topic.state is TopicState.DOOMED]
@@ -389,21 +404,21 @@ class Topics:
         return [topic.name for topic in doomed]
 
     def _mark_deleted(self, topics: Sequence[Topic]) -> None:
-        """The file says durably that they are being deleted: note which offsets they leave."""
+        """Note the committed offsets of topics that are now durably marked as deleted."""
         self._move(topics, TopicEvent.MARKED)
         ends = self.offset_ends({topic.name for topic in topics})
         for topic in topics:
-            # An earlier topic of this name may have left offsets too, in other partitions.
+            # An earlier topic with this name may have left offsets in other partitions.
             earlier = self.offsets_to_delete.get(topic.name)
             known = {} if earlier is None or earlier.before is None else earlier.before
             if before := {**known, **ends.get(topic.name, {})}:
                 self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), before)
 
     def remove_in_steps(self, topics: Sequence[Topic]) -> Steps[None]:
-        """Remove the directories of topics that are being deleted; those that keep none are gone then.
+        """Remove the directories of deleted topics in steps, and forget the topics that have none left.
 
-        The others are removed later (`resume_deletions`). The names are taken until then: a step must never
-        meet the directories of another topic of the name.
+        `resume_deletions` removes the others later. Their names stay in use until then: a step must never
+        meet the directories of a new topic with the same name.
         """
         if not topics:
             return
@@ -418,11 +433,11 @@ class Topics:
         if not gone:
             return
         self._move(gone, TopicEvent.REMOVED)
-        with suppress(StorageError):  # the file says that they are being deleted, which is as good
+        with suppress(StorageError):  # the file still marks them as deleted, which is as good
             self._save()
 
     def _move(self, topics: Iterable[Topic], event: TopicEvent) -> None:
-        """Lead topics to their next state, and let names and ids find those that are live."""
+        """Move topics to their next state, and keep the indexes of live topics up to date."""
         for topic in topics:
             topic.state = next_state(topic.state, event)
             if topic.state is TopicState.ABSENT:
@@ -435,18 +450,18 @@ class Topics:
                 del self._by_name[topic.name], self._by_id[topic.topic_id]
 
     def forget_deletions(self, deletions: Mapping[str, OffsetsToDelete]) -> None:
-        """The offsets of deleted topics are deleted durably."""
-        done = [name for name, each in deletions.items() if self.offsets_to_delete.get(name) is each]
+        """Note that the committed offsets of these deleted topics are deleted durably."""
+        done = [name for name, deletion in deletions.items() if self.offsets_to_delete.get(name) is deletion]
         for name in done:
             del self.offsets_to_delete[name]
         if done:
-            with suppress(StorageError):  # else they go with the next change of any topic
+            with suppress(StorageError):  # otherwise the next change of any topic writes it
                 self._save()
 
     def bound_deletion(self, name: str, before: Mapping[int, int]) -> None:
-        """Say anew which offsets a deleted topic has left. Raises StorageError if a topic has the name again.
+        """Change the limit of a deleted topic's offsets. Raises StorageError if a new topic has the name.
 
-        Without one no offset can be taken for the deleted topic's before one is made, which writes the file.
+        Without a new topic the old limit does no harm: creating one writes the file first.
         """
         deletion = self.offsets_to_delete[name]
         if before != deletion.before:
@@ -458,23 +473,24 @@ class Topics:
                     raise
 
     def add_partitions(self, changes: Sequence[tuple[Topic, int]], now_ms: int) -> None:
-        """Raise partition counts, in one step. Raises BrokerError, StorageError: the first failure."""
+        """Increase partition counts in one step. Raises the first BrokerError or StorageError."""
         for failure in run_work(self.grow_in_steps(changes, now_ms)).values():
             raise failure
 
     def grow_in_steps(
         self, changes: Sequence[tuple[Topic, int]], now_ms: int
     ) -> Steps[dict[str, BrokerError | StorageError]]:
-        """Raise partition counts, in one write and bounded steps, to be taken to the end.
+        """Increase partition counts with one write and in bounded steps. Once started, take all steps.
 
-        The file names the new counts first: after a crash the next start makes what is missing. A topic's new
-        partitions are found when all are there. Return why a topic has no new ones: the disk failed, or the
-        topic was deleted or grew meanwhile. Raises KafkaStorageError, StorageError when none has.
+        The file has the new counts first. After a crash, the next start creates what is missing. A topic's
+        new partitions become usable when all exist. Return the error of each topic that was not changed: the
+        disk failed, or the topic was deleted or changed meanwhile. Raises KafkaStorageError or StorageError
+        if no topic was changed.
         """
         while any(topic.is_growing for topic, _ in changes) and not self._logs.is_closing:
             yield None
         if self._logs.is_closing:
-            raise KafkaStorageError("the broker stops")
+            raise KafkaStorageError("the broker is stopping")
         refused = {topic.name: error for topic, count in changes if (error := _growth_refusal(topic, count))}
         grown = [(topic, count) for topic, count in changes if topic.name not in refused]
         topics, before = [topic for topic, _ in grown], [topic.partition_count for topic, _ in grown]
@@ -497,7 +513,7 @@ class Topics:
         return refused | _known(failures)
 
     def alter(self, changes: Sequence[tuple[Topic, dict[str, str]]]) -> None:
-        """Replace own settings of topics, in one write; they are checked. Raises StorageError."""
+        """Replace topics' own settings, which are validated, in one write. Raises StorageError."""
         before = [(topic, topic.overrides) for topic, _ in changes]
         for topic, overrides in changes:
             topic.configure(self._settings, with_internal_settings(topic.name, overrides, self._settings))
@@ -511,7 +527,7 @@ class Topics:
             self._reconfigure_partitions(topic)
 
     def reconfigure(self) -> None:
-        """Let every topic have the broker's settings as they are now."""
+        """Apply the current settings of the broker to all topics."""
         for topic in self._by_name.values():
             topic.configure(self._settings, topic.overrides)
             self._reconfigure_partitions(topic)
@@ -542,10 +558,10 @@ class Topics:
             return self._logs.open_partition(tp, config, topic_id, now_ms)
 
     def _take_back(self, failed: Sequence[tuple[Topic, int]]) -> Steps[None]:
-        """Not all new partitions could be made: let these topics have as many as before.
+        """Undo a growth that failed: set the previous partition counts, and remove new directories.
 
-        What the disk keeps of the new ones goes with the topic, or is opened when it grows again. A deletion
-        takes all of them, so nothing is removed here once that has begun.
+        Directories that the disk keeps are removed with the topic, or opened when it grows again. Nothing is
+        removed here once a deletion has begun, because that removes all of them.
         """
         if not failed:
             return
@@ -567,7 +583,7 @@ class Topics:
                 yield None
 
     def _remove_directories(self, topics: Iterable[Topic]) -> Steps[Collection[str]]:
-        """Remove directories, also of partitions that are not open; the names of topics that keep some."""
+        """Remove all directories of topics. Return the names of topics that still have some."""
         doomed = [
             TopicPartition(topic.name, index)
             for topic in topics
@@ -591,9 +607,9 @@ class Topics:
         going = [topic for topic in self._entries.values() if is_going(topic.state)]
         for topic in going:
             self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), None)
-        with suppress(OSError):  # of a full disk; then they are forgotten until the next start
+        with suppress(OSError):  # on a full disk the next start does it
             self._logs.forget_missing_partitions()
-        # If no topic is being deleted nothing is written, so that a broker starts on a full disk.
+        # Nothing is written unless a topic is being deleted, so that a broker can start on a full disk.
         run_work(self.remove_in_steps(going))
 
     def _parse(self, content: dict[str, Any]) -> tuple[dict[str, Topic], dict[str, OffsetsToDelete]]:
@@ -609,10 +625,10 @@ class Topics:
         return topics, deletions
 
     def _sync_new_directories(self) -> None:
-        """Make the names of partitions durable that this start had to make: a crash ended their creation.
+        """Make directories durable that this start had to create, because a crash ended their creation.
 
-        Else a power loss takes them with all records that were synced in them. Raises StorageError.
-        See test_a_partition_that_a_start_made_survives_a_power_loss.
+        Otherwise a power loss could remove them with all records that were synced in them. Raises
+        StorageError. See test_a_partition_that_a_start_made_survives_a_power_loss.
         """
         disk = self._logs.disk
         try:
@@ -621,7 +637,7 @@ class Topics:
             raise StorageError(f"{disk.describe('')} cannot be synced: {explain(error)}") from error
 
     def _count_directories(self) -> None:
-        """Note what a growth that failed has left beyond the partitions that the file counts."""
+        """Find directories that a failed growth has left beyond the partition counts in the file."""
         try:
             for tp in self._logs.partition_directories():
                 topic = self._entries.get(tp.topic)
@@ -633,11 +649,11 @@ class Topics:
             raise StorageError(f"{self._logs.directory} cannot be read: {explain(error)}") from error
 
     def _changed(self) -> None:
-        self.large_answers.clear()
+        self.large_responses.clear()
         self.revision += 1
 
     def _save(self) -> None:
-        """Write the file. Raises NotDurable when it is written, and another StorageError when it is not."""
+        """Write the file. Raises NotDurable if it is written but not synced, StorageError if not written."""
         self._changed()
         topics = []
         for topic in self._entries.values():
@@ -661,7 +677,7 @@ class Topics:
 
 
 def _is_served(topic: Topic) -> bool:
-    """Return whether a topic is there to stay, or will be when its partitions are made."""
+    """Return True if a topic is live, or will be once its partitions are created."""
     return topic.state in (TopicState.BEING_MADE, TopicState.LIVE)
 
 
@@ -670,18 +686,18 @@ def _missing_count(topic: Topic) -> int:
 
 
 def _growth_refusal(topic: Topic, count: int) -> BrokerError | None:
-    """Return why a topic cannot have this many partitions now."""
+    """Return why a topic's partition count cannot be increased to this number; None if it can."""
     if topic.state is not TopicState.LIVE:
         return UnknownTopicOrPartition(f"topic {topic.name!r} was deleted meanwhile")
     if count <= topic.partition_count:
         return InvalidPartitions(
-            f"topic {topic.name!r} has {topic.partition_count} partitions by now; {count} is not more"
+            f"topic {topic.name!r} has {topic.partition_count} partitions now; {count} is not more"
         )
     return None
 
 
 def _known(failures: Mapping[str, Exception]) -> dict[str, BrokerError | StorageError]:
-    """Return failures as a client is told them. Raises one that is no error of the broker or of the disk."""
+    """Return failures as errors for clients. Raises those that are not errors of the broker or the disk."""
     known: dict[str, BrokerError | StorageError] = {}
     for name, failure in failures.items():
         if not isinstance(failure, (BrokerError, StorageError, OSError)):

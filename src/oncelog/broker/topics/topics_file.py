@@ -1,4 +1,4 @@
-"""The topics in `oncelog-topics.json` with ids, partition counts and settings, as a takeover sees them."""
+"""The file of topics, `oncelog-topics.json`, with their ids, partition counts and settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE_NAME = "oncelog-topics.json"
 
 
 class TopicEntry(NamedTuple):
-    """A topic as the file has it."""
+    """The entry of a topic in the file."""
 
     topic_id: bytes
     partition_count: int
@@ -21,12 +21,12 @@ class TopicEntry(NamedTuple):
 
 
 def read_topics(disk: Disk) -> dict[str, TopicEntry]:
-    """By name; empty without a file. Raises StorageError on an unreadable one."""
+    """Return the topics by name; nothing without a file. Raises StorageError if it is unreadable."""
     return read_state(disk, FILE_NAME, parse_topics) or {}
 
 
 def parse_topics(content: dict[str, Any]) -> dict[str, TopicEntry]:
-    """Return the topics of the file's content, by name. Raises ValueError, KeyError, TypeError."""
+    """Return the topics in the file's content by name. Raises ValueError, KeyError, TypeError."""
     return {
         entry["name"]: TopicEntry(
             bytes.fromhex(entry["topic_id"]), entry["partitions"], entry["settings"], entry["is_deleting"]
@@ -36,7 +36,7 @@ def parse_topics(content: dict[str, Any]) -> dict[str, TopicEntry]:
 
 
 def write_topics(disk: Disk, topics: Mapping[str, TopicEntry]) -> None:
-    """Replace the topics in the file, durably; what else is in it stays. Raises StorageError."""
+    """Replace the topics in the file durably, and keep its other content. Raises StorageError."""
     rows = [
         {
             "name": name,

@@ -1,4 +1,4 @@
-"""Which topic names are legal. Source: org.apache.kafka.common.internals.Topic."""
+"""Validation of topic names. Source: kafka org.apache.kafka.common.internals.Topic."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections.abc import Iterable
 from oncelog.errors import InvalidTopicException
 
 MAX_LENGTH = 249
-"""So that `<topic>-<partition>.<uuid>-delete` stays a legal file name."""
+"""Longest topic name, so that `<topic>-<partition>.<uuid>-delete` is a legal file name."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def check_topic_name(name: str) -> None:
-    """Raises InvalidTopicException with what is wrong with the name."""
+    """Raise InvalidTopicException if the name is illegal."""
     if not name:
         raise InvalidTopicException("a topic name may not be empty")
     if name in (".", ".."):
-        raise InvalidTopicException("a topic may not be called '.' or '..'")
+        raise InvalidTopicException("a topic name may not be '.' or '..'")
     if len(name) > MAX_LENGTH:
-        raise InvalidTopicException(f"a topic name has at most {MAX_LENGTH} characters, this one {len(name)}")
+        raise InvalidTopicException(
+            f"a topic name may have {MAX_LENGTH} characters, this one has {len(name)}"
+        )
     if not _LEGAL.fullmatch(name):
         raise InvalidTopicException(
             f"topic name {name!r}: only ASCII letters, digits, '.', '_' and '-' are allowed"
@@ -28,18 +30,19 @@ def check_topic_name(name: str) -> None:
 
 
 class TopicNames:
-    """The names of topics, to check new ones against: a request may bring thousands."""
+    """The names of existing topics, indexed to validate new ones: a request may contain thousands."""
 
     def __init__(self, existing: Iterable[str]) -> None:
         self._by_folded = {_folded(name): name for name in existing}
 
     def check(self, name: str) -> None:
-        """Raise InvalidTopicException: '.' and '_' are one character in metric names."""
+        """Raise InvalidTopicException for a collision: '.' and '_' are the same in metric names."""
         other = self._by_folded.get(_folded(name), name)
         if other != name:
             raise InvalidTopicException(f"topic {name!r} collides with the existing topic {other!r}")
 
     def add(self, name: str) -> None:
+        """Add the name of a new topic."""
         self._by_folded[_folded(name)] = name
 
 
