@@ -348,6 +348,44 @@ def test_plaintext_at_a_tls_listener_names_the_protocol(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("is_ready", [False, True])
+def test_a_refused_re_authentication_leaves_the_outcome_unknown(is_ready: bool) -> None:
+    """Requests in flight may have been carried out: only a failed first log-in means that none was sent."""
+    errors: list[OncelogError] = []
+
+    class Events:
+        loop: Any = None
+
+        def now_ms(self) -> float:
+            return 0.0
+
+        def on_lost(self, _: BrokerProtocol, error: OncelogError) -> None:
+            errors.append(error)
+
+    class RefusingCore:
+        is_ready = False
+
+        def room(self, size_bytes: int) -> None:
+            return None
+
+        def receive(self, data: bytes, now_ms: float) -> None:
+            raise AuthenticationError("refused")
+
+    async def lose() -> None:
+        events: Any = Events()
+        events.loop = asyncio.get_running_loop()
+        core: Any = RefusingCore()
+        protocol = BrokerProtocol(events, core)
+        if is_ready:
+            protocol.ready.set_result(None)
+        protocol.get_buffer(1)
+        protocol.buffer_updated(1)
+
+    asyncio.run(lose())
+    assert isinstance(errors[0], DisconnectedError)
+    assert isinstance(errors[0], NotConnectedError) is not is_ready
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
 def test_a_damaged_tls_record_leaves_the_outcome_unknown(is_ready: bool) -> None:
     """Requests in flight may have been carried out: only a failed handshake means that none was sent."""
     errors: list[OncelogError] = []

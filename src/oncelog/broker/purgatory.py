@@ -104,6 +104,7 @@ class DelayedFetch:
     """Read again and build the response.
 
     With False it may return None: for a read_committed reader too few of the appended bytes may be visible.
+    The fetch then waits further. See test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed.
     With True the deadline has passed, and it returns whatever there is.
     """
     begin: Callable[[DelayedFetch], None] | None = field(default=None, repr=False)

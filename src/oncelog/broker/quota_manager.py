@@ -63,6 +63,9 @@ QuotaChange = tuple[QuotaEntity, Collection[tuple[str, float | None]]]
 class Quotas:
     """The quotas, and a token bucket for each share of one. A changed rate empties the bucket.
 
+    A bucket belongs to the clients that share the quota, not to a connection: a throttled client that
+    reconnects still owes.
+
     `throttled` counts throttled responses by quota, for the metrics.
     """
 

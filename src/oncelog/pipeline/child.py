@@ -88,7 +88,8 @@ def _lines(fd: int) -> Iterator[str]:
 def _watch_stdin(lines: Iterator[str], stop: threading.Event) -> None:
     for _ in lines:
         stop.set()
-    # Another supervisor may be starting already, and its query must not meet this one's JVM.
+    # Another supervisor may be starting already, and its query must not meet this one's JVM. See
+    # test_a_supervisor_that_is_killed_takes_its_query_along.
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

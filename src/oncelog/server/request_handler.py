@@ -31,7 +31,11 @@ from oncelog.wire.messages import FetchResponse
 T = TypeVar("T")
 
 MAX_ROUND_REQUESTS = 64
-"""Requests that one connection may start in one round, before other connections are served."""
+"""Requests that one connection may start in one round, before other connections are served.
+
+A count and not a time, so that the simulator stays deterministic. See
+test_a_seed_gives_the_same_bytes_in_every_process.
+"""
 REQUEST_BYTES = 256
 """A request other than Produce counts as one more request per this many bytes: its work grows with its
 size."""

@@ -198,9 +198,12 @@ class FrameReader:
     """A splitter of a byte stream into frames.
 
     A frame that lies whole in the input is returned as a view of it, so its owner must keep the bytes
-    unchanged while the frame is in use. A frame that arrives in parts is gathered in a buffer of its own.
-    That buffer grows with the bytes that have arrived, never by the claimed size. `room` offers the rest of
-    the buffer, so that the bytes of a large frame are received in place.
+    unchanged while the frame is in use, and copy what outlives the request. See
+    test_what_a_step_leaves_is_no_view_of_the_receive_buffer.
+
+    A frame that arrives in parts is gathered in a buffer of its own. That buffer grows with the bytes that
+    have arrived, never by the claimed size. `room` offers the rest of the buffer, so that the bytes of a
+    large frame are received in place.
     """
 
     __slots__ = ("_frame_bytes", "_gathered", "max_frame_bytes", "pending_bytes")

@@ -83,7 +83,8 @@ def encode_records(
     indexes = count() if offset_deltas is None else offset_deltas
     for index, (timestamp_ms, key, value, headers) in zip(indexes, records, strict=False):
         delta = timestamp_ms - base_timestamp_ms
-        # A negative delta must not index the table: Python would silently read from its end.
+        # A negative delta must not index the table: Python would silently read from its end. See
+        # test_a_negative_timestamp_delta_is_not_read_from_the_table.
         head = b"\0" + (table[delta] if 0 <= delta < limit else encode_varint(delta))
         head += table[index] if index < limit else encode_varint(index)
         if key is None:

@@ -87,6 +87,8 @@ class BrokerProtocol(asyncio.BufferedProtocol):
                 completed, to_write = self.core.receive(bytes(self._received[:size_bytes]), now_ms)
         except AuthenticationError as error:
             # During re-authentication there may be requests in flight, which the broker may have carried out.
+            # So the error must not look like "never sent". See
+            # test_a_refused_re_authentication_leaves_the_outcome_unknown.
             self.fail(DisconnectedError(str(error)) if self.ready.done() else error)
             return
         except OncelogError as error:

@@ -219,7 +219,9 @@ class TransactionManager:
     async def commit(self, timeout_s: float | None = None) -> None:
         """Make everything that was sent visible at once.
 
-        Raises the first failure, and TimedOut: call it again.
+        Raises the first failure, and TimedOut: call it again. A transaction that can only be aborted never
+        raises TimedOut, but TransactionAbortable. See
+        test_what_ran_out_of_time_is_to_be_aborted_and_not_to_be_committed_again.
         """
         deadline_ms = self._deadline_ms(timeout_s)
         await self._flush_records(deadline_ms)

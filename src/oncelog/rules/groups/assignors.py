@@ -98,7 +98,8 @@ def assign_sticky(members: Sequence[Subscriber], partition_counts: Mapping[str, 
 def assign_cooperative(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
     """Return the sticky assignment without partitions that another member must revoke first.
 
-    The rebalance that follows the revocation assigns those: cooperative rebalances take two rounds.
+    The rebalance that follows the revocation assigns those: cooperative rebalances take two rounds. See
+    test_cooperative_withholds_what_must_be_given_up_first.
     """
     readers: dict[TopicPartition, set[str]] = {}
     for member in members:

@@ -53,7 +53,11 @@ def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNot
 
 
 def _note_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
-    """Read and replace the note in one step: InitProducerId fences all other writers of it."""
+    """Read and replace the note in one step: InitProducerId fences all other writers of it.
+
+    One note says which run writes a batch. Tasks of a repeat only prepare their transactions, and the driver
+    ends them. See test_a_repeat_is_seen_only_once_every_task_has_succeeded.
+    """
     settings = {**sink.settings.producer, "transactional.id": sink.plan_id}
     with Producer(settings) as producer:
         producer.init_transactions()

@@ -144,7 +144,12 @@ class Sink:
         return sorted(_numbers(names, f"{self.group}/"))
 
     def keep(self, admin: Admin, group: str, kept: OffsetAndMetadata, *, retention_ms: int = KEPT_MS) -> None:
-        """Store `kept` for years in a group that is not written in transactions."""
+        """Store `kept` for years in a group that is not written in transactions.
+
+        Offsets that a transaction committed expire, so a missing marker does not prove that nothing was
+        written. This commit says how long it is kept (OffsetCommit 4). See
+        test_an_offset_is_kept_as_long_as_its_commit_says.
+        """
         admin.alter_group_offsets(group, {self.marker_at: kept}, retention_ms=retention_ms)
 
     def _kept(self, admin: Admin, group: str, *, is_stable: bool = False) -> OffsetAndMetadata | None:

@@ -24,7 +24,8 @@ def describe_with_retry(
 ) -> dict[str, TopicDescription]:
     """Return the topics; a topic that does not exist carries its error, any other error is raised.
 
-    So an unreachable broker does not look like a deleted topic. Retries for a few seconds while an `expected`
+    So an unreachable broker does not look like a deleted topic: see
+    test_a_broker_that_is_away_is_not_a_topic_that_is_gone. Retries for a few seconds while an `expected`
     partition is missing, because metadata of a new one reaches a cluster's brokers one after another.
     """
     deadline = time.monotonic() + UNKNOWN_TOPIC_PATIENCE_MS / 1000
