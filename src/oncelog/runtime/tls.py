@@ -98,8 +98,7 @@ def _set_versions(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
-    """Return the source of the trusted authorities, for error texts, and the arguments of
-    load_verify_locations.
+    """Return the trusted authorities: their source, for error texts, and load_verify_locations' arguments.
 
     No arguments: the authorities of the operating system. Raises ConfigError.
     """

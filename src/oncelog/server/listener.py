@@ -160,8 +160,7 @@ def _keep_alive(listening: socket.socket) -> None:
 
 
 Listen = Callable[..., Awaitable[Any]]
-"""(protocol factory, host, port, ssl=context of the next connection) -> an object with `sockets` and
-`close()`."""
+"""(protocol factory, host, port, ssl=context of the next connection) -> ListeningSockets or its like."""
 
 
 async def listen(

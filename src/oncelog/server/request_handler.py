@@ -37,8 +37,7 @@ A count and not a time, so that the simulator stays deterministic. See
 test_a_seed_gives_the_same_bytes_in_every_process.
 """
 REQUEST_BYTES = 256
-"""A request other than Produce counts as one more request per this many bytes: its work grows with its
-size."""
+"""Bytes for which a request other than Produce counts once more: its work grows with its size."""
 OPENED_RECORDS = 256
 """A Produce request counts as one more request per this many records that the broker had to decompress."""
 

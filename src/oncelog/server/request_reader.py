@@ -12,8 +12,7 @@ NO_BYTES = memoryview(b"")
 
 
 class RequestReader:
-    """The input of one connection: an incomplete frame, and a backlog of bytes that are not cut into frames
-    yet.
+    """The input of one connection: an incomplete frame, and a backlog of bytes not cut into frames.
 
     All connections of a server receive into one shared buffer, which the next read overwrites. Therefore
     bytes that cannot be processed at once are copied into the backlog.
@@ -50,8 +49,7 @@ class RequestReader:
         return self._shared if self._frame_space is None else self._frame_space
 
     def receive(self, size_bytes: int) -> memoryview | None:
-        """Accept bytes that were read into the buffer; return those to cut now, or None if they wait in the
-        backlog.
+        """Accept bytes that were read into the buffer. Return those to cut now; None if they must wait.
 
         The result is a view of the shared buffer. Call `keep` with the part that was not cut.
         """

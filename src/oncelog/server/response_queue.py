@@ -1,5 +1,4 @@
-"""The responses of one connection: sent in the order of their requests, and counted until the client has
-them.
+"""The responses of one connection, in the order of their requests, until the client has them.
 
 Kafka's clients match responses to requests by their order, so no response may overtake an earlier one, not
 even that of a long poll. See test_deferred_fetch_and_produce_of_one_connection_answer_in_order. Small
@@ -32,8 +31,7 @@ class ResponseSlot:
         self.is_done = False
         self.payload: Payload | None = None
         self.is_abandoned = False
-        """True if the client is gone: the response is discarded, but the request behind it is still carried
-        out."""
+        """True if the client is gone: its response is discarded, and later requests are carried out."""
 
     @property
     def blocks_pipeline(self) -> bool:
@@ -61,8 +59,7 @@ class ResponseQueue:
         self._metrics, self._on_large = metrics, on_large
         self._batched: list[bytes] = []
         self._large: deque[tuple[int, int]] = deque()
-        """Begin and end of each large response that the client has not received, counted in
-        `written_bytes`."""
+        """Begin and end of each large response that is not flushed, counted in `written_bytes`."""
 
     def block(self) -> None:
         """Allow no further request: the connection closes after the next response."""

@@ -269,16 +269,14 @@ class MemoryDisk:
         self._is_dead = False
 
     def after_kill(self) -> MemoryDisk:
-        """Return the disk after a kill of the process: everything written is there, and as durable as
-        before."""
+        """Return the disk after a kill: everything written is there; what is unsynced stays so."""
         disk = MemoryDisk()
         disk.now_ms = self.now_ms
         disk._root = self._root.copy({})
         return disk
 
     def after_power_loss(self, rng: Random) -> MemoryDisk:
-        """Return the disk after a power loss: data that were not synced are there completely, partly or not
-        at all."""
+        """Return the disk after a power loss: data that were not synced survive at random."""
         disk = MemoryDisk()
         disk.now_ms = self.now_ms
         disk._root = self._root.survivor(rng)

@@ -69,8 +69,10 @@ class BrokerConnection:
         self._closed = False
 
     def now_ms(self) -> float:
-        """Return the monotonic time in milliseconds. uvloop's own time does not advance within a loop
-        iteration."""
+        """Return the monotonic time in milliseconds.
+
+        uvloop's own time does not advance within a loop iteration.
+        """
         return self._runtime.monotonic_ns() / 1e6
 
     @property

@@ -319,8 +319,7 @@ class ClusterConnection:
         )
 
     def forget_topics(self, topics: Iterable[str]) -> None:
-        """Drop the metadata of these topics, and do not refresh them by age unless they are requested
-        again."""
+        """Drop the metadata of these topics, and do not refresh them until they are requested again."""
         names = list(topics)
         self.metadata.forget(names)
         for topic in names:
@@ -436,8 +435,7 @@ class ClusterConnection:
         return LeaderNotAvailable(f"partition {tp} has no leader that {servers} knows of")
 
     def retry_pause_ms(self, attempt: int) -> float:
-        """Return retry.backoff.ms, doubled per attempt (from 0) up to retry.backoff.max.ms, plus or minus 20
-        %."""
+        """Return retry.backoff.ms, doubled per attempt up to retry.backoff.max.ms, with 20 % jitter."""
         base, top = self._settings["retry.backoff.ms"], self._settings["retry.backoff.max.ms"]
         return float(min(base * 2 ** min(attempt, 20), max(top, base))) * self._runtime.rng.uniform(0.8, 1.2)
 

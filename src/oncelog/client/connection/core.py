@@ -1,5 +1,4 @@
-"""One connection to a broker, without its socket: version negotiation, SASL, and matching responses to
-requests.
+"""One connection to a broker, without its socket: versions, SASL, and the response to each request.
 
 A broker responds in the order of the requests, so a response belongs to the oldest request in flight. If its
 correlation id is another one, the connection cannot be used any more (PeerError).

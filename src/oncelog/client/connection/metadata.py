@@ -80,8 +80,7 @@ class ClusterMetadata:
         self._topics[row.name] = _Topic(topic_id, bool(row.is_internal), partitions)
 
     def _newer(self, before: PartitionInfo | None, topic: str, row: Any) -> PartitionInfo:
-        """Return the state of a partition with the higher leader epoch: the existing one or the
-        response's."""
+        """Return the existing state of a partition or the response's: that with the higher leader epoch."""
         # Even if the epoch is older, as in Java's client: the epochs of a cluster that was restored from a
         # backup stay lower, and the leader would stay unknown. See
         # test_a_stale_leader_is_asked_again_after_an_older_epoch.

@@ -143,8 +143,7 @@ def _send_batch(run: StoryRun, producer: Producer, batch: int) -> None:
 
 
 def _producers(run: StoryRun) -> list[tuple[int, int, int | None]]:
-    """Return producer id, epoch and last sequence of the producers of partition 0, as the broker knows
-    them."""
+    """Return the broker's state of partition 0: producer id, epoch and last sequence of each producer."""
     tp = TopicPartition(run.topic, 0)
     with Admin({"bootstrap.servers": run.upstream}) as admin:
         described = admin.describe_producers([tp])[tp]

@@ -15,8 +15,7 @@ OUT_OF_ORDER = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
 def in_flight_together(later: int) -> Rule:
-    """Return a rule that puts `later` batches in flight together with the second one, by holding its
-    acknowledgement.
+    """Return a rule that holds the second acknowledgement, so that `later` batches are in flight with it.
 
     The first acknowledgement passes, because a producer may wait for it: a broker that does not know the
     producer would accept any batch as its first.

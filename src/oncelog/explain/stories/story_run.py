@@ -182,8 +182,7 @@ class StoryRun:
         return [batch.base_sequence for batch in self.batches_at_broker()]
 
     def outcomes(self) -> list[Outcome]:
-        """Return every result of a partition that the broker returned to Produce, even if its response was
-        lost."""
+        """Return the broker's result for each partition of each Produce request, even of lost responses."""
         seen = set()
         outcomes: list[Outcome] = []
         for event in self.proxy.events:

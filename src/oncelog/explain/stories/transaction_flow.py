@@ -1,5 +1,4 @@
-"""Stories of transactions: messages and log records of one, a fenced instance, a lost response to a
-commit."""
+"""Stories of transactions: their messages and records, a fenced instance, a lost commit response."""
 
 from __future__ import annotations
 

@@ -123,8 +123,7 @@ def _outcomes_of(message: ProduceResponse) -> Iterator[Outcome]:
 
 
 def addresses_of(message: Message | None) -> list[Any]:
-    """Return the parts of a response that have a broker's `host` and `port`, which the proxy rewrites in
-    place."""
+    """Return the parts of a response with a broker's `host` and `port`, which the proxy replaces."""
     parts: list[Any] = [
         *getattr(message, "brokers", ()),
         *getattr(message, "coordinators", ()),

@@ -1,5 +1,4 @@
-"""The fields of transactional messages that the proxy's events carry, and their text for tables and
-diagrams."""
+"""The fields of transactional messages in the proxy's events, and their text for tables."""
 
 from __future__ import annotations
 

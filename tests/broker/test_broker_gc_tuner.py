@@ -1,4 +1,4 @@
-"""The garbage collector sets aside what lives as long as the broker."""
+"""The garbage collector does not visit objects that live as long as the broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oncelog.server.gc_tuner import LONG_SECONDS, GcTuner
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _restored_collector() -> Iterator[None]:
     callbacks = gc.callbacks[:]
     yield
     gc.callbacks[:] = callbacks
@@ -21,18 +21,18 @@ def _as_before() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("generation", "seconds", "is_frozen"), [(2, 2.0, True), (2, 0.5, False), (1, 2.0, False)]
 )
-def test_survivors_of_a_long_full_collection_are_set_aside(
+def test_survivors_of_a_long_full_collection_are_frozen(
     generation: int, seconds: float, is_frozen: bool
 ) -> None:
     gc.unfreeze()
     times = iter([100.0, 100.0 + seconds * LONG_SECONDS])
-    collector = GcTuner(lambda: next(times))
-    collector("start", {"generation": generation})
-    collector("stop", {"generation": generation})
+    tuner = GcTuner(lambda: next(times))
+    tuner("start", {"generation": generation})
+    tuner("stop", {"generation": generation})
     assert (gc.get_freeze_count() > 0) == is_frozen
 
 
-def test_what_is_there_at_the_start_is_set_aside() -> None:
+def test_present_objects_are_frozen_at_the_start() -> None:
     kept = [[number] for number in range(1000)]
     GcTuner().install()
     assert gc.get_freeze_count() > len(kept)
