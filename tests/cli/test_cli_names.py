@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from oncelog.cli.common import emit, printable, say
-from oncelog.runtime.event_log import _shown
+from oncelog.runtime.event_log import _format_value
 
 HOSTILE = [
     "[bold red]admin[/bold red]",
@@ -46,5 +46,5 @@ def test_an_error_text_is_escaped() -> None:
 
 
 def test_the_log_quotes_what_a_terminal_would_carry_out() -> None:
-    assert _shown("a\x1b[2J") == r'"a\u001b[2J"'
-    assert _shown("plain") == "plain"
+    assert _format_value("a\x1b[2J") == r'"a\u001b[2J"'
+    assert _format_value("plain") == "plain"

@@ -1,4 +1,4 @@
-"""`oncelog acls`: who may do what. The options are those of Kafka's kafka-acls where it has them."""
+"""`oncelog acls`: manage ACLs. The options are those of Kafka's kafka-acls, as far as it has them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ROLES = {
     "producer": {"topic": ("WRITE", "DESCRIBE", "CREATE"), "transactional_id": ("WRITE", "DESCRIBE")},
     "consumer": {"topic": ("READ", "DESCRIBE"), "group": ("READ",)},
 }
-"""What --producer and --consumer stand for. Source: Kafka's AclCommand."""
+"""Operations that --producer and --consumer stand for. Source: Kafka's AclCommand."""
 
 
 @click.group("acls")
 def command() -> None:
-    """List, add and remove ACLs. What is not allowed is denied; what is denied stays so.
+    """List, add and remove ACLs. Without an ACL everything is denied, and a denial overrides any permission.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def _admin(client_config: dict[str, Any]) -> Any:
 
 
 def _resources(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(type, name) of what the options name."""
+    """Return (type, name) of the resource in the options."""
     for kind in _RESOURCES:
         for name in given[kind]:
             yield kind, name
@@ -77,7 +77,7 @@ def _resources(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 @bootstrap_options
 @output_option
 def list_acls(output: str, client_config: dict[str, Any], **given: Any) -> None:
-    """The ACLs; of named resources all that speak of them."""
+    """List ACLs; for a named resource, all ACLs that apply to it."""
     with _admin(client_config) as admin:
         found = sorted({acl for wanted in _filters(given) for acl in admin.describe_acls(wanted)})
     rows = [
@@ -168,7 +168,7 @@ def _operations(given: dict[str, Any], kind: str) -> list[str]:
 @click.option("--yes", is_flag=True, help="Remove; without it only say what would go.")
 @bootstrap_options
 def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
-    """Remove the ACLs of a resource (of this name or prefix exactly), of a principal, or both."""
+    """Remove the ACLs of a resource (with exactly this name or prefix), of a principal, or of both."""
     from dataclasses import replace
 
     from oncelog.client.admin.acls import acl_text

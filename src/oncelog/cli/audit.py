@@ -1,4 +1,4 @@
-"""`oncelog audit`: prove or refute on Spark that topics or segment files hold every record once."""
+"""`oncelog audit`: prove or refute, on Spark, that topics or segment files hold each record once."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def command(
 ) -> None:
     """Audit topics of any Kafka-protocol cluster, or directories of segment files, as a Spark job.
 
-    Reads the header of every stored batch and checks that each producer's sequence is unbroken, unrepeated
-    and in order, that each transaction has one outcome, which is what read_committed readers see, and that
-    every checksum fits. Findings go to standard output, one per row with its offsets; the summary goes to
+    Read the header of every stored batch. Check that each producer's sequence is complete, without duplicates
+    and in order, that each transaction has one outcome, which read_committed readers see, and that every
+    checksum is right. Findings go to standard output, one per row with its offsets; the summary goes to
     standard error.
 
     \b

@@ -1,4 +1,4 @@
-"""What commands share: connection options, `-X key=value`, and output formats."""
+"""Common parts of commands: connection options, `-X key=value`, and output formats."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SERVERS = "bootstrap.servers"
 _PIPED_COLUMNS = 400
 
 _HARMLESS = "\n\t\u00a0\u2009\u202f\u3000\u200c\u200d"
-"""Not printable for Python, yet nothing that a terminal obeys: white space, joiners in words and emoji."""
+"""Characters that Python calls not printable but terminals show safely: white space, joiners."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
-    """`key=value` strings to a dict; raises click.BadParameter (exit 2) on a malformed one."""
+    """Parse `key=value` strings. Raises click.BadParameter (exit code 2) for a malformed one."""
     properties = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
@@ -84,12 +84,12 @@ def make_client_config(
 ) -> dict[str, str]:
     """Return the client settings of the command line, the environment, the file and the default.
 
-    Each of them is taken before the next one. Raises click.UsageError if one of them names two clusters:
-    a command that deletes must not guess which of them is meant.
+    Each takes precedence over the next one. Raises click.UsageError if one of them names two clusters,
+    because a command that deletes must not guess.
     """
     of_command_line = _canonical(parse_properties(properties))
     of_file = _canonical(of_file)
-    # Every one of the pairs, not only the last, which `of_command_line` keeps.
+    # All pairs, because `of_command_line` keeps only the last one.
     pairs = [(pair, _canonical(parse_properties([pair])).get(_SERVERS)) for pair in properties]
     named = _only_cluster(
         [(f"-b {value}", value) for value in servers]
@@ -103,16 +103,16 @@ def make_client_config(
 
 
 def _canonical(given: Mapping[str, str]) -> dict[str, str]:
-    """Return settings under the names with dots: clients take underscores, too.
+    """Return settings under their names with dots. Clients also accept underscores.
 
-    Merged under both names, the wrong one of two values would win, or one would not be seen at all.
+    Without this, a merge could keep two values of one setting, and the wrong one would win.
     """
     known = {key.replace(".", "_"): key for key in _known_keys()}
     return {known.get(key, key): value for key, value in given.items()}
 
 
 def environment_servers() -> str | None:
-    """Return the cluster that the environment names, under either of two names. Raises click.UsageError."""
+    """Return the cluster in the environment, which has two names for it. Raises click.UsageError."""
     names = ("ONCELOG_BOOTSTRAP_SERVERS", "ONCELOG_BOOTSTRAP_SERVER")
     return _only_cluster(
         [(f"{name}={os.environ[name]}", os.environ[name]) for name in names if os.environ.get(name)]
@@ -120,7 +120,7 @@ def environment_servers() -> str | None:
 
 
 def _only_cluster(named: Sequence[tuple[str, str]]) -> str | None:
-    """Return the one value of (what the user wrote, value) pairs; None without any."""
+    """Return the value of (text of the user, value) pairs, None without pairs. Raises click.UsageError."""
     different = {_servers_of(value): way for way, value in named}
     if len(different) > 1:
         raise click.UsageError(f"{' and '.join(different.values())} name different clusters: leave one out")
@@ -137,7 +137,7 @@ def cluster_text(client_config: Mapping[str, Any]) -> str:
 
 
 def say_target(client_config: Mapping[str, Any]) -> None:
-    """Tell, before a command that destroys something, which cluster it goes to."""
+    """Print the name of the cluster before a destructive command."""
     say(f"on {cluster_text(client_config)}:", err=True)
 
 
@@ -158,7 +158,10 @@ def _environment_properties() -> dict[str, str]:
 
 
 def only_settings_of(table: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Environment properties that another client owns are left out; those of -X stay and are checked."""
+    """Return the settings without environment properties of other clients.
+
+    Those of -X stay and are checked.
+    """
     environment = _environment_properties()
     return {key: value for key, value in config.items() if table.get(key) or key not in environment}
 
@@ -174,9 +177,9 @@ output_option = click.option(
 
 
 def printable(text: str) -> str:
-    """Return text whose control characters are escaped: names come from the cluster, and may be hostile.
+    """Return text with escaped control characters. Names come from the cluster and may be hostile.
 
-    A terminal would carry out what a name tells it. Line ends, tabs and kinds of spaces stay.
+    A terminal would execute control sequences in a name. Line ends, tabs and spaces stay.
     """
     if text.isprintable():
         return text
@@ -192,13 +195,13 @@ def time_text(timestamp_ms: int | None) -> str | None:
         return None
     try:
         moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):  # a client may stamp any 64-bit number
+    except (OverflowError, ValueError, OSError):  # a client may set any 64-bit timestamp
         return f"{timestamp_ms} ms"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line that may hold names of the cluster."""
+    """Print a line that may contain names from the cluster."""
     click.echo(printable(text), err=err)
 
 
@@ -209,7 +212,7 @@ def emit(
     columns: Sequence[str] | None = None,
     wide: Sequence[str] = (),
 ) -> None:
-    """Print rows; `columns` default to the keys of the first row, `wide` are added by -o wide."""
+    """Print rows. `columns`: by default the keys of the first row. `wide`: additional columns of -o wide."""
     rows = list(rows)
     if output == "json":
         click.echo(json.dumps(rows, indent=2, default=str))
@@ -223,7 +226,7 @@ def emit(
 
 
 def held_back_cells(ends: Any) -> dict[str, Any]:
-    """Return the stable end offset of a `PartitionEnds`, and what holds it back."""
+    """Return the stable end offset of a `PartitionEnds`, and the transaction that holds it back."""
     holder = ends.held_by
     judged = holder.judged if holder else None
     return {
@@ -234,7 +237,7 @@ def held_back_cells(ends: Any) -> dict[str, Any]:
 
 
 def _yaml(rows: Sequence[Mapping[str, Any]]) -> str:
-    # JSON scalars and flow values are YAML; one list item per row, one key per line.
+    # JSON scalars and flow values are valid YAML: one list item per row, one key per line.
     lines = []
     for row in rows:
         for index, (key, value) in enumerate(row.items()):
@@ -273,8 +276,8 @@ def _emit_table(
             name.upper().replace("_", " "), justify="right" if numeric else "left", overflow="fold"
         )
     for row in rows:
-        # Text: rich would take what a str holds in brackets for its markup.
+        # Text, because rich interprets brackets in a str as markup.
         table.add_row(*(Text(_cell(row.get(name))) for name in names))
-    # Piped output keeps a row on one line, for a reader or grep.
+    # Piped output keeps a row on one line, for grep.
     piped = None if sys.stdout.isatty() else _PIPED_COLUMNS
     Console(width=piped).print(table)

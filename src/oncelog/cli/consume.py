@@ -22,7 +22,7 @@ _FORMATS = ["value", "table", "wide", "json", "jsonl", "yaml"]
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """When to stop: after so many records, so long without one, or at the end as it stood at the start."""
+    """Limits: a number of records, a time without a record, or the end offsets as of startup."""
 
     max_messages: int | None
     timeout_ms: int | None
@@ -72,8 +72,8 @@ def command(
       oncelog consume flights --from-beginning --max-messages 10
       oncelog consume flights -p 0 --offset 42 -o jsonl --until-end
       oncelog consume flights --group dashboards --from-beginning
-    With --group, --from-beginning is for partitions of which the group has committed nothing yet.
-    Exit code 4: --timeout-ms passed before --max-messages records came.
+    With --group, --from-beginning applies to partitions without a committed offset of the group.
+    Exit code 4: --timeout-ms passed before --max-messages records arrived.
     """
     if offset is not None and partition is None:
         raise click.UsageError("--offset needs --partition")
@@ -129,7 +129,7 @@ def _place(
 
 
 def _records(consumer: Any, limits: _Limits) -> Iterator[list[Any]]:
-    """Records as polls give them, until a limit is met."""
+    """Yield the records of each poll until a limit is reached."""
     ends = consumer.end_offsets(consumer.assignment()) if limits.until_end else {}
     count = 0
     quiet_seconds = 0.0
@@ -150,16 +150,16 @@ def _records(consumer: Any, limits: _Limits) -> Iterator[list[Any]]:
 
 
 def _print(polls: Iterator[list[Any]], output: str) -> int:
-    """Print as they come; gives how many. Ctrl-C and a reader that closes the pipe are ordinary ends."""
+    """Print records as they arrive; return their number. Ctrl-C and a closed pipe end it normally."""
     count, has_head = 0, False
     try:
         try:
             for rows in polls:
-                # With the first records: a topic that does not exist has no head.
+                # Print the header with the first records, not for a topic that does not exist.
                 if rows and output in ("table", "wide") and not has_head:
                     click.echo(_table_line(_HEAD, output == "wide"))
                     has_head = True
-                # In one piece, so that an interrupt finds whole records written and counted.
+                # One write, so that an interrupt leaves only whole records, which are counted.
                 text = "".join(_text_of(record, output, index) for index, record in enumerate(rows, count))
                 count += len(rows)
                 sys.stdout.write(text)
@@ -167,7 +167,7 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
         except KeyboardInterrupt:
             pass
         except OncelogError:
-            # What was printed stays a document, though the broker went away in its middle.
+            # Close the document even if the connection to the broker is lost in the middle.
             sys.stdout.write("\n]\n" if output == "json" and count else "")
             sys.stdout.flush()
             raise
@@ -177,7 +177,7 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
             sys.stdout.write("[]\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # What Python flushes at its end would raise once more.
+        # Otherwise Python's flush at exit raises again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return count
 
@@ -185,7 +185,7 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
 def _text_of(record: Any, output: str, index: int) -> str:
     if output == "value":
         value = _plain(record.value)
-        # A program is given the value as it is; a terminal would carry out what it holds.
+        # A pipe gets the raw value; a terminal would execute control sequences in it.
         return (printable(value) if sys.stdout.isatty() else value) + "\n"
     row = record_row(record)
     if output == "json":
@@ -208,7 +208,7 @@ def _table_line(cells: Sequence[str], wide: bool) -> str:
 
 
 def record_row(record: Any) -> dict[str, Any]:
-    """A record for JSON: bytes as text, or under `..._base64` when they are not UTF-8."""
+    """Return a record for JSON: bytes as text, or as `..._base64` if they are not UTF-8."""
     return {
         "topic": record.topic,
         "partition": record.partition,

@@ -1,4 +1,4 @@
-"""`oncelog dump FILES`: what is in a partition's files, as kafka-dump-log shows it."""
+"""`oncelog dump FILES`: print the contents of a partition's files, like kafka-dump-log."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WIDE = ("partition_leader_epoch", "timestamp_type", "max_timestamp_ms", "crc")
 @output_option
 def command(files: tuple[str, ...], print_records: bool, verify_index_only: bool, output: str) -> None:
     """Print segments (.log), indexes (.index, .timeindex, .txnindex) and producer snapshots (.snapshot,
-    .producers), ours or Apache Kafka's.
+    .producers), of Oncelog or Apache Kafka.
 
-    A torn or damaged file is reported with its position on standard error, and the exit code is 1. The
-    last segment of a running broker may end in a batch that is being written.
+    Damage is reported with its position on standard error, and the exit code is 1. The last segment of a
+    running broker may end in a batch that is being written.
     """
     failed = False
     for path in files:

@@ -52,8 +52,8 @@ def command(
 ) -> None:
     """Play STORY for real and draw what crossed the wire.
 
-    A producer, a broker and a network that loses, holds back or repeats chosen messages; then the
-    log is read back and counted. Exit code 1 when it did not end as told.
+    A producer, a broker and a network that loses, delays or repeats chosen messages take part; then the log
+    is read and counted. Exit code 1: the story ended differently than described.
 
     \b
     Examples:

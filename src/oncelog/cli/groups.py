@@ -1,4 +1,4 @@
-"""`oncelog groups`: consumer groups, their members, offsets and lag; move and forget offsets."""
+"""`oncelog groups`: consumer groups, their members, offsets and lag; reset and delete offsets."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def command() -> None:
     Examples:
       oncelog groups list
       oncelog groups describe dashboards
-      oncelog groups reset-offsets dashboards --topic flights --to-earliest        (says what would change)
-      oncelog groups reset-offsets dashboards --topic flights --to-earliest --yes  (does it)
+      oncelog groups reset-offsets dashboards --topic flights --to-earliest        (prints the changes)
+      oncelog groups reset-offsets dashboards --topic flights --to-earliest --yes  (makes them)
       oncelog groups delete dashboards --yes
     """
 
@@ -50,7 +50,7 @@ def _admin(client_config: dict[str, Any]) -> Any:
 @bootstrap_options
 @output_option
 def list_groups(state: tuple[str, ...], output: str, client_config: dict[str, Any]) -> None:
-    """The groups of all brokers."""
+    """List the groups of all brokers."""
     with _admin(client_config) as admin:
         found = admin.list_groups(state)
     rows = [
@@ -71,12 +71,12 @@ def list_groups(state: tuple[str, ...], output: str, client_config: dict[str, An
 @bootstrap_options
 @output_option
 def describe(group: str, members: bool, output: str, client_config: dict[str, Any]) -> None:
-    """Committed offsets with their lag and who reads each partition; or the members.
+    """Show committed offsets with their lag and the member that reads each partition; or the members.
 
     \b
     END OFFSET         the high watermark, where the next record goes; LAG counts up to it
-    STABLE END OFFSET  the last stable offset: readers with read_committed get no further
-    HELD BACK BY       whose open transaction keeps it below the end offset
+    STABLE END OFFSET  the last stable offset: where readers with read_committed stop
+    HELD BACK BY       the producer whose open transaction keeps it below the end offset
     """
     with _admin(client_config) as admin:
         described = admin.describe_groups([group])[group]
@@ -116,7 +116,7 @@ def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
                 "topic": tp.topic,
                 "partition": tp.partition,
                 "offset": offset,
-                # As Kafka's tool: below 0 for an offset beyond the end.
+                # As in Kafka's tool, the lag is negative for an offset beyond the end.
                 "end_offset": ends.end,
                 "lag": ends.end - offset if ends.end is not None and offset is not None else None,
                 **held_back_cells(ends),
@@ -129,7 +129,7 @@ def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
 
 
 def _remark(offset: int | None, ends: Any) -> str | None:
-    """Return what is wrong with a committed offset; None if nothing is."""
+    """Return the problem with a committed offset, None without one."""
     if offset is None or ends.end is None or ends.start is None:
         return None if ends.end is not None else "no broker tells its offsets"
     by_setting = "auto.offset.reset decides where reading starts"
@@ -152,7 +152,7 @@ def _remark(offset: int | None, ends: Any) -> str | None:
 @bootstrap_options
 @output_option
 def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **given: Any) -> None:
-    """Move a group's offsets. The group must have no members."""
+    """Reset a group's offsets. The group must have no members."""
     client_config = given.pop("client_config")
     say_target(client_config)
     asked = {name: value for name, value in given.items() if value not in (None, False)}
@@ -172,7 +172,7 @@ def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **
 def _planned(
     admin: Any, group: str, topics: tuple[str, ...], way: str, value: Any
 ) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
-    """Rows to show, and what is to be committed: always within what each partition holds."""
+    """Return rows to print, and offsets to commit, which are limited to those that each partition holds."""
     from oncelog.types import OffsetAndMetadata, TopicPartition
 
     described = admin.describe_topics(list(topics))
@@ -218,7 +218,7 @@ def _wanted(
 @click.option("--yes", is_flag=True, help="Delete; without it only say what would go.")
 @bootstrap_options
 def delete(groups: tuple[str, ...], yes: bool, client_config: dict[str, Any]) -> None:
-    """Forget groups without members, and all they have committed."""
+    """Delete groups without members, and their committed offsets."""
     say_target(client_config)
     with _admin(client_config) as admin:
         for group in groups:

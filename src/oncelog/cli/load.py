@@ -1,4 +1,4 @@
-"""`oncelog load`: files into a topic, exactly once however often it is killed and started again (row P4)."""
+"""`oncelog load`: load files into a topic exactly once, over any number of kills and restarts."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def command(
       oncelog load part-*.parquet --topic trips --id trips-2024-01 --key trip_id
       oncelog load events.jsonl.gz --topic events --id events-17 -X compression.type=zstd
       oncelog load part-*.parquet --topic trips --id trips-2024 --spark --master spark://HOST:7077
-    Killed or failed at any moment, the same command goes on where it was; once complete, it does nothing
-    and says so. What was read is stored in the transactions that store the records (topic oncelog-loads).
-    A file that changed since it was read is refused, and so is another key. More files may be added at the
-    end of a load. A second loader with the same id takes over, and the first one ends with an error.
+    After a kill or an error, the same command continues where it stopped; once the load is complete, it does
+    nothing and says so. Checkpoints are stored in the transactions of the records (topic oncelog-loads).
+    A file that changed since it was read is refused, and so is another key. Files may be appended to a load.
+    A second loader with the same id takes over, and the first one ends with an error.
 
     \b
     csv, parquet  the value is a JSON object per row
@@ -116,7 +116,7 @@ def _on_spark(load: Any, config: dict[str, Any], master: str | None, show: Calla
     from oncelog.load.on_spark import run_load_on_spark
     from oncelog.spark.session import local_session
 
-    # A copy of a task would take over from the one that is at work.
+    # A speculative copy would take over from the running task.
     with local_session("oncelog load", master or "local[*]", {"spark.speculation": "false"}) as session:
         return run_load_on_spark(session, load, config, show if sys.stderr.isatty() else None)
 
@@ -134,12 +134,12 @@ def _row(load: Any, report: Any) -> dict[str, Any]:
 
 
 def _progress() -> AbstractContextManager[Callable[[Any], object]]:
-    """A bar on standard error when that is a terminal."""
+    """Yield a progress bar on standard error if that is a terminal."""
     return _Bar() if sys.stderr.isatty() else nullcontext(lambda report: None)
 
 
 class _Bar(AbstractContextManager[Callable[[Any], object]]):
-    """click's progress bar over the bytes of the files, with records per second."""
+    """A progress bar of click over the bytes of the files, with records per second."""
 
     def __init__(self) -> None:
         self._bar: Any = None

@@ -1,4 +1,4 @@
-"""`oncelog`: one file per command, loaded only when it is called, so that `serve` starts fast.
+"""`oncelog`: one file per command, loaded when it is called, so that `serve` starts fast.
 
 Other packages add commands by the entry point group `oncelog.commands`.
 """
@@ -83,7 +83,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="oncelog")
 def cli() -> None:
-    """Kafka messaging exactly-once from Python, and the proof of it.
+    """Exactly-once Kafka messaging from Python, and the proof of it.
 
     \b
     Exit codes: 0 clean, 1 error, 2 usage, 3 an audit found violations, 4 time-out.
@@ -91,7 +91,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: typed errors become one line on standard error and an exit code."""
+    """Run the command line; typed errors become one line on standard error and an exit code."""
     try:
         cli(standalone_mode=True)
     except (ConfigError, MisuseError) as error:
@@ -105,7 +105,7 @@ def main() -> None:
 def _fail(error: Exception, code: int) -> None:
     from oncelog.cli.common import say
 
-    # The text of a broker's error begins with the code's name, which says the same as the class.
+    # The text of a broker's error already begins with the error's name.
     kind = "" if isinstance(error, BrokerError) else f"{type(error).__name__}: "
     say(f"oncelog: {kind}{error}", err=True)
     sys.exit(code)

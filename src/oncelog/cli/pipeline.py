@@ -1,4 +1,4 @@
-"""`oncelog pipeline`: run a streaming query of Spark and keep it running."""
+"""`oncelog pipeline`: run a streaming query of Spark and restart it after failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oncelog.cli.common import parse_properties
 
 @click.group("pipeline")
 def command() -> None:
-    """Streaming queries of Spark, supervised."""
+    """Run streaming queries of Spark under supervision."""
 
 
 @command.command("run")
@@ -47,23 +47,22 @@ def run(
     status_file: Path | None,
     properties: tuple[str, ...],
 ) -> None:
-    """Run the streaming query of FILE until it ends, and start it again when it fails.
+    """Run the streaming query of FILE until it ends, and restart it when it fails.
 
     FILE defines pipeline(spark, settings), which returns the started query; settings are the environment and
-    what --set gives. See examples/pipelines and docs/pipelines.md.
+    the values of --set. See examples/pipelines and docs/pipelines.md.
 
     \b
     Example:
       oncelog pipeline run enrich.py --set SOURCE=orders --set TARGET=enriched \\
           --set CUSTOMERS=customers.csv --set CHECKPOINT=/var/lib/enrich
-    The query runs in a process of its own. When it fails, or the process or its JVM dies, it is started again
-    after a pause that doubles; with restart.max.failures within restart.window.ms it is given up. SIGTERM or
-    Ctrl-C stops it after the micro-batch that runs; a second one at once. One line per micro-batch goes to
-    standard error: rows in and out, seconds, lag and, of our sink, bytes, commit time and skipped lanes.
+    The query runs in a process of its own. If it fails, or the process or its JVM dies, it is restarted after
+    a pause that doubles. After restart.max.failures within restart.window.ms it is not restarted. SIGTERM or
+    Ctrl-C stops it after the running micro-batch, a second one at once. One line per micro-batch goes to
+    standard error: rows in and out, seconds, lag and, for Oncelog's sink, bytes, commit time, skipped tasks.
 
-    \b
-    Exit codes: 0 ended by itself or stopped, 1 given up (a later start may succeed), 2 cannot succeed as it
-    is (the file, a setting, or a refusal of source or sink), 128+N broken off by signal N.
+    \b Exit codes: 0 ended or stopped, 1 too many failures (a later start may succeed), 2 cannot succeed
+    without a change (the file, a setting, or a refusal by source or sink), 128+N ended by signal N.
     """
     from oncelog.config import PIPELINE
     from oncelog.pipeline.restart_policy import Limits
@@ -71,7 +70,7 @@ def run(
     from oncelog.runtime.event_log import log_to_stderr
     from oncelog.spark.session import check_spark
 
-    check_spark()  # here, so that no child ends with a traceback
+    check_spark()  # checked here, so that no child ends with a traceback
     given = PIPELINE.parse(parse_properties(properties))
     limits = Limits(
         backoff_ms=given["restart.backoff.ms"],

@@ -27,7 +27,7 @@ _FIELDS = {"topic", "offset", "partition", "timestamp", "timestamp_ms", "headers
 }  # fmt: skip
 
 Arguments = dict[str, Any]
-"""Keywords of Producer.send."""
+"""Keyword arguments of Producer.send."""
 
 
 @click.command("produce")
@@ -47,17 +47,16 @@ def command(
     output: str,
     client_config: dict[str, Any],
 ) -> None:
-    """Send each line of FILES, or of standard input, as a record; then tell where they stand.
+    """Send each line of FILES, or of standard input, as a record; then print the offsets.
 
     \b
     Examples:
       oncelog produce flights flights.csv
       printf 'a=1\\nb=2\\n' | oncelog produce numbers --key-separator =
       oncelog consume old --until-end --from-beginning -o jsonl | oncelog produce new --jsonl
-    With --jsonl an object holds value, and if wanted key, headers (an object, or a list of key and
-    value), partition, timestamp (ms); key_base64 and value_base64 for bytes. topic and offset are
-    passed over.
-    Ctrl-C sends what was read so far; a second one ends at once. Exit code 1: a record failed.
+    With --jsonl an object has value, and optionally key, headers (an object, or a list of key and value),
+    partition, timestamp (ms), and key_base64 and value_base64 for bytes. topic and offset are ignored.
+    Ctrl-C sends the records read so far; a second one ends at once. Exit code 1: a record failed.
     """
     if jsonl and key_separator is not None:
         raise click.UsageError("--jsonl and --key-separator exclude each other")
@@ -78,7 +77,7 @@ def command(
 
 @dataclass(slots=True)
 class _Stretch:
-    """What one partition took; offsets None: the broker did not tell them."""
+    """The records of one partition. Offsets are None if the broker did not return them."""
 
     first_offset: int | None
     last_offset: int | None
@@ -87,7 +86,7 @@ class _Stretch:
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of the records; `on_delivery` runs on the producer's thread, the rest after it."""
+    """The outcome of the records. `on_delivery` runs on the producer's thread, the rest after it."""
 
     partitions: dict[tuple[str, int], _Stretch] = field(default_factory=dict)
     sent: int = 0
@@ -124,7 +123,10 @@ class _Tally:
 
 
 class _Interrupt:
-    """The first Ctrl-C ends the reading, never a send in its middle; the second one ends everything."""
+    """A handler of Ctrl-C: the first one ends the input, never during a send;
+
+    the second one ends the command.
+    """
 
     def __init__(self) -> None:
         self.is_set = self._is_reading = False
@@ -144,7 +146,7 @@ class _Interrupt:
             raise KeyboardInterrupt
 
     def until(self, items: Iterable[Arguments]) -> Iterator[Arguments]:
-        """The items, until interrupted."""
+        """Yield the items until an interrupt."""
         iterator = iter(items)
         while True:
             try:
@@ -167,7 +169,7 @@ def _send_all(
     records: Iterable[Arguments],
     tally: _Tally,
 ) -> Exception | None:
-    """Send and flush; gives what ended it before its time. Records before that are sent all the same."""
+    """Send and flush; return the error that ended it early, if any. Earlier records are still sent."""
     from oncelog.client.producer.blocking import Producer
     from oncelog.config import PRODUCER
 
@@ -199,9 +201,9 @@ def _send_all(
 
 
 async def _check_topic(settings: Settings, topic: str) -> None:
-    """Raise UnknownTopicOrPartition soon where `send` would wait for a topic until max.block.ms.
+    """Raise UnknownTopicOrPartition soon, where `send` would wait for a topic until max.block.ms.
 
-    An application may start before its topic exists. In a command the name is more likely mistyped.
+    An application may start before its topic exists. In a command a typing error is more likely.
     """
     from oncelog.client.connection.cluster import UNKNOWN_TOPIC_PATIENCE_MS, ClusterConnection
 
@@ -212,7 +214,7 @@ async def _check_topic(settings: Settings, topic: str) -> None:
             try:
                 await cluster.refresh_metadata([topic])
             except (DisconnectedError, TimedOut):
-                return  # the producer waits for a broker
+                return  # the producer itself waits for a broker
             error = cluster.why_no_leader(TopicPartition(topic, 0))
             if not isinstance(error, UnknownTopicOrPartition):
                 return
@@ -224,21 +226,24 @@ async def _check_topic(settings: Settings, topic: str) -> None:
 
 
 def _occupy_standard_input() -> None:
-    """A closed descriptor 0 would go to the event loop, and libuv aborts on closing one that low."""
+    """Reopen a closed standard input:
+
+    the event loop would get descriptor 0, and libuv aborts when closing it.
+    """
     if sys.stdin is None and (descriptor := os.open(os.devnull, os.O_RDONLY)) > 2:
-        os.close(descriptor)  # it was not closed after all
+        os.close(descriptor)  # it was not closed
 
 
 def _send(producer: Any, topic: str, record: Arguments, tally: _Tally) -> None:
     tally.sent += 1
     try:
         producer.send(topic, on_delivery=tally.on_delivery, **record)
-    except MessageTooLarge as error:  # this record alone; the others can go on
+    except MessageTooLarge as error:  # only this record; the others continue
         tally.on_delivery(None, error)
 
 
 def _progress(tally: _Tally) -> AbstractContextManager[Callable[[], object]]:
-    """A line on standard error when that is a terminal and nobody types on it."""
+    """Yield a progress line on standard error if that is a terminal and standard input is not."""
     if not sys.stderr.isatty() or (sys.stdin is not None and sys.stdin.isatty()):
         return nullcontext(lambda: None)
     return _Status(tally)
@@ -264,7 +269,7 @@ class _Status(AbstractContextManager[Callable[[], object]]):
 
 
 def _lines(files: tuple[IO[bytes], ...]) -> Iterator[tuple[str, bytes]]:
-    """(where it stands, line without its end) of every line. A closed standard input has none."""
+    """Yield (place, line without its end) of each line. A closed standard input has none."""
     if not files and sys.stdin is None:
         return
     for file in files or (sys.stdin.buffer,):
@@ -301,7 +306,7 @@ def _parser(jsonl: bool, key_separator: str | None) -> Callable[[bytes], Argumen
 
 
 def parse_json(line: bytes) -> Arguments:
-    """One JSON object to keywords of Producer.send. Raises ValueError saying what is wrong."""
+    """Convert a JSON object to keyword arguments of Producer.send. Raises ValueError with the reason."""
     row = json.loads(line)
     if not isinstance(row, dict) or row.keys() - _FIELDS:
         raise ValueError(f"expected a JSON object with some of {', '.join(sorted(_FIELDS))}")
@@ -319,7 +324,7 @@ def parse_json(line: bytes) -> Arguments:
 
 
 def _bytes_of(row: dict[str, Any], name: str) -> bytes | None:
-    """Text as UTF-8; anything that is no text as the JSON it is."""
+    """Encode text as UTF-8, and any other value as JSON."""
     encoded = row.get(f"{name}_base64")
     if encoded is not None:
         try:

@@ -1,4 +1,4 @@
-"""`oncelog producers`: the producer ids that partitions remember for de-duplication."""
+"""`oncelog producers`: the producer state that partitions keep for deduplication."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDE = ["coordinator_epoch", "transaction_start_offset"]
 
 @click.group("producers")
 def command() -> None:
-    """Show the producer ids a partition remembers.
+    """Show the producer state that partitions keep.
 
     \b
     Examples:
@@ -28,7 +28,7 @@ def command() -> None:
 @bootstrap_options
 @output_option
 def list_producers(where: str, output: str, client_config: dict[str, Any]) -> None:
-    """Producer ids with their epochs and last sequence numbers."""
+    """List producer ids with their epochs and last sequence numbers."""
     emit(_rows(where, client_config), output, columns=COLUMNS, wide=WIDE)
 
 
@@ -38,7 +38,7 @@ def list_producers(where: str, output: str, client_config: dict[str, Any]) -> No
 @bootstrap_options
 @output_option
 def describe(where: str, producer_id: int | None, output: str, client_config: dict[str, Any]) -> None:
-    """Everything a partition knows of its producers, open transactions included."""
+    """Show all producer state of a partition, including open transactions."""
     rows = _rows(where, client_config)
     chosen = [row for row in rows if producer_id is None or row["producer_id"] == producer_id]
     if producer_id is not None and not chosen:
@@ -47,7 +47,7 @@ def describe(where: str, producer_id: int | None, output: str, client_config: di
 
 
 def parse_where(where: str) -> tuple[str, int | None]:
-    """`TOPIC` or `TOPIC:PARTITION`; raises click.BadParameter."""
+    """Parse `TOPIC` or `TOPIC:PARTITION`. Raises click.BadParameter."""
     topic, separator, partition = where.partition(":")
     if not topic or (separator and not partition.isdecimal()):
         raise click.BadParameter(f"{where!r}: expected TOPIC or TOPIC:PARTITION")

@@ -1,6 +1,6 @@
-"""Java .properties files, by the rules of `java.util.Properties.load`, with which Kafka's tools read them.
+"""Java .properties files, by the rules of `java.util.Properties.load`, as in Kafka's tools.
 
-The one difference: a file is UTF-8; only one that is not UTF-8 is read as ISO 8859-1, as Java reads all.
+One difference: a file is read as UTF-8, and as ISO 8859-1, Java's only encoding, if it is not valid UTF-8.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def read_properties(path: Path) -> dict[str, str]:
     properties: dict[str, str] = {}
     for number, line in _logical_lines(_text(path)):
         entry = _ENTRY.fullmatch(line)
-        assert entry is not None  # every part may be empty
+        assert entry is not None  # each part may be empty
         try:
             key, value = map(_unescaped, entry.groups())
         except ValueError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from None
         if not key:
             raise ConfigError(f"{path}, line {number}: expected key=value, found {line!r}")
-        # Kafka takes white space from the end of every setting, passwords too.
+        # Kafka strips white space at the end of each value, even of passwords.
         properties[key] = value.strip()
     return properties
 
@@ -43,13 +43,13 @@ def _text(path: Path) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (number of its first line, line with its continuations), without comments and empty lines."""
+    """Yield (number of the first line, joined line), without comments and empty lines."""
     pending, first = "", 0
-    # Not str.splitlines: it also splits at form feeds and at characters beyond ASCII.
+    # Not str.splitlines, which also splits at form feeds and at characters beyond ASCII.
     for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = raw.lstrip(_BLANKS)
         if not pending:
-            # Also behind a line that is nothing but a backslash.
+            # Also after a line that is only a backslash.
             if not line or line[0] in "#!":
                 continue
             first = number
@@ -64,7 +64,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _unescaped(text: str) -> str:
-    """Replace escapes. Raises ValueError for a broken \\uXXXX; a backslash before others is dropped."""
+    """Replace escapes. Raises ValueError for an invalid \\uXXXX; other backslashes are dropped."""
 
     def replaced(escape: re.Match[str]) -> str:
         what = escape[1]

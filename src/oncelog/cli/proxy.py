@@ -53,14 +53,14 @@ def command(
 
     \b
     A rule is `[request|response] [API] ACTION [option=value ...]`:
-      drop       lose it; the connection stays open, silent behind it
+      drop       lose it; the connection stays open, without later messages
       cut        lose it with its connection (default: the response, after the broker handled it)
       delay      wait delay_ms; later messages wait too
       hold       let later requests overtake it: release_after=N, delay_ms=N
       duplicate  send the request twice; the copy later with delay_ms or release_after
       fail       answer Produce with error=NAME; a request then never reaches the broker
       throttle   rate_bytes_s=N
-    Options for all: nth=N (the first match to strike), count=N, probability=P (with --seed).
+    Options for all: nth=N (first match to act on), count=N, probability=P (with --seed).
 
     \b
     Examples:
@@ -98,7 +98,7 @@ def _printer(output: str, show_all: bool, stop: threading.Event) -> Any:
         try:
             click.echo(json.dumps(event.to_dict()) if output == "jsonl" else printable(format_line(event)))
         except BrokenPipeError:
-            stop.set()  # whoever read our lines is gone, as with `| head`
+            stop.set()  # the reader closed the pipe, as `| head` does
 
     return show
 

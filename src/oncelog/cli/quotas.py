@@ -1,4 +1,4 @@
-"""`oncelog quotas`: how much clients may ask for. The names of quotas and entities are Kafka's."""
+"""`oncelog quotas`: manage client quotas. The names of quotas and entities are Kafka's."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def command() -> None:
     """List, set and remove client quotas: of users, client ids, both together, or ip addresses.
 
-    \b
-    Quotas: producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate, and (our
-    broker only) producer_ids_rate; of ips connection_creation_rate. All are per second.
+    \b Quotas: producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate, and
+    (Oncelog's broker only) producer_ids_rate; for ips connection_creation_rate. All are per second.
 
     \b
     Examples:
@@ -60,7 +59,7 @@ def _admin(client_config: dict[str, Any]) -> Any:
 
 
 def _parts(given: dict[str, Any]) -> dict[str, str]:
-    """Type -> name of the entity that the options name."""
+    """Return a map from type to name of the entity in the options."""
     parts = {}
     for kind in ("user", "client-id", "ip"):
         option = kind.replace("-", "_")
@@ -88,7 +87,7 @@ def _entity(given: dict[str, Any]) -> Any:
 @bootstrap_options
 @output_option
 def list_quotas(output: str, client_config: dict[str, Any], **given: Any) -> None:
-    """The quotas; of the entities that the options name, whatever else they name."""
+    """List quotas; with options, those of all entities that include the named ones."""
     from oncelog.rules.limits.quotas import QuotaFilter
 
     with _admin(client_config) as admin:
@@ -116,7 +115,7 @@ def _shown(name: str | None) -> str | None:
 @_entity_options
 @bootstrap_options
 def set_quotas(quotas: tuple[str, ...], client_config: dict[str, Any], **given: Any) -> None:
-    """Set quotas of an entity; what is not named stays."""
+    """Set quotas of an entity; its other quotas stay."""
     values = dict(_pair(each) for each in quotas)
     entity = _entity(given)
     with _admin(client_config) as admin:
@@ -141,7 +140,7 @@ def _pair(text: str) -> tuple[str, float]:
 @click.option("--yes", is_flag=True, help="Remove; without it only say what would go.")
 @bootstrap_options
 def remove(quotas: tuple[str, ...], yes: bool, client_config: dict[str, Any], **given: Any) -> None:
-    """Remove quotas of exactly this entity; without names all of them."""
+    """Remove quotas of exactly this entity; without names, all of them."""
     from oncelog.rules.limits.quotas import QuotaFilter
 
     entity = _entity(given)

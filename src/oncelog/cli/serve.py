@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def default_data_dir() -> Path:
-    """Where data of this user lives: $XDG_DATA_HOME or ~/.local/share, then oncelog."""
+    """Return the user's data directory: oncelog in $XDG_DATA_HOME or ~/.local/share."""
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(home) / "oncelog"
 
 
 def raise_file_limit() -> None:
-    """As many open files as the system lets this process have: every partition in use takes one."""
+    """Raise the limit of open files to the allowed maximum, because each active partition needs one."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -33,13 +33,14 @@ def raise_file_limit() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            pass  # macOS refuses "unlimited"; what is out of files later says so
+            pass  # macOS refuses "unlimited"; a later shortage of files is reported
 
 
 def say(lines: Iterable[str]) -> None:
-    """Write lines to standard output; if that cannot be written, write nothing more there.
+    """Write lines to standard output; after a failure, write nothing more there.
 
-    A broker starts on a full disk, and serves on when nobody reads its output (`oncelog serve | head -1`).
+    A broker starts on a full disk, and keeps running when nobody reads its output (`oncelog serve | head
+    -1`).
     """
     from oncelog.runtime.event_log import log_event
 
@@ -48,7 +49,7 @@ def say(lines: Iterable[str]) -> None:
             click.echo(line)
     except OSError as error:
         log_event("warning", "standard output cannot be written", error=error)
-        # What Python could not write it would try to write again at its end, and fail.
+        # Otherwise Python would write the rest again at exit and fail.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -108,9 +109,9 @@ def command(
 ) -> None:
     """Run the broker until SIGTERM, SIGHUP or Ctrl-C.
 
-    The first line on standard output is `listening on HOST:PORT`, and one a listener with NAME:// where
-    there are several; the log goes to standard error.
-    A second broker on the same data directory is refused with exit code 1.
+    The first line on standard output is `listening on HOST:PORT`; with several listeners there is a line per
+    listener, with NAME://. The log goes to standard error. A second broker on the same data directory ends
+    with exit code 1.
     """
     from oncelog.runtime.event_log import log_to_stderr
     from oncelog.server.embedded import run_foreground

@@ -34,8 +34,8 @@ def command() -> None:
     Examples:
       oncelog topics create flights --partitions 3 --config retention.ms=86400000
       oncelog topics describe flights -o wide
-      oncelog topics delete flights            (says what would go)
-      oncelog topics delete flights --yes      (does it)
+      oncelog topics delete flights            (prints what would be deleted)
+      oncelog topics delete flights --yes      (deletes it)
     """
 
 
@@ -51,7 +51,7 @@ def _admin(client_config: dict[str, Any]) -> Any:
 @bootstrap_options
 @output_option
 def list_topics(internal: bool, output: str, client_config: dict[str, Any]) -> None:
-    """The topics of the cluster (alias: ls)."""
+    """List the topics of the cluster (alias: ls)."""
     with _admin(client_config) as admin:
         topics = admin.list_topics(include_internal=internal)
     rows = [
@@ -70,12 +70,12 @@ def list_topics(internal: bool, output: str, client_config: dict[str, Any]) -> N
 def describe(
     topics: tuple[str, ...], configs: bool, all_configs: bool, output: str, client_config: dict[str, Any]
 ) -> None:
-    """Partitions with leaders, replicas and offsets; or settings.
+    """Show partitions with leaders, replicas and offsets; or settings.
 
     \b
     END OFFSET         the high watermark, where the next record goes
-    STABLE END OFFSET  the last stable offset: readers with read_committed get no further
-    HELD BACK BY       (-o wide) whose open transaction keeps it below the end offset
+    STABLE END OFFSET  the last stable offset: where readers with read_committed stop
+    HELD BACK BY       (-o wide) the producer whose open transaction keeps it below the end offset
     """
     with _admin(client_config) as admin:
         if configs or all_configs:
@@ -106,7 +106,7 @@ def _partition_rows(admin: Any, topics: tuple[str, ...]) -> list[dict[str, Any]]
     from oncelog.types import TopicPartition
 
     parts = [part for topic in admin.describe_topics(topics).values() for part in topic.partitions]
-    # A partition without its leader is shown with what is known of it.
+    # A partition without a leader is shown with the known values.
     tps = [TopicPartition(part.topic, part.partition) for part in parts if part.leader is not None]
     ends_by_tp = partition_ends(admin, tps)
     rows = []
@@ -200,7 +200,7 @@ def alter(
 @click.option("--yes", is_flag=True, help="Do it; without this only what would be deleted is shown.")
 @bootstrap_options
 def delete(topics: tuple[str, ...], yes: bool, client_config: dict[str, Any]) -> None:
-    """Delete topics with all their records. A dry run without --yes."""
+    """Delete topics with all their records. Without --yes, only print what would be deleted."""
     say_target(client_config)
     with _admin(client_config) as admin:
         if yes:

@@ -1,4 +1,4 @@
-"""`oncelog transactions`: who has which transaction open, and what to do about one that hangs (row T14)."""
+"""`oncelog transactions`: list open transactions, and find and abort those that hang (behaviour T14)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oncelog.cli.producers import parse_where
 LIST_COLUMNS = ["transactional_id", "producer_id", "state", "coordinator"]
 OPEN_COLUMNS = ["topic", "partition", "producer_id", "epoch", "first_offset", "since", "hanging"]
 DEFAULT_AGE_S = 1_200
-"""Kafka's longest timeout of a transaction, and five minutes: younger ones may still be ended."""
+"""Kafka's maximum transaction timeout plus five minutes: younger transactions may still end."""
 
 
 @click.group("transactions")
@@ -33,7 +33,7 @@ def command() -> None:
       oncelog transactions list --state Ongoing
       oncelog transactions describe payments-1
       oncelog transactions find-hanging
-      oncelog transactions abort flights:0 --producer-id 1000        (says what would be written)
+      oncelog transactions abort flights:0 --producer-id 1000        (prints the marker)
       oncelog transactions abort flights:0 --producer-id 1000 --start-offset 7 --yes  (writes it)
     """
 
@@ -53,7 +53,7 @@ def _admin(client_config: dict[str, Any]) -> Any:
 def list_transactions(
     state: tuple[str, ...], producer_id: tuple[int, ...], output: str, client_config: dict[str, Any]
 ) -> None:
-    """The transactional ids of all brokers."""
+    """List the transactional ids of all brokers."""
     with _admin(client_config) as admin:
         found = admin.list_transactions(state, producer_id)
     rows = [
@@ -73,7 +73,7 @@ def list_transactions(
 @bootstrap_options
 @output_option
 def describe(transactional_ids: tuple[str, ...], output: str, client_config: dict[str, Any]) -> None:
-    """What the coordinator knows: producer id, epoch, state, timeout, partitions."""
+    """Show the coordinator's state of a transactional id: producer id, epoch, state, timeout, partitions."""
     with _admin(client_config) as admin:
         found = admin.describe_transactions(transactional_ids)
     rows = [
@@ -105,9 +105,9 @@ def describe(transactional_ids: tuple[str, ...], output: str, client_config: dic
 def find_hanging(
     topic: tuple[str, ...], older_than_s: int, output: str, client_config: dict[str, Any]
 ) -> None:
-    """Who holds back the last stable offset of each partition, since when, and whether that will end.
+    """Show the transactions that hold back last stable offsets, since when, and whether they hang.
 
-    Exit code 3 when a transaction hangs.
+    Exit code 3: a transaction hangs.
     """
     with _admin(client_config) as admin:
         found = admin.find_hanging(topic or None, older_than_ms=older_than_s * 1000)
@@ -149,10 +149,10 @@ def _held_back_row(held_back: Any) -> dict[str, Any]:
 def abort(
     where: str, producer_id: int, start_offset: int | None, yes: bool, client_config: dict[str, Any]
 ) -> None:
-    """Abort a transaction on one partition by hand. Only for one that hangs: see find-hanging.
+    """Abort a hanging transaction on one partition (see find-hanging).
 
-    Its records there will never be seen by read_committed readers. Name its --start-offset: its producer may
-    have ended it and begun another one meanwhile.
+    read_committed readers will never see its records there. Set --start-offset, because its producer may have
+    ended it and begun another one in the meantime.
     """
     say_target(client_config)
     topic, partition = parse_where(where)

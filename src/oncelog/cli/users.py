@@ -21,7 +21,7 @@ from oncelog.cli.common import (
 
 @click.group("users")
 def command() -> None:
-    """List, set and delete SCRAM users. Passwords are asked for, or read from standard input.
+    """List, set and delete SCRAM users. Passwords come from a prompt or from standard input.
 
     \b
     Examples:
@@ -43,7 +43,7 @@ def _admin(client_config: dict[str, Any]) -> Any:
 @bootstrap_options
 @output_option
 def list_users(output: str, client_config: dict[str, Any]) -> None:
-    """Users and their mechanisms."""
+    """List users and their mechanisms."""
     with _admin(client_config) as admin:
         found = admin.list_users()
     rows = [
@@ -110,7 +110,7 @@ def _set_offline(data_dir: Path, user: str, password: str, iterations: int) -> N
 @click.option("--yes", is_flag=True, help="Delete; without it only say what would go.")
 @bootstrap_options
 def delete(user: str, yes: bool, client_config: dict[str, Any]) -> None:
-    """Remove a user. Connections that stand stay until they end (see connections.max.reauth.ms)."""
+    """Remove a user. Its open connections stay until they end (see connections.max.reauth.ms)."""
     say_target(client_config)
     with _admin(client_config) as admin:
         mechanisms = admin.list_users([user])[user]

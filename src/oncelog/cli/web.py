@@ -1,4 +1,4 @@
-"""`oncelog web`: the pages about a cluster's transactions, producers and groups."""
+"""`oncelog web`: web pages about a cluster's transactions, producers and groups."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from oncelog.cli.common import bootstrap_options, only_settings_of
 def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
     """Show a cluster's transactions, producers and groups as web pages until Ctrl-C.
 
-    Who holds back the last stable offset of which partition, since when, and a button to abort what hangs.
-    The first line on standard output is `pages on http://HOST:PORT/`.
+    The pages show the transactions that hold back last stable offsets, since when, and a button to abort
+    those that hang. The first line on standard output is `pages on http://HOST:PORT/`.
     """
     import contextlib
 
@@ -52,7 +52,7 @@ def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
         port = sock.getsockname()[1]
         names = [socket.gethostname(), socket.getfqdn()] if host in EVERY_INTERFACE else [host]
         click.echo(f"pages on http://{in_url(names[0])}:{port}/")
-        # Browsers put an IPv6 address in brackets.
+        # Browsers write an IPv6 address in brackets.
         hosts = {*names, *map(in_url, names), "localhost"}
         app = make_app(admin, hosts=sorted(hosts), servers=servers)
         with contextlib.suppress(KeyboardInterrupt):
@@ -70,5 +70,5 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def in_url(host: str) -> str:
-    """Return a host as it stands in a URL: an IPv6 address in brackets."""
+    """Return a host for a URL, with brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host else host
