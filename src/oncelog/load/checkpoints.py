@@ -2,7 +2,8 @@
 
 They are not committed offsets of a group: those expire offsets.retention.minutes (a week) after the last
 commit. A load that is repeated after that would store everything twice. Checkpoints are read only after
-`init_transactions`, up to the high watermark and not the last stable offset.
+`init_transactions`, up to the high watermark and not the last stable offset: another application's open
+transaction must hide none. See test_another_open_transaction_hides_no_mark.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A load on Spark: files are read in parallel, each by a task that works like the plain loader.
 
-The driver takes over the load's id, and stores a first checkpoint for each new file in one transaction. A
-task takes over the transactional id of its own file. This fences every earlier attempt at the file, of this
-run or an older one, and ends its transaction. Only then does the task take the file's checkpoint.
+The driver takes over the load's id. It stores a first checkpoint for each new file in one transaction, before
+any file is read. A task takes over the transactional id of its own file. This fences every earlier attempt at
+the file, of this run or an older one, and ends its transaction. Only then does the task take the file's
+checkpoint. See test_a_file_in_the_place_of_another_stops_the_load_before_anything_is_stored.
 
 If the transactional id is new (epoch 0, and nothing of the file was read), there was no attempt since the
 driver read the checkpoints. So the driver's checkpoint is still valid. Any other task reads the checkpoints

@@ -149,7 +149,8 @@ def _partition_of(
     cleaned = _offsets(system, parent, CLEANED_OFFSETS) or {}
     is_compacted = tp in cleaned or tp.topic in _compacted_topics(system, parent)
     flushed = _offsets(system, parent, RECOVERY_POINTS)
-    # After a kill the newest entries of an index may be missing until a broker starts and restores them.
+    # After a kill the newest entries of an index may be missing until a broker starts and restores them. So
+    # the index counts up to the recovery point only. See test_a_planted_fault_is_found_and_nothing_else.
     indexed_to = segments[-1].base_offset if flushed is None else flushed.get(tp, 0)
     recovery_point = None if flushed is None else flushed.get(tp, 0)
     starts = _offsets(system, parent, LOG_STARTS) or {}

@@ -2,7 +2,8 @@
 
 Every filter still goes back to Spark, which checks each row. Only offsets that cannot hold a matching row are
 left out. An upper bound on `timestamp` excludes nothing. Timestamps need not rise with offsets, so Kafka
-knows the first record at or after a time but not the last record before it.
+knows the first record at or after a time but not the last record before it. See
+test_conditions_of_a_query_narrow_what_is_read.
 """
 
 from __future__ import annotations
