@@ -393,12 +393,12 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "an old epoch of a producer is taken by partitions",
         "idempotence",
-        ((append, "_refuse_epoch", _nothing),),
+        ((append, "_check_epoch", _nothing),),
     ),
     Mutant(
         "any sequence follows",
         "idempotence",
-        ((append, "_refuse_sequence", _nothing),),
+        ((append, "_check_sequence", _nothing),),
     ),
     Mutant(
         "sequences wrap one too late",

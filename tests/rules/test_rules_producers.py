@@ -103,7 +103,7 @@ def test_a_packed_entry_tells_its_transaction_and_its_time(
 
 
 def test_epochs_are_told_of_ids_that_have_one() -> None:
-    table = ProducerTable(max_at_work=2, shard_entries=2)
+    table = ProducerTable(max_active=2, shard_entries=2)
     for pid in range(8):
         table.put(pid, _entry(pid)._replace(producer_epoch=None if pid % 2 else pid + 10))
     assert sorted(table.epochs_of({0, 1, 2, 6, 7, 9})) == [(0, 10), (2, 12), (6, 16)]
@@ -111,7 +111,7 @@ def test_epochs_are_told_of_ids_that_have_one() -> None:
 
 
 def test_many_packed_entries_at_once_are_spread_over_shards() -> None:
-    table = ProducerTable(max_at_work=2, shard_entries=2)
+    table = ProducerTable(max_active=2, shard_entries=2)
     packed = pack_entry(_entry(1))
     table.put_packed(dict.fromkeys(range(10), packed))
     assert sorted(map(len, table.image().idle)) == [1, 2, 2, 2, 3]
@@ -163,7 +163,7 @@ def test_batches_of_the_deleted_part_of_a_log_stay_known(entry: str, earlier: st
 
 
 def test_the_largest_id_is_found_among_those_at_work_and_idle_ones() -> None:
-    table = ProducerTable(max_at_work=2, shard_entries=2)
+    table = ProducerTable(max_active=2, shard_entries=2)
     assert table.largest_id == -1
     for pid in (9, 30, 4, 5, 6, 7):
         table.put(pid, _entry(pid))
@@ -193,7 +193,7 @@ def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
     assert used / count < limit_bytes
     assert table.get(10_000_000) == _entry(0, batches)
     # What is idle is invisible to the garbage collector.
-    assert len(table._at_work) == DEFAULT_LIMITS.max_producers_at_work
+    assert len(table._active) == DEFAULT_LIMITS.max_producers_at_work
 
 
 @pytest.mark.soak
@@ -245,7 +245,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = ProducerTable(max_at_work=4, shard_entries=2)
+        self.table = ProducerTable(max_active=4, shard_entries=2)
         self.history: dict[int, list[tuple[int, int, int]]] = {}
         self.last_append: dict[int, int] = {}
         self.next_offset = 0

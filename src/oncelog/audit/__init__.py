@@ -1,1 +1,1 @@
-"""Audit stored batches of one partition: sequences, transactions, findings. Pure."""
+"""Audit the stored batches of one partition: sequences, transactions and findings. No I/O."""

@@ -1,4 +1,4 @@
-"""What an audit takes in and gives out: stored batches, findings, totals."""
+"""The input and output of an audit: stored batches, findings and totals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from oncelog.rules.idempotence.sequence import advance
 
 
 class FindingKind(Enum):
-    """What is wrong; the values are stable names for tables and JSON."""
+    """The kind of a finding. The values are stable names for tables and JSON."""
 
     DUPLICATE_BATCH = "duplicate_batch"
     SEQUENCE_GAP = "sequence_gap"
@@ -39,7 +39,7 @@ class FindingKind(Enum):
 
     @property
     def is_violation(self) -> bool:
-        """The others are worth knowing, and legal."""
+        """True if the finding violates a guarantee; the others are legal, but worth knowing."""
         return self not in (
             FindingKind.OPEN_TRANSACTION,
             FindingKind.TORN_TAIL,
@@ -49,15 +49,15 @@ class FindingKind(Enum):
 
 
 class StoredBatch(NamedTuple):
-    """A batch's header, and of a COMMIT or ABORT marker its record. None: no such thing in this batch.
+    """A batch's header, with the record of a COMMIT or ABORT marker; None stands for an absent field.
 
-    `sequence_count` is how many sequence numbers the batch covers; in a compacted batch that is more
-    than the records left. `crc_ok` None: the bytes are no batch, `problem` says why, only the offsets mean
-    something, and `is_torn` says that nothing follows. `is_visible`: whether a read_committed reader gets its
-    records, None where that was not asked. `records_problem`: how the records inside differ from the header,
-    None if they do not or were not read. `is_removed`: no batch; the log start has moved
-    behind `last_offset` since the audit began. `is_index`: no batch; `problem` says what is wrong with the
-    list of aborted transactions of the segment that begins at `base_offset`.
+    `sequence_count` is the number of sequences that the batch covers; a compacted batch has fewer records.
+    `crc_ok` None: the bytes are no batch, for the reason in `problem`. Then only the offsets are valid, and
+    `is_torn` says that nothing follows. `is_visible` says if read_committed readers get the records, None if
+    unknown. `records_problem` says how the records differ from the header, None if they match or were not
+    read. `is_removed`: no batch, but a note that the log start has moved past `last_offset` since the audit
+    began. `is_index`: no batch, but a note that the list of aborted transactions of the segment at
+    `base_offset` is invalid, for the reason in `problem`.
     """
 
     base_offset: int
@@ -81,10 +81,10 @@ class StoredBatch(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What was found and where it stands.
+    """A finding and its place in the log.
 
-    Sequences are those of the offending batch, for a gap the missing ones. `other_offset` is the base
-    offset of the batch it collides with, of a transaction that of its marker; None where there is none.
+    The sequences are those of the offending batch; for a gap, the missing ones. `other_offset` is the base
+    offset of the batch it conflicts with, or of a transaction's marker; None without one.
     """
 
     kind: FindingKind
@@ -100,13 +100,12 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionTotals:
-    """What an audit of one partition has seen.
+    """The totals of an audit of one partition.
 
-    `unnumbered_*`: batches without a producer id. `unknown_starts`: producers whose beginning was
-    removed with the beginning of the log. `committed`, `aborted`: transactions with data here.
-    `empty_markers`: of transactions that wrote nothing here. `removed_records`: records below the log
-    start that segment files still hold; they are not judged. `findings` counts all violations, also those
-    beyond the limit.
+    `unnumbered_*` count batches without a producer id. `unknown_starts` counts producers whose first batches
+    were removed with the beginning of the log. `committed` and `aborted` count transactions with data here,
+    `empty_markers` those without. `removed_records` are below the log start but still in segment files; they
+    are not audited. `findings` counts all violations, even those beyond the limit.
     """
 
     batches: int = 0
@@ -124,7 +123,7 @@ class PartitionTotals:
 
 
 class Findings:
-    """Keeps the first `limit`, and counts the violations among all."""
+    """The first `limit` findings, and the number of all violations."""
 
     def __init__(self, limit: int) -> None:
         self.kept: list[Finding] = []
@@ -139,8 +138,10 @@ class Findings:
     def report(
         self, kind: FindingKind, batch: StoredBatch, text: str, *, other_offset: int | None = None
     ) -> None:
-        """A finding about one batch."""
+        """Add a finding about one batch."""
         first = batch.base_sequence
         last = None if first is None else advance(first, batch.sequence_count - 1)
-        who = (batch.producer_id, batch.producer_epoch)
-        self.add(Finding(kind, batch.base_offset, batch.last_offset, *who, first, last, other_offset, text))
+        producer = (batch.producer_id, batch.producer_epoch)
+        self.add(
+            Finding(kind, batch.base_offset, batch.last_offset, *producer, first, last, other_offset, text)
+        )

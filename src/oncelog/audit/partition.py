@@ -1,9 +1,9 @@
-"""Is a stored log what exactly-once promises? An independent check of one partition.
+"""Check independently that a stored partition keeps the promises of exactly-once.
 
-It sees only batch headers and markers, in stored order, and shares nothing with the append rule but the
-arithmetic of sequence numbers, so that it can prove the append rule wrong.
+The audit reads only batch headers and markers, in stored order. It shares nothing with the append rule but
+the arithmetic of sequence numbers, so that it can prove the append rule wrong.
 
-    what a batch of (producer id, epoch) is                       finding
+    batch of (producer id, epoch)                                 finding
     the next sequence of its epoch                                -
     sequence 0 of a higher epoch                                  -
     the first of its id, in a log whose beginning is gone         - (counted as an unknown start)
@@ -28,9 +28,9 @@ arithmetic of sequence numbers, so that it can prove the append rule wrong.
     removed while the audit read the log                          log_start_moved (no violation)
     no batch, but a list of aborted transactions that is damaged  unreadable_index (no violation)
 
-What becomes of transactions: audit/transaction_outcomes.py. In a compacted log the cleaner removes batches,
-so holes there prove nothing and are not reported. Batches without a producer id are counted: nothing can be
-proven about them. Source: rows I5 to I8, I14, T10, P5.
+`oncelog.audit.transaction_outcomes` checks transactions. Compaction removes batches, so holes in a compacted
+log prove nothing and are not reported. Batches without a producer id are only counted, because nothing can be
+proven about them. Source: behaviours I5 to I8, I14, T10 and P5 (docs/behaviours.md).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ __all__ = [
 
 
 class PartitionAudit:
-    """Takes the batches of one partition in the order they are stored; `finish` gives the findings.
+    """The audit of one partition. It takes the batches in stored order; `finish` returns the findings.
 
-    `log_start_offset` above 0, or `is_compacted`: the beginning of a sequence may be gone rightly. What is
-    stored below the log start is no part of the log any more and is left out.
-    `last_stable_offset`: what a read_committed reader may see ends here; None: unknown. `indexed_to`: the
-    list of aborted transactions may lack those whose marker is here or behind; None: it lacks none.
-    `is_internal`: coordinators wrote the log, whose transactional batches have no sequence numbers.
-    At most `max_findings` are kept; all violations are counted.
+    With a `log_start_offset` above 0 or `is_compacted`, the beginning of a sequence may be missing legally.
+    Batches below the log start are no part of the log any more and are not audited. `last_stable_offset` is
+    the end of what read_committed readers see, None if unknown. `indexed_to`: the list of aborted
+    transactions may lack those whose marker is at this offset or later; None: it lacks none. `is_internal`:
+    coordinators wrote the log, and their transactional batches have no sequences. At most `max_findings` are
+    kept; all violations are counted.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PartitionAudit:
         self._begin(log_start_offset)
 
     def _begin(self, log_start_offset: int) -> None:
-        """Begin at a log start, with nothing seen yet."""
+        """Start at a log start, with nothing seen yet."""
         is_compacted = self._is_compacted
         self._log_start_offset = log_start_offset
         self._removed_to: int | None = None
@@ -102,7 +102,7 @@ class PartitionAudit:
         )
 
     def see(self, batch: StoredBatch) -> None:
-        """The next batch of the log."""
+        """Audit the next batch of the log."""
         if batch.is_removed:
             self._move_log_start(batch)
             return
@@ -140,15 +140,15 @@ class PartitionAudit:
             self._transactions.see(batch, batch.producer_id, batch.producer_epoch)
 
     def take_outcomes(self) -> list[BumpedOutcome]:
-        """Outcomes to be compared over partitions, each given once."""
+        """Return the outcomes to compare over partitions, each one once."""
         return self._transactions.take_outcomes()
 
     def finish(self) -> tuple[list[Finding], PartitionTotals]:
-        """The findings by offset, and the totals. Call it once, after the last batch."""
+        """Return the findings by offset, and the totals. Call it once, after the last batch."""
         self._sequences.finish()
         self._transactions.finish()
         self._check_log_start()
-        found = sorted(self._findings.kept, key=lambda finding: finding.base_offset)
+        findings = sorted(self._findings.kept, key=lambda finding: finding.base_offset)
         totals = PartitionTotals(
             **self._counts,
             producers=self._sequences.producers,
@@ -158,12 +158,13 @@ class PartitionAudit:
             empty_markers=self._transactions.empty_markers,
             findings=self._findings.violations,
         )
-        return found, totals
+        return findings, totals
 
     def _move_log_start(self, removed: StoredBatch) -> None:
-        """Judge the log from its new start on: what was read before belongs to it no more.
+        """Restart the audit at a new log start: earlier batches are no part of the log any more.
 
-        A hole between the two would look like lost batches. Guard: rows "removed" of tests/tables/audit.txt.
+        Otherwise a hole between the two would look like lost batches. The rows "removed" of
+        tests/tables/audit.txt test this.
         """
         before, now = self._log_start_offset, removed.last_offset + 1
         if now <= before:
@@ -174,7 +175,7 @@ class PartitionAudit:
         self._findings.report(FindingKind.LOG_START_MOVED, removed, text)
 
     def _check_log_start(self) -> None:
-        """Report a log that ends before its log start: checkpoint and segments are of two moments."""
+        """Report a log that ends before its log start: its checkpoint is newer than its segments."""
         end, log_start = self._removed_to, self._log_start_offset
         is_whole = self._next_offset is not None or end is None or end >= log_start
         if is_whole or end is None or self._is_compacted or self._has_moved:
@@ -188,13 +189,13 @@ class PartitionAudit:
             if batch.is_commit is not None:
                 return "the marker has no producer id, so it ends no transaction"
             return "the batch is in a transaction, but has no producer id" if batch.is_transactional else None
-        is_without_by_right = batch.is_control or (self._is_internal and batch.is_transactional)
-        if batch.producer_epoch is None or (batch.base_sequence is None and not is_without_by_right):
+        may_lack_sequence = batch.is_control or (self._is_internal and batch.is_transactional)
+        if batch.producer_epoch is None or (batch.base_sequence is None and not may_lack_sequence):
             return "the batch has a producer id, but no epoch or no sequence numbers: it proves nothing"
         return None
 
     def _check_marker(self, batch: StoredBatch) -> None:
-        """Report a control batch that readers pass over: of a producer they are COMMIT or ABORT only."""
+        """Report a control batch of a producer that is neither COMMIT nor ABORT, which readers skip."""
         if batch.is_control and batch.is_commit is None and batch.records_count and batch.crc_ok:
             text = "a control batch of a producer that is neither COMMIT nor ABORT: no transaction ends here"
             self._findings.report(FindingKind.UNKNOWN_MARKER, batch, text)
@@ -211,18 +212,18 @@ class PartitionAudit:
             counts["unnumbered_records"] += batch.records_count
 
     def _check_offsets(self, batch: StoredBatch) -> None:
-        due, self._next_offset = self._next_offset, max(self._next_offset or 0, batch.last_offset + 1)
-        if due is None or batch.base_offset == due:
+        expected, self._next_offset = self._next_offset, max(self._next_offset or 0, batch.last_offset + 1)
+        if expected is None or batch.base_offset == expected:
             return
-        if batch.base_offset < due:
-            text = f"offsets {batch.base_offset} to {batch.last_offset} come after offset {due - 1}"
-            self._findings.report(FindingKind.OFFSET_OVERLAP, batch, text, other_offset=due - 1)
+        if batch.base_offset < expected:
+            text = f"offsets {batch.base_offset} to {batch.last_offset} come after offset {expected - 1}"
+            self._findings.report(FindingKind.OFFSET_OVERLAP, batch, text, other_offset=expected - 1)
         elif not self._is_compacted:
-            text = f"offsets {due} to {batch.base_offset - 1} are missing before this batch"
+            text = f"offsets {expected} to {batch.base_offset - 1} are missing before this batch"
             self._findings.report(FindingKind.OFFSET_GAP, batch, text)
 
     def _check_records(self, batch: StoredBatch) -> None:
-        """A compacted batch keeps its last offset, so in it records may be fewer than offsets, never more."""
+        """Compare the numbers of records and offsets; a compacted batch may have fewer records."""
         missing = batch.sequence_count - batch.records_count
         if missing < 0 or batch.records_count < 0 or (missing and not self._is_compacted):
             text = f"the header tells of {batch.records_count} records at {batch.sequence_count} offsets"

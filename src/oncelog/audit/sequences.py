@@ -1,6 +1,6 @@
-"""Is each producer's sequence unbroken, unrepeated and in order? The part of the audit about numbers.
+"""The part of the audit about sequences: no gap, no repetition and no disorder.
 
-Source: rows I5 to I8, I14.
+Source: behaviours I5 to I8 and I14 (docs/behaviours.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SEQUENCES = SEQUENCE_MAX + 1
 
 
 class _Hole(NamedTuple):
-    """Positions [first, end) that are missing, noticed at the batch at `offset`."""
+    """Missing positions [first, end), noticed at the batch at `offset`."""
 
     first: int
     end: int
@@ -24,10 +24,10 @@ class _Hole(NamedTuple):
 
 
 class _Epoch:
-    """What one producer id has stored under one epoch, on a number line without wrap.
+    """The batches of one producer id and epoch, at positions of a number line that does not wrap.
 
-    Batches are kept as three packed columns ordered by position (24 bytes each): an audited partition
-    may hold millions.
+    The batches are three packed columns ordered by position, 24 bytes each, because an audited partition may
+    hold millions.
     """
 
     __slots__ = ("ends", "epoch", "holes", "longest", "next", "offsets", "starts", "starts_anywhere")
@@ -40,14 +40,14 @@ class _Epoch:
         self.starts, self.ends, self.offsets = array("q"), array("q"), array("q")
 
     def place(self, sequence: int) -> int:
-        """The position meant by a sequence: the one nearest to the next, never below 0."""
+        """Return the position of a sequence: the one nearest to the next position, never below 0."""
         delta = advance(sequence, -advance(self.next, 0))
         if delta >= _SEQUENCES // 2 and self.next + delta >= _SEQUENCES:
             delta -= _SEQUENCES
         return self.next + delta
 
     def keep(self, start: int, end: int, offset: int) -> None:
-        # Equal ones stay in stored order, so that the first is found first.
+        # Equal positions stay in stored order, so that searches find the first batch.
         index = bisect_right(self.starts, start)
         self.starts.insert(index, start)
         self.ends.insert(index, end)
@@ -58,7 +58,7 @@ class _Epoch:
         return bisect_left(self.starts, start)
 
     def same_batch(self, start: int, end: int) -> int | None:
-        """Base offset of the first stored batch with exactly these positions."""
+        """Return the base offset of the first stored batch with exactly these positions, None without one."""
         index = self._index(start)
         while index < len(self.starts) and self.starts[index] == start:
             if self.ends[index] == end:
@@ -67,9 +67,9 @@ class _Epoch:
         return None
 
     def touching(self, start: int, end: int) -> int | None:
-        """Base offset of a stored batch that shares a position with [start, end)."""
+        """Return the base offset of a stored batch that shares a position with [start, end), if any."""
         following = before = self._index(start)
-        # Stored batches may overlap, so that an earlier one may reach further than the last one before.
+        # Stored batches may overlap, so an earlier one may reach further than the previous one.
         while before > 0 and self.starts[before - 1] + self.longest > start:
             before -= 1
             if self.ends[before] > start:
@@ -81,18 +81,18 @@ class _Epoch:
         return next((hole for hole in self.holes if hole.first <= start and end <= hole.end), None)
 
     def cover(self, start: int, end: int) -> None:
-        """Take [start, end) out of the holes."""
-        pieces: list[_Hole] = []
+        """Remove [start, end) from the holes."""
+        remaining: list[_Hole] = []
         for hole in self.holes:
-            rest = (hole._replace(end=min(start, hole.end)), hole._replace(first=max(end, hole.first)))
-            pieces.extend(piece for piece in rest if piece.first < piece.end)
-        self.holes = pieces
+            parts = (hole._replace(end=min(start, hole.end)), hole._replace(first=max(end, hole.first)))
+            remaining.extend(part for part in parts if part.first < part.end)
+        self.holes = remaining
 
 
 class SequenceAudit:
-    """Takes the numbered batches of one partition as they are stored; `finish` reports what stays missing.
+    """The audit of the sequences of one partition, batch by batch; `finish` reports what stays missing.
 
-    `beginning_is_gone`: the beginning of a sequence may be missing rightly; `is_compacted`: so may any part.
+    `beginning_is_gone`: the beginning of a sequence may be missing legally. `is_compacted`: any part may.
     """
 
     def __init__(self, findings: Findings, *, beginning_is_gone: bool, is_compacted: bool) -> None:
@@ -104,7 +104,7 @@ class SequenceAudit:
 
     @property
     def producers(self) -> int:
-        """How many producer ids were seen."""
+        """The number of producer ids that were seen."""
         return len(self._producers)
 
     def see(self, batch: StoredBatch, producer_id: int, epoch: int) -> bool:
@@ -121,7 +121,7 @@ class SequenceAudit:
         return True
 
     def is_expected(self, batch: StoredBatch) -> bool:
-        """Whether a damaged batch's header says just what was due, so that it can be believed."""
+        """Return True if a damaged batch's header has exactly the expected sequence: then it is credible."""
         if batch.producer_id is None or batch.base_sequence is None:
             return False
         state = self._producers.get(batch.producer_id)
@@ -132,7 +132,7 @@ class SequenceAudit:
         )
 
     def finish(self) -> None:
-        """Report the holes that were never filled."""
+        """Report the holes that no later batch filled."""
         for producer_id, state in self._producers.items():
             self._report_holes(producer_id, state)
 
@@ -145,7 +145,7 @@ class SequenceAudit:
 
     def _check_sequence(self, batch: StoredBatch, state: _Epoch, sequence: int) -> None:
         if state.starts_anywhere:
-            # Not known before: what is left of the log may begin with a marker.
+            # Known only now, because the remaining log may begin with a marker.
             state.starts_anywhere = False
             state.next = sequence
             self.unknown_starts += sequence != 0
@@ -166,7 +166,7 @@ class SequenceAudit:
             text = f"stored after the later batch at offset {hole.offset}"
             self._findings.report(FindingKind.OUT_OF_ORDER, batch, text, other_offset=hole.offset)
         elif state.touching(start, end) is None:
-            # Only below the first batch of a log whose beginning is gone.
+            # Possible only below the first batch of a log whose beginning is gone.
             self._findings.report(
                 FindingKind.OUT_OF_ORDER, batch, "stored after later batches of its producer"
             )

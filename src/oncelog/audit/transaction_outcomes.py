@@ -1,4 +1,4 @@
-"""Has each transaction one outcome, and do readers see what that says? The audit's part about markers.
+"""The part of the audit about transactions: each has one outcome, and readers see exactly that.
 
     in one partition, of one producer id                           finding
     data, then a COMMIT or ABORT of its epoch or a later one       -
@@ -18,11 +18,13 @@
     an open one's, below the last stable offset                    visible_though_open
     a committed one's, withheld from read_committed                hidden_though_committed
 
-A transaction is fenced or, since transaction.version 2, ended with its epoch raised by one, and a
-producer gets a new epoch only when every marker is written; so an epoch proves that what was before it is
-ended. Before that all transactions of a producer share one epoch: a COMMIT and then an ABORT of it are two
-transactions, the second of which may have written nothing here.
-Source: rows T4, T10, P5; KIP-98, KIP-360, KIP-890.
+A fence raises the epoch by one, and since transaction.version 2 so does every end of a transaction. A
+producer gets a new epoch only when every marker is written, so an epoch proves that every earlier transaction
+has ended. Before transaction.version 2, all transactions of a producer share one epoch: a COMMIT and then an
+ABORT are two transactions. A marker without data is legal: a partition was added and never written, or a
+coordinator repeats the marker. Only an epoch that was raised to end one transaction proves that two markers
+belong to the same one. See test_legal_histories_are_clean. Source: behaviours T4, T10 and P5
+(docs/behaviours.md); KIP-98, KIP-360, KIP-890.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from oncelog.audit.findings import Finding, FindingKind, Findings, StoredBatch
 
 
 class BumpedOutcome(NamedTuple):
-    """What a marker said whose epoch was raised to end one transaction: it must say the same everywhere."""
+    """The outcome in a marker whose epoch was raised to end one transaction: the same everywhere."""
 
     producer_id: int
     marker_epoch: int
@@ -43,7 +45,7 @@ class BumpedOutcome(NamedTuple):
 
 
 class _Span:
-    """First and last offset of some batches of a transaction; memory does not grow with them."""
+    """The first and last offset of some batches of a transaction, in constant memory."""
 
     __slots__ = ("first", "last")
 
@@ -58,7 +60,7 @@ class _Span:
 
 
 class _Transaction:
-    """A transaction with data in this partition, until its marker comes."""
+    """An open transaction with data in this partition."""
 
     __slots__ = ("data", "epoch", "hidden", "visible")
 
@@ -73,7 +75,7 @@ class _Transaction:
 
 
 class _Producer:
-    """What is known of one producer id. `plain`: offset of data of it that is in no transaction."""
+    """The state of one producer id. `plain` is the offset of its latest data outside transactions."""
 
     __slots__ = ("coordinator_epoch", "ended", "opened", "plain")
 
@@ -85,7 +87,7 @@ class _Producer:
 
 
 class TransactionAudit:
-    """Takes the batches of one partition, data and markers, as they are stored."""
+    """The audit of the transactions of one partition, batch by batch."""
 
     def __init__(self, findings: Findings, *, last_stable_offset: int | None, indexed_to: int | None) -> None:
         self._findings = findings
@@ -96,9 +98,9 @@ class TransactionAudit:
         self.committed = self.aborted = self.empty_markers = 0
 
     def see(self, batch: StoredBatch, producer_id: int, epoch: int) -> None:
-        """The next batch, whose epoch is not below one before it."""
+        """Audit the next batch, whose epoch is not below an earlier one."""
         if batch.records_count == 0:
-            return  # what compaction leaves to keep sequence and epoch; it says nothing of a transaction
+            return  # left by compaction to keep sequence and epoch; it says nothing about a transaction
         producer = self._producers.get(producer_id)
         if producer is None:
             producer = self._producers[producer_id] = _Producer()
@@ -108,7 +110,7 @@ class TransactionAudit:
             self._see_marker(batch, producer, producer_id, epoch, batch.is_commit)
 
     def lose_sight(self, batch: StoredBatch) -> None:
-        """A batch that cannot be believed: it may have been the marker of anything, or of one transaction."""
+        """Forget open transactions after a damaged batch, which may have been a marker of one or any."""
         if batch.crc_ok is None:
             for producer in self._producers.values():
                 producer.opened = None
@@ -116,12 +118,12 @@ class TransactionAudit:
             self._producers[batch.producer_id].opened = None
 
     def take_outcomes(self) -> list[BumpedOutcome]:
-        """Those since the last call."""
-        taken, self._outcomes = self._outcomes, []
-        return taken
+        """Return the outcomes since the last call."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
 
     def finish(self) -> None:
-        """Judge what is open at the end of the log."""
+        """Report the transactions that are open at the end of the log."""
         for producer_id, producer in self._producers.items():
             if producer.opened is not None:
                 self._report_open(producer_id, producer.opened)
@@ -206,7 +208,7 @@ class TransactionAudit:
             return
         self._findings.report(kind, batch, text, other_offset=other)
 
-    # What readers see
+    # Visibility
 
     def _check_visibility(
         self, ended: _Transaction, producer_id: int, marker_offset: int, is_commit: bool
@@ -243,8 +245,8 @@ class TransactionAudit:
         text: str,
     ) -> None:
         assert span.first is not None
-        who = (producer_id, transaction.epoch)
-        self._findings.add(Finding(kind, span.first, span.last, *who, None, None, other_offset, text))
+        producer = (producer_id, transaction.epoch)
+        self._findings.add(Finding(kind, span.first, span.last, *producer, None, None, other_offset, text))
 
 
 def _word(is_commit: bool) -> str:

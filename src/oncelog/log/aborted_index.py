@@ -21,14 +21,14 @@ from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_B
 
 
 class Restored(NamedTuple):
-    """`error`: why some entries are only in memory, None when all are stored."""
+    """The result of a restoration. `error`: why some entries are only in memory, None if none are."""
 
     entry_count: int
     error: OSError | None
 
 
 def restore_aborted(segments: Iterable[Segment]) -> Restored:
-    """Add the entries that are missing, and sync them. Raises OSError when the log cannot be read."""
+    """Add the missing entries and sync them. Raises OSError if the log cannot be read."""
     walked = list(segments)
     indexed = {entry.last_offset for segment in walked for entry in segment.transactions.entries}
     aborts = UnindexedAborts(indexed)
@@ -39,7 +39,7 @@ def restore_aborted(segments: Iterable[Segment]) -> Restored:
             try:
                 segment.transactions.add_missing(AbortedTransaction(*entry) for entry in missing)
             except OSError as error:
-                # A full disk must not refuse the start: readers go by the entries in memory.
+                # A full disk must not prevent the start: readers use the entries in memory.
                 failure = error
         segment.file.release_handle()
     return Restored(count, failure)

@@ -1,6 +1,6 @@
-"""Kafka's small text files: offset checkpoints, leader epochs, partition.metadata, meta.properties.
+"""Read and write Kafka's small text files: offset checkpoints, leader epochs and partition.metadata.
 
-A checkpoint is UTF-8 lines: version 0, the number of entries, one entry a line.
+A checkpoint consists of UTF-8 lines: version 0, the number of entries, one entry per line.
 Source: Kafka's CheckpointFile, OffsetCheckpointFile, LeaderEpochCheckpointFile, PartitionMetadataFile.
 """
 
@@ -19,9 +19,10 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
 INDEXED_OFFSETS = "oncelog-txnindex-checkpoint"
-"""Below it compaction has kept every entry of the indexes of aborted transactions, or they were restored."""
+"""Offsets below which the transaction indexes are complete: compaction kept every entry, or it was
+restored."""
 INDEX_STARTS = "oncelog-txnindex-start-checkpoint"
-"""From there on every segment has an index of aborted transactions, so that one that is missing was lost."""
+"""Offsets from which on every segment has a transaction index, so that a missing one was lost."""
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 
@@ -32,7 +33,7 @@ def encode_checkpoint(entries: Iterable[str]) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> list[str]:
-    """The entries. Raises StorageError when version or count is not what it must be."""
+    """Return the entries. Raises StorageError if the version or the count is wrong."""
     try:
         lines = data.decode().splitlines()
         version, count = int(lines[0]), int(lines[1])
@@ -49,7 +50,7 @@ def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
 
 
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
-    """An unreadable or missing file counts as empty: every offset in it has a safe default."""
+    """Return the offsets in a file; none if it is missing or unreadable, because all have safe defaults."""
     try:
         data = disk.read(path)
     except FileNotFoundError:
@@ -61,7 +62,7 @@ def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
 
 
 def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
-    """Return the content of a file of offsets. Raises StorageError for an unreadable one."""
+    """Return the offsets in a checkpoint. Raises StorageError if it is unreadable."""
     try:
         lines = (line.split() for line in decode_checkpoint(data))
         return {TopicPartition(t, int(p)): int(offset) for t, p, offset in lines}
@@ -70,13 +71,13 @@ def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
 
 
 def write_epochs(disk: Disk, directory: str, epochs: Iterable[tuple[int, int]], *, sync: bool = True) -> None:
-    """(epoch, start offset) pairs, both growing."""
+    """Write (epoch, start offset) pairs, both growing."""
     lines = [f"{epoch} {start_offset}" for epoch, start_offset in epochs]
     disk.replace(f"{directory}/{LEADER_EPOCHS}", encode_checkpoint(lines), sync=sync)
 
 
 def read_epochs(disk: Disk, directory: str) -> list[tuple[int, int]] | None:
-    """None when the file is missing or unreadable."""
+    """Return (epoch, start offset) pairs, None if the file is missing or unreadable."""
     try:
         lines = decode_checkpoint(disk.read(f"{directory}/{LEADER_EPOCHS}"))
         return [(int(epoch), int(start)) for epoch, start in (line.split() for line in lines)]
@@ -85,12 +86,12 @@ def read_epochs(disk: Disk, directory: str) -> list[tuple[int, int]] | None:
 
 
 def encode_uuid(uuid: bytes) -> str:
-    """16 bytes as Kafka writes ids: base64url, 22 characters."""
+    """Return 16 bytes as Kafka writes ids: base64url, 22 characters."""
     return base64.urlsafe_b64encode(uuid).decode().rstrip("=")
 
 
 def decode_uuid(text: str) -> bytes:
-    """Raises StorageError unless it is 22 characters of base64url."""
+    """Return the 16 bytes of an id. Raises StorageError unless it is 22 characters of base64url."""
     try:
         uuid = base64.urlsafe_b64decode(text + "==")
     except (binascii.Error, ValueError) as error:
@@ -101,13 +102,13 @@ def decode_uuid(text: str) -> bytes:
 
 
 def write_partition_metadata(disk: Disk, directory: str, topic_id: bytes) -> None:
-    """Not synced: the list of topics holds the id as well, and the partition's first flush syncs."""
+    """Write the topic id without a sync: the list of topics has it, too, and the first flush syncs it."""
     text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n"
     disk.replace(f"{directory}/{PARTITION_METADATA}", text.encode(), sync=False)
 
 
 def read_partition_metadata(disk: Disk, directory: str) -> bytes | None:
-    """The topic's id; None when there is no file. Raises StorageError on an unreadable one."""
+    """Return the topic id, None without a file. Raises StorageError if the file is unreadable."""
     try:
         text = disk.read(f"{directory}/{PARTITION_METADATA}").decode(errors="replace")
     except FileNotFoundError:

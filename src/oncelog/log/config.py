@@ -1,4 +1,4 @@
-"""The topic settings that a partition needs, as plain fields."""
+"""The topic settings that a partition uses, as plain fields."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Settings of one topic under their Kafka names; see config.TOPIC for meanings and defaults.
+    """The settings of one topic, under their Kafka names. `oncelog.config.TOPIC` has meanings and defaults.
 
-    `compression` None keeps the producer's codec. `compression_level` None is the codec's default, which for
-    lz4 is the fast mode, as Kafka's. `retention_ms` and `retention_bytes` None: unlimited. `limits` are the
-    broker's, not the topic's.
+    `compression` None keeps the producer's codec. `compression_level` None is the codec's default; for lz4
+    that is the fast mode, as in Kafka. `retention_ms` and `retention_bytes` None mean unlimited. `limits` are
+    those of the broker, not of the topic.
     """
 
     segment_bytes: int
@@ -50,13 +50,13 @@ class LogConfig:
         producer_expiration_ms: int = DAY_MS,
         limits: Limits = DEFAULT_LIMITS,
     ) -> LogConfig:
-        """From parsed topic settings and the broker's producer.id.expiration.ms."""
+        """Return the fields of parsed topic settings and of the broker's producer.id.expiration.ms."""
         codec = settings["compression.type"]
         policies = settings["cleanup.policy"]
         is_append_time = settings["message.timestamp.type"] == "LogAppendTime"
         segment_ms = settings["segment.ms"]
         if "compact" in policies:
-            # A record can be compacted in time only if its segment is closed in time.
+            # A record is compacted in time only if its segment is closed in time.
             segment_ms = min(segment_ms, settings["max.compaction.lag.ms"])
         return cls(
             segment_bytes=settings["internal.segment.bytes"] or settings["segment.bytes"],
@@ -84,7 +84,7 @@ class LogConfig:
 
     @classmethod
     def default(cls) -> LogConfig:
-        """Every setting at its default."""
+        """Return a configuration with every setting at its default."""
         return cls.from_settings(TOPIC.parse({}))
 
 

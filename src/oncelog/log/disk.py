@@ -1,7 +1,7 @@
-"""The disk as the log sees it: a port with two implementations (edge.disk.RealDisk, sim.disk.MemoryDisk).
+"""The interface between the log and a disk.
 
-Paths are relative to the data directory and use "/". Every call may raise OSError; a disk that is full
-or broken does so with errno ENOSPC or EIO.
+`oncelog.server.disk.RealDisk` and `oncelog.testing.memory_disk.MemoryDisk` implement it. Paths are relative
+to the data directory and use "/". Every call may raise OSError; a full or broken disk raises ENOSPC or EIO.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Buffer = bytes | bytearray | memoryview
 
 
 class SyncFailed(OSError):
-    """What was written before may be lost, though it can still be read: a later sync proves nothing."""
+    """Earlier writes may be lost although they can still be read; a later sync proves nothing."""
 
 
 class PartitionClosed(OSError):
-    """A partition's directory is not its own any more: deferred work that still comes to it has no effect."""
+    """The partition was closed, so its directory may belong to another one: deferred work has no effect."""
 
 
 class File(Protocol):
@@ -27,7 +27,7 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def pread(self, size: int, position: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Return up to `size` bytes; fewer only at the end of the file."""
         ...
 
     def pwrite(self, data: Buffer, position: int) -> None:
@@ -37,27 +37,27 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """fdatasync: what was written before survives a power loss. Raises SyncFailed."""
+        """Make earlier writes survive a power loss (fdatasync). Raises SyncFailed."""
         ...
 
     def rewrite(self, start: int, stop: int) -> None:
-        """Write what is there once more, so that a sync covers it whatever became of earlier ones.
+        """Write the stored bytes again, so that the next sync covers them even if an earlier one failed.
 
-        Safe in another thread while what is behind `stop` is written, or the file closed.
+        Safe in another thread while bytes after `stop` are written, or the file is closed.
         """
         ...
 
     def release_handle(self) -> None:
-        """Give up what an open file costs until it is used again; not while another thread uses it."""
+        """Release the file descriptor until the file is used again; not while another thread uses it."""
         ...
 
     def close(self) -> None:
-        """Idempotent; other calls fail afterwards."""
+        """Close the file. Idempotent; other calls fail afterwards."""
         ...
 
 
 class DiskLock(Protocol):
-    """A held lock; it ends with the process at the latest."""
+    """A held lock. It ends with the process at the latest."""
 
     def release(self) -> None: ...
 
@@ -66,52 +66,52 @@ class Disk(Protocol):
     """A data directory."""
 
     def describe(self, path: str) -> str:
-        """The path as a human finds it, for error texts."""
+        """Return the full path, for error messages."""
         ...
 
     def list(self, directory: str = "") -> list[str]:
-        """Names (not paths) in a directory, sorted; FileNotFoundError when there is none."""
+        """Return the sorted names (not paths) in a directory. Raises FileNotFoundError without one."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Return False only where nothing is there, or a symbolic link to nothing."""
+        """Return False only if nothing is there, or a symbolic link to nothing."""
         ...
 
     def is_directory(self, path: str) -> bool: ...
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing; FileNotFoundError unless it exists or `create`."""
+        """Open a file for reading and writing. Raises FileNotFoundError unless it exists or `create`."""
         ...
 
     def read(self, path: str) -> bytes:
-        """A whole file."""
+        """Return the content of a file."""
         ...
 
     def replace(self, path: str, data: bytes, *, sync: bool = True, is_private: bool = False) -> None:
         """Write a whole file so that a crash leaves the old or the new content, never a mixture.
 
-        With `sync` False a power loss may leave neither; only for what can be rebuilt. `is_private`: nobody
-        but the owner may read it. Raises SyncFailed when the new content has its name and a power loss may
-        take it back; after any other OSError the old content stands.
+        Without `sync`, a power loss may leave neither; use that only for content that can be rebuilt.
+        `is_private`: only the owner may read the file. Raises SyncFailed if the new content is in place but a
+        power loss may undo it; after any other OSError the old content stays.
         """
         ...
 
     def rename(self, old: str, new: str) -> None: ...
 
     def modified_ms(self, path: str) -> int:
-        """When the file was written last, by the clock of the file system."""
+        """Return the time of the last write, by the clock of the file system."""
         ...
 
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
-        """Give a file the time of another one whose content it takes over."""
+        """Set the time of the last write, for a file that takes over the content of another one."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file; FileNotFoundError when there is none."""
+        """Remove a file. Raises FileNotFoundError without one."""
         ...
 
     def mkdir(self, path: str) -> None:
-        """Make a directory, durable once its parent is synced; FileExistsError when there is one."""
+        """Create a directory, durable once its parent is synced. Raises FileExistsError if it exists."""
         ...
 
     def remove_tree(self, path: str) -> None: ...
@@ -121,15 +121,15 @@ class Disk(Protocol):
         ...
 
     def volume(self) -> tuple[int, int]:
-        """(total bytes, bytes that may still be written) of what holds the directory."""
+        """Return (total bytes, bytes that may still be written) of the volume that holds the directory."""
         ...
 
     def mutex(self) -> AbstractContextManager[object]:
-        """Return a new lock between the threads that use this disk, to be held for moments."""
+        """Return a new lock between the threads that use this disk. Hold it only briefly."""
         ...
 
     def lock(self, path: str) -> DiskLock:
-        """Take an exclusive lock on a file; BlockingIOError when another process holds it."""
+        """Take an exclusive lock on a file. Raises BlockingIOError if another process holds it."""
         ...
 
 
@@ -142,13 +142,13 @@ _REMEDIES = {
 
 
 def explain(error: OSError) -> str:
-    """What went wrong, with what to do about it where that is known."""
+    """Return the text of an error, with a remedy where one is known."""
     remedy = _REMEDIES.get(error.errno or 0)
     return f"{error}: {remedy}" if remedy else str(error)
 
 
 def remove_if_exists(disk: Disk, path: str) -> None:
-    """Remove a file that may be gone already."""
+    """Remove a file that may not exist."""
     try:
         disk.remove(path)
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def remove_if_exists(disk: Disk, path: str) -> None:
 
 
 def write_synced(disk: Disk, path: str, data: bytes) -> None:
-    """Write a whole file in place and sync it: for a file that then gets its name by `rename`."""
+    """Write a whole file in place and sync it; the caller then renames it."""
     file = disk.open(path, create=True)
     try:
         file.truncate(0)
@@ -167,7 +167,7 @@ def write_synced(disk: Disk, path: str, data: bytes) -> None:
 
 
 def sync_file(disk: Disk, path: str, *, rewrites: bool = False) -> None:
-    """Sync a file that may be missing; with `rewrites` write it once more first."""
+    """Sync a file that may be missing; with `rewrites`, write its content again before."""
     try:
         file = disk.open(path)
     except FileNotFoundError:

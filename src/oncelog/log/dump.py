@@ -1,6 +1,6 @@
-"""The files of a partition directory as rows for people; Apache Kafka's files as well as ours.
+"""Decode the files of a partition directory into rows for people, Apache Kafka's files and Oncelog's.
 
-Each reader yields rows and raises StorageError, naming the position, where the file stops making sense.
+Each reader yields rows, and raises StorageError with the position of the first invalid bytes.
 Source: Kafka's DumpLogSegments.
 """
 
@@ -35,9 +35,9 @@ _FULL_CRC_POSITION = 6
 
 
 def dump_file(disk: Disk, path: str, *, print_records: bool = False, verify: bool = True) -> Iterator[Row]:
-    """Rows of one file, chosen by its suffix. `verify`: check index entries against the log beside them.
+    """Yield the rows of one file, by its suffix. `verify` compares index entries with the log beside them.
 
-    Raises StorageError for an unknown kind of file too.
+    Raises StorageError for invalid bytes and for an unknown kind of file.
     """
     if path.endswith(LOG_SUFFIX):
         yield from dump_log(disk, path, print_records=print_records)
@@ -46,12 +46,12 @@ def dump_file(disk: Disk, path: str, *, print_records: bool = False, verify: boo
         if path.endswith(suffix):
             yield from dump(disk, path, verify)
             return
-    known = ", ".join((LOG_SUFFIX, *_DUMPS))
-    raise StorageError(f"{disk.describe(path)}: not a file this command knows ({known})")
+    suffixes = ", ".join((LOG_SUFFIX, *_DUMPS))
+    raise StorageError(f"{disk.describe(path)}: not a file this command knows ({suffixes})")
 
 
 def dump_log(disk: Disk, path: str, *, print_records: bool = False) -> Iterator[Row]:
-    """One row per batch, with `records` when asked."""
+    """Yield a row per batch, with its records if requested."""
     file = disk.open(path)
     try:
         for found in scan(file, 0, file.size()):
@@ -130,7 +130,7 @@ def _base_offset(disk: Disk, path: str) -> int:
 
 
 def _entries(disk: Disk, path: str, layout: struct.Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Position and fields; Kafka's preallocated zeros at the end of an active index are left out."""
+    """Yield positions and fields, without the zeros that Kafka preallocates at the end of an active index."""
     data = disk.read(path)
     whole = len(data) - len(data) % layout.size
     filled = len(data.rstrip(b"\0"))
@@ -225,7 +225,7 @@ def _decoded(disk: Disk, path: str, decode: Callable[[bytes], Producers]) -> Pro
 
 
 def _producer_rows(producers: Producers, *, has_append_time: bool) -> Iterator[Row]:
-    """A row per remembered batch, and one for a producer without any."""
+    """Yield a row per remembered batch, and one for a producer without any."""
     for producer_id, entry in producers:
         shared = {
             "producer_id": producer_id,

@@ -1,4 +1,4 @@
-"""Which leader epoch began at which offset (OffsetForLeaderEpoch, leader-epoch-checkpoint).
+"""The first offset of each leader epoch (OffsetForLeaderEpoch, leader-epoch-checkpoint).
 
 Source: Kafka's LeaderEpochFileCache.
 """
@@ -14,7 +14,7 @@ Epochs = list[tuple[int, int]]
 
 
 class LeaderEpochs:
-    """(epoch, start offset), both growing; every change is written down at once."""
+    """Pairs of epoch and start offset, both growing. Every change is written to the checkpoint at once."""
 
     def __init__(self, disk: Disk, directory: str, entries: Epochs) -> None:
         self._disk = disk
@@ -32,9 +32,10 @@ class LeaderEpochs:
         log_end_offset: int,
         leader_epoch: int,
     ) -> LeaderEpochs:
-        """As the file says, brought in line with a log in which batches tell of the epochs `found`.
+        """Return the epochs of the checkpoint file, corrected by the log, and store them if they changed.
 
-        A missing or unreadable file is made again. Not synced: the partition's first flush does that.
+        `found` are the (epoch, first offset) pairs of the batches that recovery has read. A missing or
+        unreadable file is written again. It is not synced: the partition's first flush does that.
         """
         stored = read_epochs(disk, directory)
         entries = stored or []
@@ -51,28 +52,28 @@ class LeaderEpochs:
         return self._entries[-1][0] if self._entries else None
 
     def cut_start(self, log_start_offset: int) -> None:
-        """The log now starts at an offset: the epoch that covers it starts there."""
+        """Drop the epochs below a new log start; the epoch that covers it starts there."""
         entries = _cut_start(self._entries, log_start_offset)
         if entries != self._entries:
             write_epochs(self._disk, self._directory, entries)
             self._entries = entries
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int | None, int | None]:
-        """(largest known epoch not above `epoch`, where it ends); (None, None) for an unknown later one."""
+        """Return the largest epoch not above `epoch` and its end offset; (None, None) for a later epoch."""
         if not self._entries or epoch > self._entries[-1][0]:
             return None, None
-        after = bisect_right([known for known, _ in self._entries], epoch)
+        after = bisect_right([entry_epoch for entry_epoch, _ in self._entries], epoch)
         if after == len(self._entries):
             return self._entries[-1][0], log_end_offset
-        known = self._entries[after - 1][0] if after else epoch
-        return known, self._entries[after][1]
+        largest = self._entries[after - 1][0] if after else epoch
+        return largest, self._entries[after][1]
 
 
 def _assigned(entries: Epochs, epoch: int, start_offset: int) -> Epochs:
-    """With a batch or a leadership of `epoch` from an offset on, unless it is known."""
+    """Add an epoch that begins at an offset, unless it is in the list already."""
     if entries and entries[-1][0] >= epoch:
         return entries
-    return [*((known, start) for known, start in entries if start < start_offset), (epoch, start_offset)]
+    return [*(entry for entry in entries if entry[1] < start_offset), (epoch, start_offset)]
 
 
 def _cut_start(entries: Epochs, log_start_offset: int) -> Epochs:

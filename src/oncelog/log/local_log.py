@@ -183,7 +183,7 @@ class LocalLog:
         try:
             if segment.is_full(header.size_bytes, last_offset, *times):
                 segment = self.roll(now_ms)
-            segment.transactions.make_room()
+            segment.transactions.reserve_entries()
         except OSError as error:
             raise KafkaStorageError(f"{self.topic_partition}, offset {last_offset}: {error}") from error
 
@@ -459,7 +459,7 @@ class LocalLog:
         """Close the files of a log that nothing was appended to since it was opened."""
         with suppress(OSError):  # left by a batch or a marker that the disk refused
             self.segments.active.cut_failed_write()
-            self.segments.active.transactions.give_room_back()
+            self.segments.active.transactions.truncate_reserved()
         self.abandon()
 
     def abandon(self) -> None:

@@ -1,13 +1,14 @@
-"""The data directory: one process at a time, every partition in it, and the checkpoints over them.
+"""The data directory: its lock, its partitions and their checkpoints.
 
-    .lock                                held while a broker runs; a second one is refused
+    .lock                                held while a broker runs; a second broker is rejected
     meta.properties                      cluster.id, node.id, directory.id, the version of the format
     .kafka_cleanshutdown                 exists only after a clean stop
     recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint,
     cleaner-offset-checkpoint
-    oncelog-txnindex-checkpoint          up to where compaction kept the indexes of aborted transactions whole
-    oncelog-txnindex-start-checkpoint    from where on each segment has an index of aborted transactions
-    <topic>-<partition>/                 a partition; "...-delete" is one being removed
+    oncelog-txnindex-checkpoint          offsets below which the transaction indexes are complete
+    oncelog-txnindex-start-checkpoint    offsets from which on each segment has a transaction index
+    <topic>-<partition>/                 a partition; "...-delete" is one that is being removed
+
 Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 """
 
@@ -45,20 +46,20 @@ from oncelog.types import TopicPartition
 LOCK, META_PROPERTIES, CLEAN_SHUTDOWN = ".lock", "meta.properties", ".kafka_cleanshutdown"
 DELETED_SUFFIX = "-delete"
 FORMAT_KEY, FORMAT_VERSION = "oncelog.format.version", 1
-"""In meta.properties, of all files here together; raised when an older Oncelog would misread a directory.
-Without it a directory is Apache Kafka's, or of an Oncelog before the key, whose files are of version 1."""
+"""The key in meta.properties of the format of all files, raised when an older Oncelog would misread them.
+
+A directory without it is Apache Kafka's, or of an Oncelog before the key existed, with files of version 1."""
 FOREIGN_LOGS = frozenset({"__cluster_metadata"})
-"""Logs of Apache Kafka's controllers: neither topics nor to be deleted."""
+"""Logs of Apache Kafka's controllers, which are no topics and must not be deleted."""
 _META_VERSION = 1
 _NO_IDS: Mapping[str, bytes] = MappingProxyType({})
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9]\d{0,9})")
 _DELETED = re.compile(rf"(?=.{{255}}$|.+-\d+\.[0-9a-f]{{32}}-).+{DELETED_SUFFIX}")
-"""A partition's directory that is being removed; only a name that is too long lost its number or id."""
+"""The directory of a deleted partition. Only a name at the length limit lacks its number or id."""
 MAX_PROMPT_DELETIONS = 100
-"""Directories of deleted partitions that a start removes before it serves, and a stop before it ends.
+"""The number of deleted partitions that a start removes before it serves, and a stop before it ends.
 
-A slow disk removes a hundred in a second. A start removes some first because a full disk needs the room.
-"""
+A slow disk removes a hundred in a second. A start removes some first, because a full disk needs the room."""
 _SEGMENT = re.compile(r"\d{20}\.log")
 _FIRST_SEGMENT = f"{0:020}.log"
 _PARTITION_FILE = re.compile(
@@ -67,8 +68,9 @@ _PARTITION_FILE = re.compile(
 
 
 class LogManager:
-    """An open data directory. `partitions` is read-only for others; whoever drives `background tasks` must
-    call everything here from one thread.
+    """An open data directory.
+
+    Only this class changes `partitions`. All methods must be called from the thread that runs `background`.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class LogManager:
         self._indexed = read_offsets(disk, INDEXED_OFFSETS)
         self._index_starts = read_offsets(disk, INDEX_STARTS)
         self._unindexed: set[TopicPartition] = set()
-        """Partitions with entries of aborted transactions that could not be stored at their opening."""
+        """Partitions that were opened with restored transaction index entries that could not be stored."""
         self._written_points = dict(self._recovery_points)
         self.background = BackgroundQueue()
         self._lock = lock
@@ -102,10 +104,10 @@ class LogManager:
         self._is_noting_log_starts = self._is_indexed_dirty = self._is_index_starts_dirty = False
         self._has_lost_end = False
         self._is_forgetting = False
-        """True while checkpoint files may tell of partitions that were deleted."""
+        """True while checkpoint files may contain deleted partitions."""
         self._is_closing = self._is_compacting = False
         self._left_deletions: list[str] = []
-        """Directories of deleted partitions that `remove_deleted` removes."""
+        """Directories of deleted partitions, for `remove_deleted`."""
         self._prompt_deletions = MAX_PROMPT_DELETIONS
 
     @classmethod
@@ -121,10 +123,10 @@ class LogManager:
     ) -> LogManager:
         """Lock the directory and finish some deletions; partitions are opened one by one afterwards.
 
-        `new_uuid` makes 16 random bytes. `cluster_id` None takes the directory's or a new one. `limits` hold
-        for the whole broker. Raises
-        StorageError: in use by another process, another node's or cluster's directory, written by a newer
-        Oncelog (nothing was changed then), unreadable files.
+        `new_uuid` returns 16 random bytes. `cluster_id` None takes the directory's id or a new one. `limits`
+        are those of the whole broker. Raises StorageError if the directory is in use by another process,
+        belongs to another node or cluster, was written by a newer Oncelog (then nothing was changed), or has
+        unreadable files.
         """
         lock = _take_lock(disk)
         try:
@@ -136,8 +138,8 @@ class LogManager:
                 try:
                     disk.remove_tree(name)
                 except OSError:
-                    manager._left_deletions.append(name)  # one that stays must not keep a broker down
-            # From here on a crash makes the next start recover; recovery points are at the log ends.
+                    manager._left_deletions.append(name)  # a leftover must not prevent the start
+            # From here on, a crash makes the next start recover; the recovery points are at the log ends.
             remove_if_exists(disk, CLEAN_SHUTDOWN)
             disk.sync_directory()
         except OSError as error:
@@ -149,37 +151,37 @@ class LogManager:
         return manager
 
     def partition_directories(self) -> list[TopicPartition]:
-        """Return the partitions in the directory, opened or not, without Apache Kafka's own logs.
+        """Return the partitions in the directory, open or not, without Apache Kafka's internal logs.
 
-        A directory with such a name may be somebody's own: see `is_partition`.
+        A directory with such a name may be the user's own: see `is_partition`.
         """
-        found = [(name, _DIRECTORY.fullmatch(name)) for name in self.disk.list()]
+        matches = [(name, _DIRECTORY.fullmatch(name)) for name in self.disk.list()]
         return [
             TopicPartition(match["topic"], int(match["partition"]))
-            for name, match in found
+            for name, match in matches
             if match is not None and match["topic"] not in FOREIGN_LOGS and self.disk.is_directory(name)
         ]
 
     def is_partition(self, topic_partition: TopicPartition) -> bool:
-        """Whether a directory can be a partition's by what is in it: a segment, or nothing but its files.
+        """Return True if a directory can be a partition: it has a segment, or only files of partitions.
 
-        `backup-20261122` is another's: test_a_directory_that_is_no_partition_is_left_alone.
+        `backup-20261122` is not one. See test_a_directory_that_is_no_partition_is_left_alone.
         """
         names = self.disk.list(str(topic_partition))
         return any(_SEGMENT.match(name) for name in names) or all(map(_PARTITION_FILE.fullmatch, names))
 
     def stored_topic_id(self, topic_partition: TopicPartition) -> bytes | None:
-        """What a directory says; None when it does not. Raises StorageError on an unreadable file."""
+        """Return the topic id in a directory, None without one. Raises StorageError if it is unreadable."""
         return read_partition_metadata(self.disk, str(topic_partition))
 
     def lacks_recovery_point(self, tp: TopicPartition) -> bool:
-        """Return whether a stop was clean and left no recovery point of a partition: files are missing."""
+        """Return True if the last stop was clean but left no recovery point: files are missing."""
         return self.was_clean and tp not in self._recovery_points
 
     def open_partition(
         self, topic_partition: TopicPartition, config: LogConfig, topic_id: bytes, now_ms: int
     ) -> Partition:
-        """Open a partition, recovering it if need be, or make it. Raises MisuseError, StorageError."""
+        """Open a partition and recover it if necessary, or create it. Raises MisuseError, StorageError."""
         if topic_partition in self.partitions:
             raise MisuseError(f"{topic_partition} is open already")
         cleaned_to = self._cleaned.get(topic_partition, 0)
@@ -205,7 +207,7 @@ class LogManager:
         partition.on_log_start = self._note_log_start
         if cleaned_to <= partition.log_end_offset:
             partition.cleaner.cleaned_to = max(partition.cleaner.cleaned_to, cleaned_to)
-            # Only a version that writes the one checkpoint and not the other can have lost entries.
+            # Only a version that writes the first checkpoint and not the second can have lost entries.
             if cleaned_to > self._indexed.get(topic_partition, 0):
                 if partition.restore_aborted_index(cleaned_to):
                     self._indexed[topic_partition] = cleaned_to
@@ -216,10 +218,10 @@ class LogManager:
         return partition
 
     def remove_leftover(self, tp: TopicPartition, topic_id: bytes) -> bool:
-        """Remove a directory without records that another topic of the name left; whether there was one.
+        """Remove a directory without records that another topic of the name left; return True if it did.
 
-        A creation or growth that failed on a broken disk leaves such directories. A topic that was made again
-        could not be opened over them: test_what_another_topic_left_stops_no_start.
+        A creation or growth that failed on a broken disk leaves such directories. A recreated topic could not
+        be opened over them. See test_what_another_topic_left_stops_no_start.
         """
         try:
             if read_partition_metadata(self.disk, str(tp)) in (None, topic_id):
@@ -232,11 +234,11 @@ class LogManager:
         return True
 
     def is_without_records(self, tp: TopicPartition) -> bool:
-        """Return whether no record has ever been in a partition's directory, also none that is deleted."""
+        """Return True if a partition's directory has never held a record, not even one deleted since."""
         for name in self.disk.list(str(tp)):
             if name.endswith(".log") and name != _FIRST_SEGMENT:
                 return False
-            if ".log" in name:  # also one that compaction has written and not put in its place
+            if ".log" in name:  # including one that compaction has written and not swapped in
                 file = self.disk.open(f"{tp}/{name}")
                 size_bytes = file.size()
                 file.close()
@@ -245,17 +247,17 @@ class LogManager:
         return True
 
     def forget_missing_partitions(self) -> None:
-        """Forget the checkpoints of partitions that are not open and have no directory.
+        """Forget the checkpoints of partitions that are not open and have no directory. Raises OSError.
 
-        Call it when every known partition is open. A new topic of that name must begin at offset 0:
-        test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one. Raises OSError.
+        Call it when every known partition is open. A new topic of that name must begin at offset 0. See
+        test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one.
 
-        A recovery point above a log's end is lowered at once. After a kill the next start would take the
-        records that are appended below it for synced: test_a_lost_end_lowers_the_recovery_point_on_disk.
+        A recovery point above a log's end is lowered at once. After a kill, the next start would take records
+        that are appended below it for synced. See test_a_lost_end_lowers_the_recovery_point_on_disk.
         """
         tables = (self._recovery_points, self._log_starts, self._cleaned, self._indexed, self._index_starts)
-        noted = {tp for table in tables for tp in table}
-        missing = {tp for tp in noted - self.partitions.keys() if not self.disk.exists(str(tp))}
+        listed = {tp for table in tables for tp in table}
+        missing = {tp for tp in listed - self.partitions.keys() if not self.disk.exists(str(tp))}
         for table in tables:
             for tp in missing & table.keys():
                 del table[tp]
@@ -266,10 +268,11 @@ class LogManager:
             self._written_points = dict(self._recovery_points)
 
     def forget_index_starts(self) -> None:
-        """Expect no segment to have an index of aborted transactions: Apache Kafka has written some.
+        """Expect no segment to have a transaction index, because Apache Kafka has run since.
 
-        To take its segments for ones that lost theirs would read all of them, 4 to 18 seconds a gigabyte:
-        test_when_kafka_has_run_since_its_segments_lack_no_index. Raises StorageError.
+        Kafka creates the index file only with an entry. Segments that seem to have lost theirs would all be
+        read, at 4 to 18 seconds per gigabyte. See test_when_kafka_has_run_since_its_segments_lack_no_index.
+        Raises StorageError.
         """
         self._index_starts.clear()
         try:
@@ -278,10 +281,10 @@ class LogManager:
             raise StorageError(f"{self.disk.describe(INDEX_STARTS)}: {explain(error)}") from error
 
     def delete_partitions(
-        self, doomed: Iterable[TopicPartition], topic_ids: Mapping[str, bytes] = _NO_IDS
+        self, deleted: Iterable[TopicPartition], topic_ids: Mapping[str, bytes] = _NO_IDS
     ) -> dict[str, KafkaStorageError]:
-        """Do what `delete_in_steps` does, in one step."""
-        steps = self.delete_in_steps(doomed, topic_ids)
+        """Delete partitions as `delete_in_steps` does, in one step."""
+        steps = self.delete_in_steps(deleted, topic_ids)
         while True:
             try:
                 next(steps)
@@ -289,60 +292,60 @@ class LogManager:
                 return cast(dict[str, KafkaStorageError], done.value)
 
     def delete_in_steps(
-        self, doomed: Iterable[TopicPartition], topic_ids: Mapping[str, bytes] = _NO_IDS
+        self, deleted: Iterable[TopicPartition], topic_ids: Mapping[str, bytes] = _NO_IDS
     ) -> Generator[None, None, dict[str, KafkaStorageError]]:
-        """Forget partitions and their producers, and remove their directories as far as the disk lets go.
+        """Forget partitions and their producers, and remove their directories as far as the disk allows.
 
-        Return why a directory of a topic may be left, by topic; empty if none is. May be called again then,
-        also by a later process: a partition that is not open has a directory of the topic by its id in
-        `topic_ids`, or none. Between the steps no partition of these may be opened. They end where they are
-        when the directory is closed meanwhile.
+        Return by topic why a directory may be left; empty if none is. The caller may then try again, even in
+        a later process. The directory of a partition that is not open is removed only if it has the topic's
+        id in `topic_ids`, or none. Between the steps, none of these partitions may be opened. If the data
+        directory is closed meanwhile, the deletion stops where it is.
         """
-        doomed, renamed = list(doomed), []
+        deleted, renamed = list(deleted), []
         failures: dict[str, KafkaStorageError] = {}
         opened: set[TopicPartition] = set()
         try:
-            for count, tp in enumerate(doomed, 1):
+            for count, tp in enumerate(deleted, 1):
                 if self._forget(tp):
                     opened.add(tp)
                 if count % self.limits.partitions_per_step == 0:
-                    yield from self._others_first()
+                    yield from self._yield_to_others()
             if self._is_forgetting:
-                # A new partition of this name must not inherit them.
+                # A new partition of this name must not inherit these offsets.
                 self._write_offsets()
                 self._is_forgetting = False
-            # Renamed first: a crash in the middle must not leave half a partition under its name.
-            for count, tp in enumerate(doomed, 1):
+            # Renamed first: a crash must not leave half a partition under its name.
+            for count, tp in enumerate(deleted, 1):
                 try:
                     if tp in opened or self._is_of_topic(tp, topic_ids.get(tp.topic)):
                         renamed.append(self._rename_deleted(tp))
                 except FileNotFoundError:
-                    pass  # removed by an earlier attempt, or never made
+                    pass  # removed by an earlier attempt, or never created
                 except OSError as error:
                     failures.setdefault(tp.topic, KafkaStorageError(f"{tp} cannot be deleted: {error}"))
                 if count % self.limits.partitions_per_step == 0:
-                    yield from self._others_first()
+                    yield from self._yield_to_others()
             self.disk.sync_directory()
         except (OSError, KafkaStorageError) as error:
-            for tp in doomed:
+            for tp in deleted:
                 failures.setdefault(tp.topic, KafkaStorageError(f"{tp} cannot be deleted: {error}"))
-        with suppress(OSError):  # `remove_deleted` tries those again
+        with suppress(OSError):  # `remove_deleted` retries
             self.background.add(self._remove_trees(renamed))
         return failures
 
-    def _others_first(self) -> Iterator[None]:
-        """Let others have their turn. Raises KafkaStorageError if the directory was closed meanwhile."""
+    def _yield_to_others(self) -> Iterator[None]:
+        """Yield to other work. Raises KafkaStorageError if the directory was closed meanwhile."""
         was_closing = self._is_closing
         yield None
         if self._is_closing and not was_closing:
-            raise KafkaStorageError("the broker stops; its next start goes on")
+            raise KafkaStorageError("the broker stops; its next start continues")
 
     def _forget(self, tp: TopicPartition) -> bool:
-        """Forget a partition and its checkpoints; whether it was open."""
-        self._deletion_count += 1  # a checkpoint that is being written may still name it
+        """Forget a partition and its checkpoints; return True if it was open."""
+        self._deletion_count += 1  # a checkpoint that is being written may still contain it
         for table in (self._recovery_points, self._log_starts, self._cleaned, self._indexed):
             self._is_forgetting |= table.pop(tp, None) is not None
-        # A new partition may inherit it from the file: all its segments have such an index.
+        # A new partition may inherit it from the file, because all of its segments have such an index.
         self._index_starts.pop(tp, None)
         self._written_points.pop(tp, None)
         self._unindexed.discard(tp)
@@ -352,15 +355,15 @@ class LogManager:
         return partition is not None
 
     def _is_of_topic(self, tp: TopicPartition, topic_id: bytes | None) -> bool:
-        """Return whether a directory is this topic's, or a partition's without a topic's id.
+        """Return True if a directory belongs to this topic, or is a partition without a topic id.
 
-        Raises OSError, which is FileNotFoundError if there is no directory.
+        Raises OSError; FileNotFoundError if there is no directory.
         """
         is_partition = self.is_partition(tp)
         try:
             stored_id = read_partition_metadata(self.disk, str(tp))
         except StorageError:
-            return True  # torn: the topic that made it was still being made
+            return True  # torn: its topic was still being created
         return stored_id == topic_id or (stored_id is None and is_partition)
 
     def _rename_deleted(self, tp: TopicPartition) -> str:
@@ -369,7 +372,7 @@ class LogManager:
         return name
 
     def remove_deleted(self) -> None:
-        """Begin to remove what earlier runs and attempts left of deleted partitions, between requests."""
+        """Start to remove the directories of deleted partitions that earlier runs and attempts left."""
         directories, self._left_deletions = self._left_deletions, []
         if directories:
             self.background.add(self._remove_trees(directories))
@@ -378,7 +381,7 @@ class LogManager:
         failure = None
         for directory in directories:
             if self._is_closing:
-                # The next start goes on: test_a_stop_and_a_start_wait_for_few_deletions.
+                # The next start continues: test_a_stop_and_a_start_wait_for_few_deletions.
                 if not self._prompt_deletions:
                     return
                 self._prompt_deletions -= 1
@@ -387,24 +390,24 @@ class LogManager:
             except FileNotFoundError:
                 pass
             except OSError as error:
-                # The others go: test_a_directory_that_cannot_be_removed_keeps_no_other.
+                # The others are removed: test_a_directory_that_cannot_be_removed_keeps_no_other.
                 failure = failure or error
                 self._left_deletions.append(directory)
-            yield None  # else what others wait for would wait for thousands of directories
+            yield None  # otherwise other tasks would wait for thousands of directories
         if failure is not None and not self._is_closing:
             raise failure
 
     def for_each_partition(self, work: Callable[[Partition], Iterator[object] | None]) -> None:
-        """Begin a round over all partitions; what `work` returns are further steps of it.
+        """Start a round over all partitions; `work` may return further steps for a partition.
 
-        A partition that fails does not keep the others waiting; the first KafkaStorageError is raised last.
+        A partition that fails does not stop the round; the first KafkaStorageError is raised at its end.
         """
         self.background.add(self._round(work))
 
     def _round(self, work: Callable[[Partition], Iterator[object] | None]) -> BackgroundTask:
         failures = []
-        for at, partition in list(self.partitions.items()):
-            if self._is_closing or self.partitions.get(at) is not partition:
+        for tp, partition in list(self.partitions.items()):
+            if self._is_closing or self.partitions.get(tp) is not partition:
                 continue
             try:
                 for _ in work(partition) or ():
@@ -416,7 +419,7 @@ class LogManager:
             raise failures[0]
 
     def compact(self, now_ms: int) -> None:
-        """Begin to compact the partitions where that is due, one after the other; a round at a time."""
+        """Start a round that compacts the partitions that need it, unless one is running."""
         if not self._is_compacting:
             self._is_compacting = True
             self.background.add(self._compact(now_ms))
@@ -424,9 +427,9 @@ class LogManager:
     def _compact(self, now_ms: int) -> BackgroundTask:
         failures, has_cleaned = [], False
         try:
-            for at, partition in list(self.partitions.items()):
+            for tp, partition in list(self.partitions.items()):
                 config = partition.config
-                if self._is_closing or self.partitions.get(at) is not partition:
+                if self._is_closing or self.partitions.get(tp) is not partition:
                     continue
                 if partition.cleaner.has_unfinished_swap:
                     try:
@@ -440,10 +443,13 @@ class LogManager:
                 if dirty is not None and dirty.is_due(
                     config.min_cleanable_dirty_ratio, config.max_compaction_lag_ms, now_ms
                 ):
-                    # Recovery takes a gap above the recovery point that it reads for records lost.
-                    if self._written_points.get(at, 0) < dirty.end_offset:
+                    # Compaction leaves gaps, and recovery takes a gap above the recovery point that it reads
+                    # for lost records. So the checkpoint file must be past the range, not only the point in
+                    # memory. See
+                    # test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk.
+                    if self._written_points.get(tp, 0) < dirty.end_offset:
                         yield from self._write_aside(RECOVERY_POINTS)
-                    if self._written_points.get(at, 0) < dirty.end_offset:
+                    if self._written_points.get(tp, 0) < dirty.end_offset:
                         continue
                     try:
                         yield from partition.cleaner.compact(dirty, now_ms)
@@ -460,7 +466,7 @@ class LogManager:
             raise failures[0]
 
     def write_checkpoints(self) -> None:
-        """Write down recovery points, log starts and high watermarks. Raises KafkaStorageError."""
+        """Write recovery points, log starts and high watermarks. Raises KafkaStorageError."""
         self.background.add(self._checkpoint())
 
     def _checkpoint(self) -> BackgroundTask:
@@ -482,20 +488,21 @@ class LogManager:
             raise KafkaStorageError(f"checkpoints cannot be written: {error}") from error
 
     def _write_aside(self, path: str) -> BackgroundTask:
-        """Write one file with its sync in another thread, and not if a partition was deleted meanwhile."""
-        data, deletion_count, written = self._encode_offsets(path), self._deletion_count, path + ".new"
+        """Write one checkpoint file in a thread, and rename it unless a partition was deleted meanwhile."""
+        data, deletion_count, new_path = self._encode_offsets(path), self._deletion_count, path + ".new"
         points = dict(self._recovery_points)
-        yield partial(write_synced, self.disk, written, data)
+        yield partial(write_synced, self.disk, new_path, data)
         if self._deletion_count == deletion_count:
-            self.disk.rename(written, path)
+            # Not in the thread: see test_checkpoints_written_aside_never_bring_back_a_deleted_partition.
+            self.disk.rename(new_path, path)
             yield self.disk.sync_directory
-            # Else a new partition of the name would be compacted above the recovery point on disk. See
+            # Otherwise a new partition of the name would be compacted above the recovery point on disk. See
             # test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk.
             if path == RECOVERY_POINTS and self._deletion_count == deletion_count:
                 self._written_points = points
 
     def _note_log_start(self) -> None:
-        """A log start moved within a segment: only the checkpoint knows."""
+        """Write the log starts after one moved within a segment, because only the checkpoint has it."""
         if not self._is_noting_log_starts:
             self._is_noting_log_starts = True
             self.background.add(self._write_log_starts())
@@ -510,7 +517,7 @@ class LogManager:
             self._is_index_starts_dirty = False
             paths.append(INDEX_STARTS)
         if self._cleaned or any(partition.config.is_compacted for partition in self.partitions.values()):
-            # In this order: a crash between them must not make the next start read every batch again.
+            # In this order: after a crash between them, the next start must not read every batch again.
             paths += [INDEXED_OFFSETS, CLEANED_OFFSETS]
         for path in paths:
             self.disk.replace(path, self._encode_offsets(path))
@@ -519,7 +526,7 @@ class LogManager:
         partitions = self.partitions.items()
         if path == HIGH_WATERMARKS:
             return encode_offsets({tp: p.high_watermark for tp, p in partitions})
-        # What was not opened this time keeps what it had.
+        # Partitions that are not open keep their offsets.
         if path == CLEANED_OFFSETS:
             self._cleaned |= {tp: p.cleaner.cleaned_to for tp, p in partitions if p.config.is_compacted}
             return encode_offsets(self._cleaned)
@@ -539,9 +546,9 @@ class LogManager:
         return encode_offsets(self._recovery_points)
 
     def close(self, now_ms: int) -> None:
-        """Close every partition, write checkpoints and, if all went well, the clean-shutdown marker.
+        """Close every partition, write the checkpoints and, without errors, the clean-shutdown marker.
 
-        Raises the first KafkaStorageError after closing the others; the next start then recovers.
+        Raises the first KafkaStorageError after closing the others; the next start recovers then.
         """
         failures, self._is_closing = [], True
         for partition in self.partitions.values():
@@ -564,15 +571,15 @@ class LogManager:
 
     @property
     def is_closing(self) -> bool:
-        """True from the beginning of `close` on: no partition may be opened any more."""
+        """True from the start of `close` on: no partition may be opened any more."""
         return self._is_closing
 
     def new_uuid(self) -> bytes:
-        """16 random bytes."""
+        """Return 16 random bytes."""
         return self._new_uuid()
 
     def give_back(self) -> None:
-        """Leave the directory as it was found, as far as no partition was opened: a start was refused."""
+        """Restore the clean-shutdown marker after a rejected start, if no partition was opened."""
         if self.was_clean and not self.partitions:
             self.disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
 
@@ -626,7 +633,7 @@ def _settle_properties(
 
 
 def _check_version(path: str, properties: dict[str, str], key: str, newest: int) -> int:
-    """The version that a key tells, 0 without one. Raises StorageError for one we cannot know."""
+    """Return the version under a key, 0 without one. Raises StorageError for a newer or invalid one."""
     text = properties.get(key, "0")
     if not text.isdecimal():
         raise StorageError(f"{path} says {key}={text}, which is no version; restore the file from a backup")

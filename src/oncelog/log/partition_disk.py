@@ -1,8 +1,9 @@
-"""The disk as one partition uses it. Its paths lead to the partition's own files, or nowhere.
+"""The disk as one partition uses it: paths lead to the partition's own files, or nowhere.
 
-Deferred work (snapshots, compaction, a flush in another thread) addresses files by path. A deleted topic's
-directory is renamed, and a new topic of that name has files of the same names. So every path is looked up
-here, and nothing is found once the partition is closed. Files that are open already go with the directory.
+Deferred work (snapshots, compaction, a flush in another thread) addresses files by path. The directory of a
+deleted topic is renamed, and a new topic of that name has files with the same names. So every path is
+resolved here, and nothing is found once the partition is closed. Files that are open already stay with the
+renamed directory.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from oncelog.log.background import BlockingCall
 from oncelog.log.disk import Disk, DiskLock, File, PartitionClosed, SyncFailed, remove_if_exists
 
 DROPPED_SUFFIX = ".deleted"
-"""Kafka's: files that end so are removed at start."""
-# Never given twice in a process, in no directory; what an earlier process left is removed at start.
+"""Kafka's ending of files that a start removes."""
+# Unique in the process, over all directories; a start removes what an earlier process left.
 _drops = itertools.count()
 
 
 class PartitionDisk:
-    """Passes calls on until `close`; from then on they raise PartitionClosed. Safe in threads.
+    """Forwards calls to a disk until `close`; after that they raise PartitionClosed. Safe in threads.
 
-    `close` waits for a call under way, so that no path is resolved before it and used after it.
+    `close` waits for a call in progress, so that no path is resolved before it and used after it.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -32,18 +33,18 @@ class PartitionDisk:
         self._lock = disk.mutex()
         self._is_closed = False
         self.on_sync_failed: Callable[[SyncFailed], None] = lambda error: None
-        """Called when a directory could not be synced, in the thread that met it."""
+        """Called if a directory could not be synced, in the thread of that sync."""
 
     def close(self) -> None:
-        """Refuse further calls. Idempotent."""
+        """Reject further calls. Idempotent."""
         with self._lock:
             self._is_closed = True
 
     def drop(self, paths: Iterable[str]) -> BlockingCall:
-        """Give files names that no other file ever has; return what removes them, at any time, in any thread.
+        """Rename files to unique names; return a call that removes them, at any time and in any thread.
 
-        The first path must exist, others may be missing. Raises OSError when the first cannot be renamed;
-        one of the others keeps its name then.
+        The first file must exist, others may be missing. Raises OSError if the first one cannot be renamed;
+        any other that cannot be renamed keeps its name.
         """
         dropped: list[str] = []
         for path in paths:
@@ -125,7 +126,7 @@ class PartitionDisk:
             self._disk.remove_tree(path)
 
     def sync_directory(self, path: str = "") -> None:
-        # Without the lock, for it may take long: to sync the directory of another partition harms nothing.
+        # Without the lock, because it may take long: a sync of another partition's directory does no harm.
         self._check()
         try:
             self._disk.sync_directory(path)
@@ -145,5 +146,5 @@ class PartitionDisk:
 
 def _remove_dropped(disk: Disk, paths: Iterable[str]) -> None:
     for path in paths:
-        # Gone if the directory was renamed meanwhile: it is removed as a whole.
+        # Gone if the directory was renamed meanwhile; then it is removed as a whole.
         remove_if_exists(disk, path)

@@ -1,7 +1,7 @@
-"""The producers of a partition: who they are, whose transaction is open, and what is snapshotted when.
+"""The producers of a partition: their state, their open transactions, and the snapshots of both.
 
-Appending, recovery and the simulator change producer state through the same two functions, `remember`
-and `complete`.
+Appends and recovery change the state through the same two methods, `remember` and `complete`.
+Source: Kafka's ProducerStateManager.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 from oncelog.wire.control import ControlType, decode_control
 
 _MAX_UNSYNCED = 100
-"""Complete transactions that are noted one by one until their markers are synced."""
-_Wanted = tuple[int, ProducerImage, Callable[[], BackgroundTask]]
+"""The number of complete transactions that are noted one by one until their markers are synced."""
+_Request = tuple[int, ProducerImage, Callable[[], BackgroundTask]]
 
 
 def produced_batch(header: BatchHeader) -> ProducedBatch:
-    """What the append rule asks of a header. Raises InvalidRecord without a producer id and epoch."""
+    """Return the producer fields of a header. Raises InvalidRecord without a producer id or epoch."""
     _, _, _, _, _, attributes, delta, _, max_timestamp_ms, producer_id, epoch, sequence, _ = header
     if producer_id is None or epoch is None:
         raise InvalidRecord(f"producer id {producer_id} with epoch {epoch}")
@@ -55,9 +55,9 @@ def produced_batch(header: BatchHeader) -> ProducedBatch:
 
 
 def end_marker(header: BatchHeader, batch: memoryview) -> EndMarker | None:
-    """The COMMIT or ABORT in a control batch; None for other control records and for an empty batch.
+    """Return the COMMIT or ABORT in a control batch, None for other control records and an empty batch.
 
-    Raises CorruptMessage or InvalidRecord when the batch does not parse.
+    Raises CorruptMessage or InvalidRecord if the batch cannot be decoded.
     """
     record = decode_control(batch, verify=False)
     if record is None or record.type not in (ControlType.COMMIT, ControlType.ABORT):
@@ -74,9 +74,10 @@ def end_marker(header: BatchHeader, batch: memoryview) -> EndMarker | None:
 
 
 class PartitionProducers:
-    """The producer table and the open transactions (producer id -> first offset, oldest first).
+    """The producer table and the open transactions of a partition.
 
-    `snapshot_offset`: where the newest snapshot known to be on disk stands, None without one.
+    `open_transactions` maps producer ids to first offsets, oldest first. `snapshot_offset` is that of the
+    newest snapshot known to be on disk, None without one.
     """
 
     def __init__(self, snapshots: Snapshots, background: BackgroundQueue) -> None:
@@ -84,23 +85,24 @@ class PartitionProducers:
         self.table = ProducerTable(limits.max_producers_at_work, limits.producer_shard_entries)
         self._max_verifying = limits.max_verifying_producers
         self.open_transactions: OrderedDict[int, int] = OrderedDict()
-        # A dict's first entry is found behind the places of all that were deleted before it: each of 80,000
-        # transactions that end in turn would look at the others. See test_many_open_transactions_end_in_turn.
+        # Not a dict: finding its first entry skips the slots of all entries deleted before it. With 80,000
+        # open transactions, the end of each would skip the others. See
+        # test_many_open_transactions_end_in_turn.
         self.verifying: dict[int, Verification] = {}
-        """By producer id; at most `limits.max_verifying_producers`, of which the oldest go first."""
+        """By producer id; at most `limits.max_verifying_producers`, of which the oldest is dropped first."""
         self.snapshots = snapshots
         self.snapshot_offset: int | None = None
         self.is_snapshot_refused = False
-        """True if the disk did not take the last snapshot."""
+        """True if the disk refused the last snapshot."""
         self._snapshot_offsets: set[int] = set()
         self._hidden: deque[tuple[int, int]] = deque()
         self._unsynced: deque[tuple[int, int]] = deque()
         self._background = background
         self._writing: BackgroundTask | None = None
-        self._wanted: _Wanted | None = None
+        self._requested: _Request | None = None
 
     def load(self, snapshot: Snapshot, expired_before_ms: int) -> None:
-        """Take over a snapshot, less what expired meanwhile; of who is known already, what came before."""
+        """Load a snapshot, without expired producers; ids already in the table get only the older batches."""
         entries = snapshot.producers
         if len(self.table):
             known = {pid: entry for pid in entries if (entry := self.table.get(pid)) is not None}
@@ -123,28 +125,28 @@ class PartitionProducers:
         self._note_snapshot(snapshot.offset)
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
-        """Note a batch for which the transaction coordinator is asked."""
-        known = self.verifying.get(producer_id)
-        if known is not None:
-            self.verifying[producer_id] = known.with_batch(epoch, sequence)
+        """Note a batch about which the transaction coordinator is asked."""
+        verification = self.verifying.get(producer_id)
+        if verification is not None:
+            self.verifying[producer_id] = verification.with_batch(epoch, sequence)
             return
-        # Anybody can name producer ids, so their number is bounded.
+        # Any client can name producer ids, so their number is bounded.
         if len(self.verifying) >= self._max_verifying:
             del self.verifying[next(iter(self.verifying))]
         self.verifying[producer_id] = Verification(epoch, sequence, raises_epoch)
 
     def end_verification(self, producer_id: int, marker_epoch: int | None = None) -> None:
-        """A transactional batch was stored, or with `marker_epoch` a marker."""
-        known = self.verifying.get(producer_id)
-        if known is None:
+        """Forget a verification after a transactional batch, or with `marker_epoch` after a marker."""
+        verification = self.verifying.get(producer_id)
+        if verification is None:
             return
-        # With an epoch per transaction the marker before a transaction carries that transaction's epoch.
-        if known.raises_epoch and marker_epoch == known.producer_epoch:
+        # With an epoch per transaction, the marker before a transaction has that transaction's epoch.
+        if verification.raises_epoch and marker_epoch == verification.producer_epoch:
             return
         del self.verifying[producer_id]
 
     def remember(self, producer_id: int, entry: ProducerEntry) -> None:
-        """A data batch was written."""
+        """Store the entry of a producer after its data batch was written."""
         self.table.put(producer_id, entry)
         first_offset = entry.current_txn_first_offset
         if first_offset is not None and producer_id not in self.open_transactions:
@@ -153,9 +155,10 @@ class PartitionProducers:
     def complete(
         self, producer_id: int, verdict: StoreMarker, synced_to: int = 0
     ) -> AbortedTransaction | None:
-        """A marker was written; what the transaction index must note, None unless data was aborted.
+        """Complete a transaction after its marker was written.
 
-        `synced_to`: of older markers those below are forgotten as ones that a power loss may take.
+        Return the entry for the transaction index, None unless data was aborted. `synced_to`: the recovery
+        point, below which no power loss can take a marker.
         """
         self.table.put(producer_id, verdict.entry)
         self.open_transactions.pop(producer_id, None)
@@ -169,11 +172,11 @@ class PartitionProducers:
         return AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
 
     def _note_unsynced(self, first_offset: int, marker_offset: int, synced_to: int) -> None:
-        """Note a transaction that is complete, by a marker that a power loss may take."""
+        """Note a completed transaction whose marker a power loss may take."""
         unsynced = self._unsynced
         while unsynced and unsynced[0][1] < synced_to:
             unsynced.popleft()
-        # As in `hide`. Of very many the last one stands for those behind it, which begin later.
+        # As in `hide`. Beyond the maximum, the last one also covers later ones, which begin after it.
         while unsynced and unsynced[-1][0] >= first_offset:
             unsynced.pop()
         if len(unsynced) >= _MAX_UNSYNCED:
@@ -181,24 +184,25 @@ class PartitionProducers:
         unsynced.append((first_offset, marker_offset))
 
     def unsynced_first_offset(self, synced_to: int) -> int | None:
-        """Return where the oldest transaction begins that a power loss would open again."""
+        """Return the first offset of the oldest transaction that a power loss would reopen, if any."""
         return next((first for first, marker in self._unsynced if marker >= synced_to), None)
 
     def hide(self, first_offset: int, marker_offset: int) -> None:
-        """Note a transaction that is complete, but whose marker readers do not see yet."""
-        # One with an earlier begin and a later marker stands for those before it: the first one is the least.
+        """Note a completed transaction whose marker is not visible to readers yet."""
+        # An entry with an earlier begin and a later marker covers the ones before it, so the first is the
+        # smallest.
         while self._hidden and self._hidden[-1][0] >= first_offset:
             self._hidden.pop()
         self._hidden.append((first_offset, marker_offset))
 
     def hidden_first_offset(self, high_watermark: int) -> int | None:
-        """Return where the oldest transaction begins whose marker is not below the high watermark."""
+        """Return the first offset of the oldest transaction whose marker is not below the high watermark."""
         while self._hidden and self._hidden[0][1] < high_watermark:
             self._hidden.popleft()
         return self._hidden[0][0] if self._hidden else None
 
     def replay(self, header: BatchHeader, batch: memoryview, now_ms: int) -> AbortedTransaction | None:
-        """Take a stored batch into account, as appending it did; returns as `complete`."""
+        """Apply a stored batch as its append did; return as `complete` does."""
         if header.producer_id is None or header.producer_epoch is None:
             return None
         entry = self.table.get(header.producer_id)
@@ -217,48 +221,48 @@ class PartitionProducers:
         return None
 
     def replay_plain(self, rows: np.ndarray, now_ms: int, is_whole: Callable[[int], bool]) -> None:
-        """Take stored batches without transactions into account, given as rows of scan.HEADERS.
+        """Apply stored batches without transactions, given as rows of `scan.HEADERS`.
 
-        Of each producer the newest five say all: what came before them is not remembered. `is_whole` tells
-        by the number of a row whether its batch may be believed.
+        Only the newest five of each producer matter, because no more are remembered. `is_whole` returns True
+        for the index of a row whose batch has a valid checksum.
         """
         numbered = np.flatnonzero((rows["producer_id"] >= 0) & (rows["producer_epoch"] >= 0))
         newest: dict[int, list[int]] = {}
         for index, producer_id in zip(numbered.tolist(), rows["producer_id"][numbered].tolist(), strict=True):
-            known = newest.get(producer_id)
-            if known is None:
+            indexes = newest.get(producer_id)
+            if indexes is None:
                 newest[producer_id] = [index]
             else:
-                known.append(index)
+                indexes.append(index)
         headers, empty = rows.tobytes(), memoryview(b"")
         for indexes in newest.values():
-            believed = list(islice(filter(is_whole, reversed(indexes)), REMEMBERED_BATCHES))
-            for index in reversed(believed):
+            whole = list(islice(filter(is_whole, reversed(indexes)), REMEMBERED_BATCHES))
+            for index in reversed(whole):
                 self.replay(read_header(headers, index * HEADER_BYTES), empty, now_ms)
 
     @property
     def open_first_offset(self) -> int | None:
-        """First offset of the oldest open transaction."""
+        """The first offset of the oldest open transaction, None without one."""
         return next(iter(self.open_transactions.values()), None)
 
     def snapshot(self, offset: int, then: Callable[[], BackgroundTask]) -> None:
-        """Write the state down as of now, which is `offset`; goes on with `then` once that is durable.
+        """Write a snapshot of the current state, as of `offset`; run `then` once it is durable.
 
-        While one is being written a second waits for it, and a third takes the place of the second.
-        Raises OSError when it is done at once and fails.
+        While one is being written, a second one waits, and a third one replaces the second. Raises OSError if
+        it is written at once and fails.
         """
         if self.snapshot_offset == offset:
             self._background.add(then())
             return
-        self._wanted = offset, self.table.image(), then
+        self._requested = offset, self.table.image(), then
         if self._writing is None:
-            self._writing = self._write_wanted()
+            self._writing = self._write_requested()
             self._background.add(self._writing)
 
-    def _write_wanted(self) -> BackgroundTask:
+    def _write_requested(self) -> BackgroundTask:
         try:
-            while self._wanted is not None:
-                (offset, image, then), self._wanted = self._wanted, None
+            while self._requested is not None:
+                (offset, image, then), self._requested = self._requested, None
                 try:
                     yield from self.snapshots.write(offset, image)
                 except OSError:
@@ -268,7 +272,7 @@ class PartitionProducers:
                 self._note_snapshot(offset)
                 yield from then()
         finally:
-            self._writing = self._wanted = None
+            self._writing = self._requested = None
 
     def last_batch_of(self, producer_id: int) -> LastOfProducer | None:
         """Return what compaction must keep of a producer; None if nothing is remembered of it."""
@@ -278,7 +282,7 @@ class PartitionProducers:
         return LastOfProducer(entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else None)
 
     def snapshot_now(self, offset: int) -> None:
-        """Write the state down as of `offset` in one go, for opening and closing. Raises OSError."""
+        """Write a snapshot as of `offset` at once, for opening and closing. Raises OSError."""
         self.abandon()
         if self.snapshot_offset != offset:
             run(self.snapshots.write(offset, self.table.image()))
@@ -289,21 +293,21 @@ class PartitionProducers:
         self._snapshot_offsets.add(offset)
 
     def snapshot_from(self, offset: int) -> int | None:
-        """Return where the oldest snapshot known to be on disk stands, of those at or above an offset."""
+        """Return the offset of the oldest snapshot on disk at or above an offset, None without one."""
         return min((known for known in self._snapshot_offsets if known >= offset), default=None)
 
     def snapshot_up_to(self, offset: int) -> int | None:
-        """Return where the newest snapshot known to be on disk stands, of those at or below an offset."""
+        """Return the offset of the newest snapshot on disk at or below an offset, None without one."""
         return max((known for known in self._snapshot_offsets if known <= offset), default=None)
 
     def keep_snapshots(self, offsets: Iterable[int], synced_to: int) -> BlockingCall:
-        """Forget other snapshots than these and the two next to `synced_to`; return what removes them."""
+        """Forget all snapshots but these and the two next to `synced_to`; return a call that removes them."""
         kept = {*offsets, *around(self._snapshot_offsets, synced_to)}
         self._snapshot_offsets &= kept
         return partial(self.snapshots.keep, kept, synced_to)
 
     def abandon(self) -> None:
-        """Give up a snapshot that is being written."""
+        """Abandon the snapshot that is being written."""
         if self._writing is not None:
             self._writing.close()
-            self._writing = self._wanted = None
+            self._writing = self._requested = None

@@ -1,5 +1,4 @@
-"""Reading a partition: whole batches from an offset on, and look-ups by time. Nothing here changes the
-log."""
+"""Read a partition: whole batches from an offset on, and look-ups by time."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class LogSlice(NamedTuple):
 
 
 class ReadCursor(NamedTuple):
-    """Where a batch begins: a position in the file of a segment."""
+    """The beginning of a batch: a position in the file of a segment."""
 
     segment: Segment
     position: int

@@ -1,10 +1,10 @@
 """Open a partition's directory after a clean stop, a kill or a power loss.
 
-After a clean stop the files are right and only the indexes' tails are looked at. Else everything from the
-recovery point (below which all is synced) is read: the log is cut at the first batch that is torn or
-fails its checksum, what comes after it is deleted, indexes are made again, and producer state is the
-newest readable snapshot at or below that point plus every batch after it.
-Source: Kafka's LogLoader, LogSegment.recover, UnifiedLog.rebuildProducerState; row I17.
+After a clean stop, the files are valid and only the ends of the indexes are read. Otherwise everything from
+the recovery point on is read; below it, everything is synced. The log is cut at the first batch that is torn
+or has a wrong checksum, and later segments are deleted. Indexes are rebuilt. Producer state is the newest
+readable snapshot at or below the recovery point plus every batch after it. Source: Kafka's LogLoader,
+LogSegment.recover and UnifiedLog.rebuildProducerState; behaviour I17 (docs/behaviours.md).
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from oncelog.log.snapshot import Snapshots
 from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_BIT, verify_crc
 
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
-# As PartitionDisk.drop names it; Apache Kafka's end in ".log.deleted", also those that compaction replaced.
+# As PartitionDisk.drop names it. Apache Kafka's names end in ".log.deleted", even after a compaction.
 _DROPPED_LOG = re.compile(r"(\d{20})\.log\.[0-9a-f]{16}\.deleted")
 
 
 @dataclass(slots=True)
 class Recovered:
-    """A directory brought in order. `warnings` says what was repaired, empty after a clean stop.
+    """The content of a directory after recovery.
 
-    `leader_epochs`: (epoch, first offset) of the batches that were read, for a lost epoch file.
-    `rebuilt_from`: indexes of what is above were made again and are not synced, None when none were.
-    `indexed_from`: every segment that begins there or later has an index file of aborted transactions.
+    `warnings` says what was repaired; empty after a clean stop. `leader_epochs` has the (epoch, first offset)
+    of the batches that were read, for a lost epoch file. `rebuilt_from` is the offset above which indexes
+    were rebuilt and are not synced, None if none were. `indexed_from`: every segment that begins there or
+    later has an index file of aborted transactions.
     """
 
     segments: SegmentList
@@ -53,10 +54,11 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """How to open: `recovery_point` counts only without a clean shutdown.
+    """The caller's knowledge about the directory to open.
 
-    `cleaned_to`: up to where compaction is known to have been, which tells of gaps that are no loss.
-    `indexed_from`: as in `Recovered` when it was last stored, None when that is unknown.
+    `recovery_point` matters only without a clean shutdown. `cleaned_to`: compaction is known to have cleaned
+    up to there, so gaps below are no loss. `indexed_from`: as in `Recovered` when it was last stored, None if
+    unknown.
     """
 
     config: LogConfig
@@ -70,18 +72,18 @@ class OpenOptions:
 
 
 def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
-    """Raises StorageError when the directory cannot be used, OSError when the disk fails."""
+    """Bring a directory in order and load it. Raises StorageError if it cannot be used, OSError."""
     warnings: list[str] = []
     bases = _drop_failed_rolls(disk, directory, _sweep(disk, directory), options, warnings)
     segments, replay_from = _open_segments(disk, directory, bases, options, warnings)
     if segments:
         segments[-1].forget_lost_markers()
     if not segments:
-        # Offsets that were synced are never given again: test_a_lost_directory_gives_no_offset_again.
+        # Synced offsets are never assigned again. See test_a_lost_directory_gives_no_offset_again.
         base_offset = max(options.log_start_offset, options.recovery_point)
         if base_offset > options.log_start_offset:
             text = f"{disk.describe(directory)} holds no segment, though offsets up to {base_offset} were"
-            warnings.append(f"{text} synced; the log goes on at {base_offset} (docs/operations.md)")
+            warnings.append(f"{text} synced; the log continues at {base_offset} (docs/operations.md)")
         segments = [
             Segment.create(disk, directory, base_offset, options.now_ms, limits=options.config.limits)
         ]
@@ -98,7 +100,9 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
         segments = _begin_at_log_start(disk, directory, recovered, options)
     for segment in segments:
         if segment.transactions.is_unsynced:
-            # The checkpoint may call the segment good: the next start then takes its file as it is.
+            # Before the start is over. The checkpoint may already vouch for the segment, and the next start
+            # then trusts its file. See
+            # test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry.
             segment.transactions.store()
         segment.file.release_handle()
     recovered.indexed_from = _make_transaction_indexes(segments, options)
@@ -108,16 +112,16 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
 def _begin_at_log_start(
     disk: Disk, directory: str, recovered: Recovered, options: OpenOptions
 ) -> list[Segment]:
-    """Replace all segments by an empty one at the log start, which a power loss put behind the log end.
+    """Replace all segments by an empty one at the log start, which is above the log end after a power loss.
 
-    All records were deleted on purpose. What the segments say of producers is kept: an older snapshot alone
-    tells of transactions as open that have ended, see
+    All records were deleted on purpose. What the segments say of producers is kept, because in an older
+    snapshot transactions may be open that have ended since. See
     test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers.
     """
     offset = recovered.log_start_offset
     with suppress(OSError):  # on a full disk a later flush or stop writes one
         recovered.producers.snapshot_now(offset)
-    # Oldest first: those that a crash leaves tell of what came last.
+    # Oldest first: the segments that a crash leaves have the newest state.
     for segment in recovered.segments:
         segment.remove()
     new = Segment.create(disk, directory, offset, options.now_ms, limits=options.config.limits)
@@ -126,7 +130,7 @@ def _begin_at_log_start(
 
 
 def _make_transaction_indexes(segments: list[Segment], options: OpenOptions) -> int:
-    """Make empty files where they may be missing; return from where on every segment has one."""
+    """Create empty index files where they may be missing; return the offset from which on all have one."""
     first_offset = segments[0].base_offset
     for segment in reversed(segments):
         if segment.has_transaction_index:
@@ -134,17 +138,17 @@ def _make_transaction_indexes(segments: list[Segment], options: OpenOptions) -> 
         if segment.size_bytes and (
             options.indexed_from is None or segment.base_offset < options.indexed_from
         ):
-            first_offset = segment.base_offset + 1  # of Apache Kafka, or of Oncelog up to 0.5.0
+            first_offset = segment.base_offset + 1  # written by Apache Kafka, or by Oncelog up to 0.5.0
             break
-        with suppress(OSError):  # a full disk; the next start takes the file for lost
+        with suppress(OSError):  # a full disk: the next start takes the file for lost
             segment.transactions.sync()
     return first_offset if options.indexed_from is None else min(first_offset, options.indexed_from)
 
 
 def _has_lost_aborted(segment: Segment, options: OpenOptions) -> bool:
-    """Return whether a power loss cannot be why the index file of aborted transactions is missing.
+    """Return True if the transaction index is missing and no power loss can be the reason.
 
-    To take it for empty would show aborted records to read_committed readers:
+    To take it for empty would show aborted records to read_committed readers. See
     test_a_lost_index_of_aborted_transactions_is_made_again.
     """
     if options.indexed_from is None or segment.base_offset < options.indexed_from or not segment.size_bytes:
@@ -154,7 +158,7 @@ def _has_lost_aborted(segment: Segment, options: OpenOptions) -> bool:
 
 
 def _sweep(disk: Disk, directory: str) -> list[int]:
-    """Remove what a crash left behind; the base offsets of the segments."""
+    """Remove what a crash left, and return the base offsets of the segments."""
     finish_swaps(disk, directory)
     _finish_drops(disk, directory)
     names = disk.list(directory)
@@ -168,10 +172,10 @@ def _sweep(disk: Disk, directory: str) -> list[int]:
 
 
 def _finish_drops(disk: Disk, directory: str) -> None:
-    """Remove segments that are older than a dropped one; if it was the last, take it back.
+    """Remove the segments that are older than a dropped one; restore that one if it is the newest of all.
 
-    Segments are dropped from the oldest on, and a power loss may lose any of these renames. What is left
-    would have a hole, behind which the log was cut:
+    Segments are dropped from the oldest on, and a power loss may lose any of these renames. The remaining
+    ones would have a hole, after which the log would be cut. See
     test_a_power_loss_amid_deleting_segments_leaves_no_hole.
     """
     names = disk.list(directory)
@@ -182,24 +186,25 @@ def _finish_drops(disk: Disk, directory: str) -> None:
     stems = [name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)]
     bases = [int(stem) for stem in stems if stem.isdecimal()]
     if max(bases, default=-1) < newest:
-        # The segment that was begun behind it is lost, and with it the end of the log.
+        # The segment that was created after it is lost, and with it the end of the log.
         disk.rename(f"{directory}/{dropped[newest]}", f"{directory}/{newest:020d}{LOG_SUFFIX}")
     for base in bases:
         if base < newest:
             for suffix in SUFFIXES:
                 remove_if_exists(disk, f"{directory}/{base:020d}{suffix}")
-    # Before the names that tell of it go.
+    # Before the names that prove the drop are removed.
     disk.sync_directory(directory)
 
 
 def _drop_failed_rolls(
     disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> list[int]:
-    """Remove empty segments that the one before goes past; return the bases of the others.
+    """Remove empty segments whose offsets the previous segment contains; return the bases of the others.
 
-    Oncelog up to 0.5.0 left such a log file where a roll failed. It would hide what the segment before took
-    afterwards, and an unclean start would remove what follows: test_what_a_failed_roll_left_hides_no_records.
-    Only beside an empty segment is anything read, of the one before, and a part between two index entries.
+    Oncelog up to 0.5.0 left such a log file where a roll failed. It would hide the records that the previous
+    segment got afterwards, and an unclean start would remove what follows. See
+    test_what_a_failed_roll_left_hides_no_records. Only the segment before an empty one is read, and of it the
+    part between two index entries.
     """
     kept: list[int] = []
     for base in bases if len(bases) > 1 else ():
@@ -208,8 +213,8 @@ def _drop_failed_rolls(
             if not segment.size_bytes and kept:
                 before = Segment.open(disk, directory, kept[-1], options.now_ms, options.config.limits)
                 try:
-                    if before.goes_past(base):
-                        text = "is empty, and the segment before goes past it: a roll that failed left it"
+                    if before.contains_from(base):
+                        text = "is empty, and the previous segment contains its offset: a failed roll left it"
                         warnings.append(f"{disk.describe(segment.log_path)} {text}; removed")
                         segment.remove()
                         continue
@@ -226,7 +231,7 @@ def _drop_failed_rolls(
 def _open_segments(
     disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> tuple[list[Segment], int | None]:
-    """The segments, and from where producers must be replayed (None: any snapshot will do)."""
+    """Return the segments and the offset to replay producers from (None: any snapshot will do)."""
     segments: list[Segment] = []
     replay_from: int | None = None
     interval = options.config.index_interval_bytes
@@ -235,7 +240,8 @@ def _open_segments(
         segments.append(segment)
         next_base = bases[number + 1] if number + 1 < len(bases) else None
         is_all_sure = next_base is not None and (options.is_clean or next_base <= options.recovery_point)
-        # A flush that ended where the segment did came before the roll, which wrote the rest of its indexes.
+        # Not if the recovery point is the segment's end: that flush came before the roll, which wrote the
+        # rest of the indexes.
         is_index_sure = next_base is not None and (options.is_clean or next_base < options.recovery_point)
         trusted = options.recovery_point
         if _has_lost_aborted(segment, options):
@@ -254,10 +260,9 @@ def _open_segments(
         sure = next_base if next_base is not None and is_all_sure else options.recovery_point
         size_before = segment.size_bytes
         bad = segment.rebuild(trusted, interval, sure, is_whole=is_all_sure)
-        for position in segment.damaged:
-            warnings.append(segment.damage_text(position))
+        warnings.extend(map(segment.damage_text, segment.damaged))
         if replay_from is None:
-            # Later segments lost no more than this one did.
+            # Later segments have lost no more than this one.
             replay_from = segment.transactions_from
         if bad is not None:
             warnings.append(
@@ -268,14 +273,14 @@ def _open_segments(
         has_gap = is_unsynced and segment.end_offset != next_base
         is_lost = has_gap and not _may_be_compacted(segment, options)
         if is_lost:
-            # A power loss can take the end of a segment and leave the next one.
+            # A power loss can take the end of a segment and keep the next one.
             warnings.append(
                 f"offsets {segment.end_offset} to {next_base} are lost, and with them what follows"
             )
         if bad is not None or is_lost:
             _remove_later(disk, directory, bases[number + 1 :], options.now_ms)
-            # A power loss must not bring back a removed segment behind what is appended from now on:
-            # test_what_recovery_removed_stays_removed_after_a_power_loss.
+            # A power loss must not bring back a removed segment after records that are appended from now on.
+            # See test_what_recovery_removed_stays_removed_after_a_power_loss.
             disk.sync_directory(directory)
             break
         if next_base is not None:
@@ -286,9 +291,9 @@ def _open_segments(
 
 
 def _drop_empty_tail(segments: list[Segment], options: OpenOptions, warnings: list[str]) -> bool:
-    """Remove empty segments behind a gap, and return whether there were any.
+    """Remove empty segments after a gap, and return True if there were any.
 
-    Compaction keeps the last batch of what it cleans. Such a gap is a loss, and the log ends before it:
+    Compaction keeps the last batch of a range. So such a gap is a loss, and the log ends before it. See
     test_a_compacted_log_ends_where_its_last_batch_does.
     """
     had_any = False
@@ -305,20 +310,20 @@ def _drop_empty_tail(segments: list[Segment], options: OpenOptions, warnings: li
 
 
 def _may_be_compacted(segment: Segment, options: OpenOptions) -> bool:
-    """Whether compaction may have made the gap behind a segment.
+    """Return True if compaction may have left the gap after a segment.
 
-    Apache Kafka compacts above the recovery point of its checkpoint, and the checkpoint may be lost. To take
-    such a gap for records lost would delete everything that follows:
+    Apache Kafka compacts above the recovery point in its checkpoint, and the checkpoint may be lost. To take
+    such a gap for lost records would delete everything that follows. See
     test_what_compaction_left_is_kept_whatever_the_recovery_point_is.
     """
     return options.config.is_compacted or segment.base_offset < options.cleaned_to or segment.has_gaps
 
 
 def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int]) -> str:
-    """Return what went with a cut: a batch that was being written, or records that were acknowledged."""
+    """Return a text about a cut: it took a batch that was being written, or acknowledged records."""
     text = f"everything from offset {end_offset} on is gone, {cut_bytes} bytes"
     if not later_bases:
-        return f"{text}: a write that was cut off, or acknowledged records that were not synced"
+        return f"{text}: an interrupted write, or acknowledged records that were not synced"
     count = later_bases[-1] - end_offset
     return f"{text} and {len(later_bases)} later segments: at least {count} offsets of acknowledged records"
 
@@ -335,11 +340,11 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
     kept_to = end_offset if gap_offset is None else gap_offset
     producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= kept_to)
     highest = end_offset if replay_from is None else min(replay_from, end_offset)
-    # Not from the log start: deleted records that are still in the file tell of their producers.
+    # Not from the log start: deleted records that are still in the file have their producers' state.
     start, later = segments.first.base_offset, None
     snapshot = producers.snapshots.load_newest(highest, options.now_ms)
     if snapshot is None or snapshot.offset < start:
-        # What was deleted told of producers that a later one still knows.
+        # A later snapshot still has the producers of the deleted segments.
         newest = producers.snapshots.load_newest(end_offset, options.now_ms)
         if newest is not None and newest.offset >= start:
             snapshot, later = None, newest
@@ -353,10 +358,10 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
 
 
 def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
-    """Return where the first gap begins that may be a loss, though `_may_be_compacted` keeps what follows.
+    """Return the offset of the first gap that may be a loss, although `_may_be_compacted` keeps what follows.
 
-    A snapshot behind it may tell of batches and markers that are gone: of a transaction as committed that an
-    abort has ended since. See test_a_snapshot_behind_a_gap_tells_of_no_lost_marker.
+    A snapshot after the gap may include batches and markers that are lost. A transaction may be committed
+    there that an abort has ended since. See test_a_snapshot_behind_a_gap_tells_of_no_lost_marker.
     """
     if options.is_clean:
         return None
@@ -370,18 +375,18 @@ def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
 
 
 def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -> None:
-    """`knows_all`: nothing that was deleted is missing, so that lost snapshots can be made again."""
-    known = set(recovered.producers.snapshots.offsets())
+    """Replay the batches from `start` on; with `knows_all`, write lost snapshots again."""
+    existing = set(recovered.producers.snapshots.offsets())
     for segment in recovered.segments.from_offset(start):
-        if knows_all and segment.base_offset > start and segment.base_offset not in known:
-            _snapshot_again(recovered.producers, segment.base_offset)
-        told = set(segment.damaged)
+        if knows_all and segment.base_offset > start and segment.base_offset not in existing:
+            _rewrite_snapshot(recovered.producers, segment.base_offset)
+        reported = set(segment.damaged)
         position = segment.index.position_for(max(start - segment.base_offset, 0))
         if position and not segment.is_batch_at(position):
-            position = 0  # the index is damaged, or the batch
+            position = 0  # the index or the batch is damaged
         for block in segment.header_blocks(position):
             _replay_block(recovered, segment, block, start, now_ms)
-        for damaged in sorted(set(segment.damaged) - told):
+        for damaged in sorted(set(segment.damaged) - reported):
             recovered.warnings.append(segment.damage_text(damaged))
         segment.file.release_handle()
 
@@ -398,7 +403,7 @@ def _replay_block(
             recovered.leader_epochs, epoch, int(rows["base_offset"][rows["leader_epoch"] == epoch][0])
         )
     if (rows["attributes"] & (CONTROL_BIT | TRANSACTIONAL_BIT)).any():
-        _replay_each(recovered, segment, block, start, now_ms)
+        _replay_batches(recovered, segment, block, start, now_ms)
     else:
         recovered.producers.replay_plain(
             rows, now_ms, lambda index: _is_whole(segment, rows[index], int(ends[index]))
@@ -406,10 +411,10 @@ def _replay_block(
 
 
 def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
-    """Check the batch of a header that ends at a position, unless a rebuild has; note it as damaged if not.
+    """Return True if the batch that ends at a position has a valid checksum; otherwise note the damage.
 
-    A flipped bit in a header would make a producer's next batch a duplicate, or be refused:
-    test_a_damaged_header_tells_nothing_of_producers.
+    Because of a flipped bit in a header, a producer's next batch could count as a duplicate or be rejected.
+    See test_a_damaged_header_tells_nothing_of_producers.
     """
     if segment.transactions_from is not None and row["base_offset"] >= segment.transactions_from:
         return True
@@ -420,15 +425,18 @@ def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
     return False
 
 
-def _replay_each(recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int) -> None:
-    """Transactions depend on every batch, and markers on what is in them.
+def _replay_batches(
+    recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int
+) -> None:
+    """Replay a block batch by batch: transactions depend on every batch and on the content of markers.
 
-    What a checksum refutes opens and ends no transaction, and stops no start. The batch's readers are told.
+    A batch with a wrong checksum starts and ends no transaction, and does not stop the start. Its readers get
+    an error.
     """
     noted_from = segment.transactions_from
     for found in scan(segment.file, block.position, block.end, limits=segment.limits):
         if isinstance(found, BadBatch):
-            break  # the last one of the block, when its length is what is damaged
+            break  # the last one of the block, if its length is damaged
         header = found.header
         if header.last_offset < start:
             continue
@@ -443,12 +451,12 @@ def _replay_each(recovered: Recovered, segment: Segment, block: HeaderBlock, sta
             segment.transactions.append(aborted)
 
 
-def _snapshot_again(producers: PartitionProducers, base_offset: int) -> None:
-    """The snapshot of a roll was lost: without it the segments before could not be deleted safely."""
+def _rewrite_snapshot(producers: PartitionProducers, base_offset: int) -> None:
+    """Write the lost snapshot of a roll again; without it, earlier segments could not be deleted safely."""
     try:
         producers.snapshot_now(base_offset)
     except OSError:
-        pass  # on a full disk the partition opens all the same; deleting takes a snapshot of its own
+        pass  # on a full disk the partition opens without it; a deletion takes its own snapshot
 
 
 def _note_epoch(epochs: list[tuple[int, int]], epoch: int, offset: int) -> None:

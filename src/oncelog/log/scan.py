@@ -1,4 +1,4 @@
-"""Walk a log file batch by batch, in bounded memory."""
+"""Read a log file batch by batch, in bounded memory, and find the way past damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header, verify_crc
 from oncelog.wire.header import LOG_OVERHEAD_BYTES, MAGIC
 
-# Of larger batches only the headers are read, if no more is wanted.
+# Of larger batches only the headers are read, if no more is needed.
 _LARGE_BYTES = 1 << 13
 
 HEADERS = np.dtype(
@@ -33,16 +33,16 @@ HEADERS = np.dtype(
         ("records_count", ">i4"),
     ]
 )
-"""A batch header as a row of columns."""
+"""A batch header as a row of a NumPy array."""
 _LENGTH, _LENGTH_POSITION = struct.Struct(">i"), 8
 BASE_AND_LENGTH = struct.Struct(">qi")
 _MAGIC, _MAGIC_POSITION = bytes([MAGIC]), 16
 _MAX_OFFSETS = 1 << 31
-"""Of one segment: indexes hold offsets as 32-bit distances from its first one."""
+"""The offsets of one segment: indexes store them as 32-bit distances from its base offset."""
 
 
 class FoundBatch(NamedTuple):
-    """`data` is a view that holds the whole batch at `data_position`, valid until the next step."""
+    """A batch in a log file, whole at `data_position` of `data` until the next step of the scan."""
 
     position: int
     header: BatchHeader
@@ -50,19 +50,19 @@ class FoundBatch(NamedTuple):
     data_position: int
 
     def bytes(self) -> memoryview:
-        """The batch alone."""
+        """Return the bytes of the batch alone."""
         return self.data[self.data_position : self.data_position + self.header.size_bytes]
 
 
 class BadBatch(NamedTuple):
-    """The bytes from `position` on are no batch; `reason` says why."""
+    """Bytes that are no batch, from `position` on. `reason` says why."""
 
     position: int
     reason: str
 
 
 class Readable(Protocol):
-    """A log file as it is scanned: log.disk.File, or a file of an audit."""
+    """A log file that can be scanned: `oncelog.log.disk.File`, or a file of an audit."""
 
     def pread(self, size: int, position: int) -> bytes: ...
 
@@ -76,14 +76,14 @@ def scan(
     max_batch_bytes: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[FoundBatch | BadBatch]:
-    """Batches from `position` to `end`; a BadBatch is the last item and means a torn or damaged tail.
+    """Yield the batches from `position` to `end`. A BadBatch ends the scan: a torn or damaged tail.
 
-    `verify` also checks each checksum. `max_batch_bytes` None: any size that fits the file.
+    `verify` also checks each checksum. `max_batch_bytes` None allows any size that fits the file.
     """
     chunk, chunk_position, view = b"", position, memoryview(b"")
-    # Who looks for one batch needs little; who goes on, much.
-    most_bytes = limits.scan_chunk_bytes
-    chunk_bytes = most_bytes if verify else limits.scan_first_chunk_bytes
+    # The first read is small, for a search of one batch; the next ones grow.
+    max_bytes = limits.scan_chunk_bytes
+    chunk_bytes = max_bytes if verify else limits.scan_first_chunk_bytes
     while position < end:
         if position + HEADER_BYTES > end:
             yield BadBatch(position, f"{end - position} bytes are too few for a batch header")
@@ -91,7 +91,7 @@ def scan(
         start = position - chunk_position
         if start + HEADER_BYTES > len(chunk):
             chunk, chunk_position, start = file.pread(min(chunk_bytes, end - position), position), position, 0
-            chunk_bytes, view = min(4 * chunk_bytes, most_bytes), memoryview(chunk)
+            chunk_bytes, view = min(4 * chunk_bytes, max_bytes), memoryview(chunk)
         try:
             header = read_header(chunk, start)
         except BrokerError as error:
@@ -102,9 +102,9 @@ def scan(
             yield BadBatch(position, f"the batch claims {size} bytes, {end - position} are there")
             return
         if start + size > len(chunk):
-            wanted = min(max(chunk_bytes, size), end - position)
-            chunk, chunk_position, start = file.pread(wanted, position), position, 0
-            chunk_bytes, view = min(4 * chunk_bytes, most_bytes), memoryview(chunk)
+            read_bytes = min(max(chunk_bytes, size), end - position)
+            chunk, chunk_position, start = file.pread(read_bytes, position), position, 0
+            chunk_bytes, view = min(4 * chunk_bytes, max_bytes), memoryview(chunk)
         if verify and not verify_crc(chunk, start, size):
             yield BadBatch(position, f"the checksum of the batch at offset {header.base_offset} is wrong")
             return
@@ -115,7 +115,7 @@ def scan(
 def find_behind(
     file: Readable, position: int, end: int, offset: int, limits: Limits = DEFAULT_LIMITS
 ) -> int | None:
-    """Where a log goes on behind a damage at a position, which holds `offset`; None without a whole batch."""
+    """Return where the log continues after damage at a position that holds `offset`; None if nowhere."""
     claimed = file.pread(_LENGTH.size, position + _LENGTH_POSITION)
     length: int = _LENGTH.unpack(claimed.ljust(_LENGTH.size, b"\0"))[0]
     claimed_end = position + length + LOG_OVERHEAD_BYTES
@@ -129,33 +129,33 @@ def find_behind(
 
 
 def find_batch(
-    file: Readable, position: int, end: int, least_offset: int, limits: Limits = DEFAULT_LIMITS
+    file: Readable, position: int, end: int, min_offset: int, limits: Limits = DEFAULT_LIMITS
 ) -> int | None:
-    """Where, from a position on, a batch begins that is whole; None without one.
+    """Return the position of the first whole batch from a position on, None without one.
 
-    It may be the value of a record. Only to find the way behind a damage: it looks at every byte.
+    It may be the value of a record. Use it only to find the way past damage: it looks at every byte.
     """
     while position + HEADER_BYTES <= end:
         chunk = file.pread(min(limits.scan_chunk_bytes, end - position), position)
-        at = chunk.find(_MAGIC, _MAGIC_POSITION)
-        while at >= 0:
-            begin = position + at - _MAGIC_POSITION
-            base_offset, length = BASE_AND_LENGTH.unpack_from(chunk, at - _MAGIC_POSITION)
-            # Without the upper bound chance finds a "batch" of half the file every few kilobytes, to be read.
-            is_in_segment = 0 <= base_offset - least_offset < _MAX_OFFSETS
+        index = chunk.find(_MAGIC, _MAGIC_POSITION)
+        while index >= 0:
+            begin = position + index - _MAGIC_POSITION
+            base_offset, length = BASE_AND_LENGTH.unpack_from(chunk, index - _MAGIC_POSITION)
+            # Without the upper bound, random bytes look like a batch of half the file every few kilobytes.
+            is_in_segment = 0 <= base_offset - min_offset < _MAX_OFFSETS
             if is_in_segment and 0 < length <= end - begin - LOG_OVERHEAD_BYTES:
                 found = next(
                     scan(file, begin, begin + length + LOG_OVERHEAD_BYTES, verify=True, limits=limits), None
                 )
                 if isinstance(found, FoundBatch):
                     return begin
-            at = chunk.find(_MAGIC, at + 1)
+            index = chunk.find(_MAGIC, index + 1)
         position += max(len(chunk) - _MAGIC_POSITION, 1)
     return None
 
 
 class HeaderBlock(NamedTuple):
-    """The headers, 61 bytes each, of the batches from `position` to below `end`."""
+    """The headers of the batches from `position` to below `end`, 61 bytes each."""
 
     position: int
     end: int
@@ -163,7 +163,7 @@ class HeaderBlock(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes that hold no whole batch, from `position` to below `end`, where the log goes on."""
+    """Bytes that hold no whole batch, from `position` to below `end`, where the log continues."""
 
     position: int
     end: int
@@ -172,14 +172,14 @@ class Damage(NamedTuple):
 def scan_headers_past_damage(
     file: Readable, position: int, end: int, base_offset: int, limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[HeaderBlock | Damage]:
-    """Headers of the batches of a segment or a part of it, and what of it is damaged, in their order.
+    """Yield the headers of the batches of a segment or a part of it, and its damage, in order.
 
-    Checksums are looked at only where something is wrong. The bytes of a `Damage` may begin with a batch of
-    the block before it, of which only the length is wrong.
+    Checksums are verified only where something is wrong. The bytes of a `Damage` may begin with a batch of
+    the block before it, if only the length of that batch is wrong.
     """
     reached = base_offset
     while position < end:
-        last: int | None = None  # where the last batch begins that seems to be one
+        last: int | None = None  # where the last plausible batch begins
         for block in scan_headers(file, position, end, limits):
             rows = _believed(block, base_offset)
             if len(rows):
@@ -194,16 +194,16 @@ def scan_headers_past_damage(
             return
         begin, offset = position, reached
         if last is not None and not _is_whole(file, last, position):
-            begin, offset = last, reached - 1  # its length leads to nowhere
-        # That may be before the end that a damaged length claims.
+            begin, offset = last, reached - 1  # its length is wrong
+        # This may be before the end that a damaged length claims.
         position = find_behind(file, begin, end, offset, limits) or end
         yield Damage(begin, position)
 
 
 def _believed(block: HeaderBlock, base_offset: int) -> np.ndarray:
-    """The first headers of a block, as rows, up to one that is none of a segment with this base offset.
+    """Return the headers of a block, as rows, up to the first one that cannot belong to this segment.
 
-    Offsets that do not grow are no reason to pass over all that follows: no checksum guards a base offset.
+    Offsets that do not grow are no reason to skip all that follows: no checksum covers a base offset.
     """
     rows = np.frombuffer(block.headers, HEADERS)
     distances = rows["base_offset"].astype(np.int64) - base_offset
@@ -219,9 +219,10 @@ def _is_whole(file: Readable, position: int, end: int) -> bool:
 def scan_headers(
     file: Readable, position: int, end: int, limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[HeaderBlock]:
-    """Headers of the batches from `position` to `end`, thousands at a time; nothing else is read or checked.
+    """Yield the headers of the batches from `position` to `end`, thousands at a time.
 
-    What is no batch ends it; the caller sees that `end` was not reached.
+    Nothing else is read or checked. Bytes that are no batch end the scan; the caller sees that `end` was not
+    reached.
     """
     chunk, chunk_position, size, length_at = b"", position, 0, _LENGTH.unpack_from
     block: list[bytes] = []
@@ -229,8 +230,8 @@ def scan_headers(
     while position + HEADER_BYTES <= end:
         start = position - chunk_position
         if start + HEADER_BYTES > len(chunk):
-            wanted = limits.scan_chunk_bytes if size <= _LARGE_BYTES else HEADER_BYTES
-            chunk, chunk_position, start = file.pread(min(wanted, end - position), position), position, 0
+            read_bytes = limits.scan_chunk_bytes if size <= _LARGE_BYTES else HEADER_BYTES
+            chunk, chunk_position, start = file.pread(min(read_bytes, end - position), position), position, 0
         (length,) = length_at(chunk, start + _LENGTH_POSITION)
         size = length + LOG_OVERHEAD_BYTES
         if size < HEADER_BYTES or position + size > end:

@@ -1,4 +1,4 @@
-"""One segment: a run of batches in a file, named by the first offset it may hold, and its indexes.
+"""One segment: a log file of batches, named by the first offset it may hold, and its indexes.
 
 Source: Kafka's LogSegment.
 """
@@ -34,16 +34,16 @@ SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX)
 
 
 def file_name(offset: int, suffix: str) -> str:
-    """Kafka's names: the offset as 20 decimal digits."""
+    """Return a file name as Kafka does: the offset as 20 decimal digits, and the suffix."""
     return f"{offset:020d}{suffix}"
 
 
 class Segment:
-    """Batches of offsets from `base_offset` to below `end_offset`, in `size_bytes` bytes of file.
+    """The batches with offsets from `base_offset` to below `end_offset`, in `size_bytes` bytes of a file.
 
-    `max_timestamp_ms` and `max_timestamp_offset` (last offset of its batch) are -1 in an empty one;
-    `first_timestamp_ms` is that of the first batch, None without one. `transactions_from` after a
-    rebuild: aborted transactions ending at or after it must be noted again; None when nothing was lost.
+    `max_timestamp_ms` and `max_timestamp_offset` (the last offset of its batch) are -1 in an empty segment.
+    `first_timestamp_ms` is that of the first batch, None without one. `transactions_from` is set by
+    `rebuild`: transactions that were aborted at or after it must be indexed again; None if nothing was lost.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Segment:
         self._unindexed_bytes = 0
         self._needs_cut = False
         self._is_removed = False
-        self._doubtful: tuple[int, int] | None = None
+        self._unverified: tuple[int, int] | None = None
         self.is_index_synced = False
-        """True for a closed segment whose offset and time index survive a power loss."""
+        """True for a closed segment whose offset and time indexes survive a power loss."""
         self._is_time_sure = True
         self.has_gaps = False
-        """True if offsets are missing among the batches that were read: the segment was compacted."""
+        """True if offsets are missing between the batches that were read: the segment was compacted."""
         self.damaged: dict[int, int] = {}
-        """Positions of batches that are bad though synced, and where the log goes on."""
+        """Positions of synced batches that are damaged, and where the log continues after each."""
 
     @classmethod
     def create(
@@ -99,17 +99,17 @@ class Segment:
         ending: str = "",
         limits: Limits = DEFAULT_LIMITS,
     ) -> Segment:
-        """A new empty segment; what a failed attempt left under its name is cut away.
+        """Create an empty segment, and truncate what a failed attempt left under its name.
 
-        `ending` comes after each file's name, for a segment that is to take another's place.
+        `ending` follows each file name, for a segment that will replace others.
         """
         stem = f"{directory}/{base_offset:020d}"
-        # An empty index of aborted transactions, too: a start can then tell a lost one from none.
+        # An empty transaction index, too, so that a start can tell a lost one from none.
         for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
             remove_if_exists(disk, f"{stem}{suffix}{ending}")
             disk.open(f"{stem}{suffix}{ending}", create=True).close()
-        # Last, for a start takes its name for the end of the segment before. If this fails, that one may
-        # grow past it. See test_a_segment_that_could_not_be_made_ends_no_log.
+        # Last, because a start takes its name for the end of the previous segment. If this fails, that
+        # segment may grow past it. See test_a_segment_that_could_not_be_made_ends_no_log.
         file = disk.open(f"{stem}{LOG_SUFFIX}{ending}", create=True)
         try:
             if file.size():
@@ -123,7 +123,7 @@ class Segment:
     def open(
         cls, disk: Disk, directory: str, base_offset: int, now_ms: int, limits: Limits = DEFAULT_LIMITS
     ) -> Segment:
-        """The log file alone; call `load_closed`, `load_indexes` or `rebuild` before use."""
+        """Open the log file alone. Call `load_closed`, `load_indexes` or `rebuild` before use."""
         file = disk.open(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}")
         return cls(disk, directory, base_offset, file, file.size(), now_ms, limits=limits)
 
@@ -133,7 +133,7 @@ class Segment:
 
     @property
     def has_transaction_index(self) -> bool:
-        """True if there is a file of aborted transactions; Apache Kafka makes it with the first entry."""
+        """True if the file of aborted transactions exists; Apache Kafka creates it with the first entry."""
         return self._disk.exists(self._path(TXN_SUFFIX))
 
     @property
@@ -158,9 +158,9 @@ class Segment:
         return self._times
 
     def load_closed(self, next_base_offset: int, index_interval_bytes: int) -> None:
-        """A synced segment that ends where the next begins: read its last time entry and no more.
+        """Load a synced segment that ends where the next one begins, by its last time entry alone.
 
-        The indexes are read when they are first needed. Raises StorageError as `load_indexes`.
+        The indexes are read when they are first needed. Raises StorageError as `load_indexes` does.
         """
         if not self._disk.exists(self._path(INDEX_SUFFIX)):
             raise StorageError(f"{self._disk.describe(self._path(INDEX_SUFFIX))} is missing")
@@ -177,7 +177,7 @@ class Segment:
         self.is_index_synced = True
 
     def _load_late(self) -> None:
-        """Indexes of a closed segment; unreadable ones are made again in memory."""
+        """Load the indexes of a closed segment; rebuild unreadable ones in memory."""
         end_offset, largest = self.end_offset, (self.max_timestamp_ms, self.max_timestamp_offset)
         try:
             self._index, self._times = self._read_offset_index(), self._read_time_index()
@@ -185,7 +185,7 @@ class Segment:
             self._index, self._times = self._empty_indexes()
             self._walk_from_index(self._interval_bytes, verify=False)
             if largest[0] > self.max_timestamp_ms:
-                # The walk ends at a damage. Retention must not take what is behind it for older:
+                # The walk ends at damage. Retention must not take the records after it for older ones. See
                 # test_an_index_made_again_up_to_a_damage_keeps_the_largest_time.
                 self.max_timestamp_ms, self.max_timestamp_offset = largest
         self.end_offset = end_offset
@@ -193,20 +193,18 @@ class Segment:
     def load_indexes(self, index_interval_bytes: int) -> None:
         """Read the index files and the few batches after the last entry.
 
-        Raises StorageError when a file is missing or does not fit; then `rebuild`.
+        Raises StorageError if a file is missing or does not fit the log; then call `rebuild`.
         """
         self._index, self._times = self._read_offset_index(), self._read_time_index()
         self.transactions = self._read_transaction_index()
         if (bad := self._walk_from_index(index_interval_bytes, verify=False)) is not None:
             raise StorageError(f"{self._describe(bad.position)}: {bad.reason}")
         if (last := self.times.last()) is not None and self.base_offset + last[1] >= self.end_offset:
-            raise StorageError(
-                f"{self._disk.describe(self.times.path)} tells of offsets behind the log's end"
-            )
+            raise StorageError(f"{self._disk.describe(self.times.path)} has offsets above the end of the log")
         self.file.release_handle()
 
-    def goes_past(self, offset: int) -> bool:
-        """Return whether a whole batch holds this offset or a later one. The segment need not be loaded."""
+    def contains_from(self, offset: int) -> bool:
+        """Return True if a whole batch holds this offset or a later one. Works before loading."""
         try:
             position = self._read_offset_index().position_for(max(offset - self.base_offset, 0))
         except StorageError:
@@ -223,12 +221,14 @@ class Segment:
     def rebuild(
         self, trusted_offset: int, index_interval_bytes: int, sure_offset: int = 0, *, is_whole: bool = False
     ) -> BadBatch | None:
-        """Check every batch from `trusted_offset` on and index it again; cut the file at the first bad one.
+        """Check and index every batch from `trusted_offset` on; cut the file at the first bad one.
 
-        Nothing below `trusted_offset` (already on disk for sure) is read again, as far as the index
-        reaches; an offset at or below the base trusts nothing. Afterwards `transactions_from` is set.
-        Below `sure_offset` all was synced: what is bad there is a damage and no torn tail. It stays, for its
-        readers to be told, and so does what follows; `is_whole`: up to there. Returns what was cut.
+        Batches below `trusted_offset` are durable and are not read again, as far as the index reaches. An
+        offset at or below the base trusts nothing. Sets `transactions_from`, and returns what was cut.
+
+        A bad batch above `sure_offset` is a torn tail. Below it everything was synced, so a bad batch is
+        damage: it stays, so that its readers get an error, and later batches stay, too. See
+        test_damage_below_the_recovery_point_is_no_torn_tail. With `is_whole`, the whole segment was synced.
         """
         self._load_trusted(trusted_offset)
         if is_whole:
@@ -238,14 +238,15 @@ class Segment:
             self._write_indexes_again()
         else:
             self._make_missing_files()
-        # A start may check thousands: test_a_start_needs_few_descriptors_however_many_segments_it_checks.
+        # A start may check thousands. See
+        # test_a_start_needs_few_descriptors_however_many_segments_it_checks.
         self.file.release_handle()
         return bad
 
     def _make_missing_files(self) -> None:
-        """Make the files of indexes without entries, whose names a power loss took.
+        """Create the files of indexes without entries, whose names a power loss took.
 
-        A clean stop writes no entries to them, and the start after it would report them as missing:
+        A clean stop writes no entries to them, and the next start would report them as missing. See
         test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report.
         """
         with suppress(OSError):  # a full disk; the next flush tries again
@@ -254,22 +255,22 @@ class Segment:
                     self._disk.open(index.path, create=True).close()
 
     def forget_lost_markers(self) -> None:
-        """Drop index entries of aborted transactions whose markers are behind the log's end.
+        """Drop the index entries of aborted transactions whose markers are above the end of the log.
 
-        A log may have lost what was synced, and its offsets are given again. Such an entry would hide them:
-        test_a_log_that_lost_its_synced_end_hides_no_new_records.
+        A log may have lost synced records, and their offsets are assigned again. Such an entry would hide the
+        new records. See test_a_log_that_lost_its_synced_end_hides_no_new_records.
         """
         entries = self.transactions.entries
         if entries and entries[-1].last_offset >= self.end_offset:
             self.transactions.cut_below(self.end_offset)
 
     def _hold_indexes_back(self) -> None:
-        """The next start takes the files of a synced segment as they are: none may be there in part."""
+        """Remove the offset index and hold back writes, because a start trusts a synced segment's indexes."""
         remove_if_exists(self._disk, self.index.path)
         self.index.holds_back = self.times.holds_back = True
 
     def _write_indexes_again(self) -> None:
-        """The offset index last: without it the next start makes both again."""
+        """Write both indexes, the offset index last: without it, the next start rebuilds both."""
         self._note_time()
         self.index.holds_back = self.times.holds_back = False
         with suppress(OSError):  # a full disk; the next flush tries again
@@ -290,21 +291,21 @@ class Segment:
             if follower == self.size_bytes:
                 self.end_offset = sure_offset
                 return None
-            self._unindexed_bytes = index_interval_bytes + 1  # who reads on from there needs an entry
+            self._unindexed_bytes = index_interval_bytes + 1  # readers after the damage need an entry
             bad = self._walk(follower, index_interval_bytes, verify=True)
         if bad is not None:
             self.cut(bad.position)
         return bad
 
     def behind(self, position: int, offset: int) -> int | None:
-        """Where the log goes on behind a damage, which holds `offset`; None if there is nothing whole."""
+        """Return where the log continues after damage that holds `offset`, None if nowhere."""
         return find_behind(self.file, position, self.size_bytes, offset, self.limits)
 
     def header_blocks(self, position: int) -> Iterator[HeaderBlock]:
-        """Headers from a batch's position on, past every damage; adds what is found of it to `damaged`.
+        """Yield headers from a batch's position on, past all damage, which is added to `damaged`.
 
-        Only `rebuild` looks at every checksum, and above what it trusts alone. Other readers may meet damage:
-        test_a_start_takes_any_flipped_bit_below_the_recovery_point.
+        Only `rebuild` verifies every checksum, and only above its trusted offset. So other readers may meet
+        damage. See test_a_start_takes_any_flipped_bit_below_the_recovery_point.
         """
         for begin, end in self.whole_parts(position):
             for found in scan_headers_past_damage(self.file, begin, end, self.base_offset, self.limits):
@@ -314,12 +315,12 @@ class Segment:
                     self.damaged[found.position] = found.end
 
     def is_batch_at(self, position: int) -> bool:
-        """Whether a batch seems to begin there, as an index says."""
+        """Return True if a batch seems to begin at a position, as an index says."""
         found = next(scan(self.file, position, self.size_bytes, limits=self.limits), None)
         return isinstance(found, FoundBatch)
 
     def whole_parts(self, position: int) -> Iterator[tuple[int, int]]:
-        """From a position on, where to and where from again: all but what is known to be damaged."""
+        """Yield the (begin, end) ranges from a position on that are not known to be damaged."""
         for begin, end in sorted(self.damaged.items()):
             if position < begin:
                 yield position, begin
@@ -337,23 +338,23 @@ class Segment:
             self.transactions = self._read_transaction_index()
         except StorageError:
             self.transactions_from = self.base_offset
-            self.transactions.is_unsynced = True  # so that recovery replaces the file, also without entries
+            self.transactions.is_unsynced = True  # so that recovery replaces the file, even without entries
         self.transactions.cut_below(self.transactions_from)
-        self.index.write_again()
-        self.times.write_again()
+        self.index.rewrite_all()
+        self.times.rewrite_all()
 
     def _trusted_indexes(self, trusted_offset: int) -> tuple[OffsetIndex, TimeIndex]:
         try:
             if trusted_offset > self.base_offset:
                 index, times = self._read_offset_index(), self._read_time_index()
-                # A crash may have kept more of one file than of the other, and time entries are not at
-                # equal distances: only up to the last of them it is sure that none is missing.
+                # A crash may have kept more of one file than of the other. Time entries have no fixed
+                # distance, so only up to the last of them it is certain that none is missing.
                 last = times.last_below(trusted_offset - self.base_offset)
                 index.cut(index.count_below(0 if last is None else last + 1))
                 self._check_last_entry(index)
                 return index, times
         except StorageError:
-            pass  # an unreadable index is made again from the log
+            pass  # an unreadable index is rebuilt from the log
         return self._empty_indexes()
 
     def _read_offset_index(self) -> OffsetIndex:
@@ -383,7 +384,7 @@ class Segment:
             raise StorageError(f"{self._describe(last[1])}: the index points at no batch")
 
     def _walk_from_index(self, index_interval_bytes: int, *, verify: bool) -> BadBatch | None:
-        """Note the batches from the last index entry on, as appending them did."""
+        """Index the batches from the last index entry on, as their appends did."""
         self.first_timestamp_ms = self._read_first_timestamp()
         self.max_timestamp_ms = self.max_timestamp_offset = -1
         self.end_offset, self._unindexed_bytes = self.base_offset, 0
@@ -421,7 +422,7 @@ class Segment:
             self.has_gaps = True
 
     def _note_first_indexed(self, header: BatchHeader) -> None:
-        """The batch that the last index entry names: its entry is there already."""
+        """Note the batch of the last index entry, which needs no entry any more."""
         self.end_offset = header.last_offset + 1
         self._unindexed_bytes = header.size_bytes
         if header.max_timestamp_ms > self.max_timestamp_ms:
@@ -429,11 +430,11 @@ class Segment:
 
     @property
     def is_first_timestamp_known(self) -> bool:
-        """True unless the segment was opened as it is, without a look at its batches."""
+        """False if the segment was opened without reading its batches."""
         return self._is_first_read or self.first_timestamp_ms is not None or not self.size_bytes
 
     def read_first_timestamp(self) -> None:
-        """Read the time of the first batch of a segment that was opened as it is. Raises OSError."""
+        """Read the timestamp of the first batch. Raises OSError."""
         self.first_timestamp_ms, self._is_first_read = self._read_first_timestamp(), True
 
     def _read_first_timestamp(self) -> int | None:
@@ -443,13 +444,13 @@ class Segment:
         return found.header.max_timestamp_ms
 
     def fits(self, last_offset: int) -> bool:
-        """Whether an offset can be written relative to the base."""
+        """Return True if the indexes can store an offset relative to the base."""
         return last_offset - self.base_offset <= self.limits.max_relative_offset
 
     def is_full(
         self, size_bytes: int, last_offset: int, max_timestamp_ms: int, config: LogConfig, now_ms: int
     ) -> bool:
-        """Whether a batch that would end at `last_offset` needs a new segment (LogSegment.shouldRoll)."""
+        """Return True if a batch that ends at `last_offset` needs a new segment (LogSegment.shouldRoll)."""
         if self.size_bytes == 0:
             return not self.fits(last_offset)
         if self.first_timestamp_ms is not None:
@@ -466,8 +467,7 @@ class Segment:
     def append(self, data: Buffer, last_offset: int, max_timestamp_ms: int, config: LogConfig) -> None:
         """Write a stamped batch and index it.
 
-        On OSError the segment is as it was: the file is cut back now or, failing that, before the next
-        append.
+        After an OSError the segment is unchanged: the file is cut back now, or before the next append.
         """
         self.cut_failed_write()
         position = self.size_bytes
@@ -490,9 +490,9 @@ class Segment:
             )
 
     def cut_failed_write(self) -> None:
-        """Remove what a failed write left behind the end, if that is still to be done. Raises OSError.
+        """Remove the bytes of a failed write after the end, if they are still there. Raises OSError.
 
-        No segment may be begun behind it: a start cuts the log there, with all that follows. Guarded by
+        No segment may be created before that: a start would cut the log there, with all that follows. See
         test_a_write_that_could_not_be_undone_ends_no_log.
         """
         if self._needs_cut:
@@ -502,7 +502,7 @@ class Segment:
     def _note(
         self, position: int, size: int, last_offset: int, max_timestamp_ms: int, index_interval_bytes: int
     ) -> bool:
-        """Take a written batch into account; whether it got an index entry."""
+        """Update the state for a written batch; return True if it got an index entry."""
         if max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms, self.max_timestamp_offset = max_timestamp_ms, last_offset
         self.end_offset = last_offset + 1
@@ -520,19 +520,19 @@ class Segment:
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """For retention and compaction: that of its records or, without any, when the file was written."""
+        """The largest timestamp for retention and compaction; without one, the time of the last write."""
         if self.max_timestamp_ms >= 0:
             return self.max_timestamp_ms
         try:
             return self._disk.modified_ms(self.log_path)
         except OSError:
-            return self.created_ms  # no reason to delete anything
+            return self.created_ms  # not a reason to delete anything
 
     def confirm_times(self) -> Iterator[None]:
-        """Make sure that no batch is younger than the time index says, a block of headers a step.
+        """Verify that no batch is younger than the time index says, a block of headers in each step.
 
-        Oncelog up to 0.4.1 lost the last entries of closed segments after a kill. Called before records are
-        deleted by time: test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1.
+        Called before records are deleted by time, because Oncelog up to 0.4.1 lost the last entries of closed
+        segments after a kill. See test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1.
         Raises OSError.
         """
         if self._is_time_sure:
@@ -544,7 +544,7 @@ class Segment:
             noted_offset = self.base_offset + last[1]
         largest_ms = self.max_timestamp_ms
         if not self.is_batch_at(position):
-            position = 0  # the index is damaged, or the batch
+            position = 0  # the index or the batch is damaged
         for block in self.header_blocks(position):
             rows = np.frombuffer(block.headers, HEADERS)
             row = rows[int(rows["max_timestamp_ms"].argmax())]
@@ -555,30 +555,30 @@ class Segment:
         self._is_time_sure = True
         if self.max_timestamp_ms > largest_ms:
             self._note_time()
-            with suppress(OSError):  # a full disk; the next start looks again
+            with suppress(OSError):  # a full disk: the next start verifies again
                 self.times.write_pending(sync=True)
 
     def note_last_time(self) -> None:
-        """Append the time entry that ends a closed segment's index: look-ups and retention go by it."""
+        """Append the last time entry of a closed segment, which look-ups and retention use."""
         self._note_time()
 
     def finish(self) -> None:
-        """The last time entry, and every entry into its file: at a roll or on closing."""
+        """Append the last time entry and write all index entries: at a roll or on closing."""
         self._note_time()
         self.index.write_pending()
         self.times.write_pending()
         self.transactions.write_pending()
-        self.transactions.give_room_back()
+        self.transactions.truncate_reserved()
 
     def keep_indexes_in_memory(self) -> None:
-        """Neither read nor write the files of both indexes from here on: their names are another's."""
+        """Stop using the files of both indexes, because their names will belong to another segment."""
         self.index.holds_back = self.times.holds_back = self.is_index_synced = True
 
     def give_up_indexes(self) -> None:
-        """Delete the offset and time index of a segment that is to be deleted. Raises OSError.
+        """Delete the offset and time indexes of a segment that will be deleted. Raises OSError.
 
-        That makes room on a full disk, and no flush need write them. A start that meets the segment makes all
-        its indexes again. The directory must be synced before the recovery point passes the segment.
+        That makes room on a full disk, and no flush needs to write them. A start that finds the segment
+        rebuilds its indexes. The directory must be synced before the recovery point passes the segment.
         """
         for suffix in (INDEX_SUFFIX, TIME_SUFFIX):
             remove_if_exists(self._disk, self._path(suffix))
@@ -588,18 +588,18 @@ class Segment:
         self.is_index_synced = True
 
     def sync(self, *, is_active: bool) -> None:
-        """fdatasync. Indexes of the active segment wait until it is finished: they can be rebuilt.
+        """Sync the log (fdatasync). The indexes of the active segment are synced when it is closed.
 
-        Aborted transactions cannot be rebuilt below the recovery point, so they go with the log.
+        Aborted transactions cannot be rebuilt below the recovery point, so they are synced with the log.
         """
         if self._is_removed:
-            return  # by the retention of the thread that appends, while this one began to flush
+            return  # by retention, in the thread that appends, after this flush began
         try:
             if self.transactions.is_unsynced:
                 self.transactions.sync()
-            if self._doubtful is not None:
-                self.file.rewrite(*self._doubtful)
-                self._doubtful = None
+            if self._unverified is not None:
+                self.file.rewrite(*self._unverified)
+                self._unverified = None
             self.file.sync()
             if not is_active and not self.is_index_synced:
                 self._sync_indexes()
@@ -608,17 +608,17 @@ class Segment:
                 raise
 
     def doubt(self, from_offset: int) -> None:
-        """Write what is stored from an offset on once more with the next sync.
+        """Write the bytes from an offset on again before the next sync.
 
-        After a failed sync Linux keeps the bytes in memory, where a restarted process finds them, and calls
+        After a failed sync, Linux keeps the bytes in memory, where a restarted process finds them, but marks
         them clean: a later sync succeeds and writes nothing.
         """
         if self.end_offset > from_offset:
             start = self.index.position_for(max(from_offset - self.base_offset, 0))
-            self._doubtful = start, self.size_bytes
+            self._unverified = start, self.size_bytes
 
     def cut(self, position: int) -> None:
-        """Drop everything from a position on (a torn tail)."""
+        """Cut off everything from a position on (a torn tail)."""
         self.file.truncate(position)
         self.size_bytes = position
 
@@ -626,9 +626,9 @@ class Segment:
         self.file.close()
 
     def drop(self, disk: PartitionDisk) -> BlockingCall:
-        """Give the files up; return what closes and deletes them, at any time. Raises OSError.
+        """Rename the files; return a call that closes and deletes them at any time. Raises OSError.
 
-        The log is renamed first: indexes without a log are swept at start.
+        The log is renamed first, because a start removes indexes without a log.
         """
         remove = disk.drop(map(self._path, SUFFIXES))
         self._is_removed = True
@@ -640,14 +640,14 @@ class Segment:
         return close_and_remove
 
     def remove(self) -> None:
-        """Close and delete every file. The log goes first: indexes without a log are swept at start."""
+        """Close and delete every file, the log first, because a start removes indexes without a log."""
         self._is_removed = True
         self.file.close()
         for suffix in SUFFIXES:
             remove_if_exists(self._disk, self._path(suffix))
 
     def damage_text(self, position: int) -> str:
-        """What a start reports of a damage."""
+        """Return the text with which a start reports damage."""
         return f"{self._disk.describe(self.log_path)} is damaged at position {position}"
 
     def _describe(self, position: int) -> str:

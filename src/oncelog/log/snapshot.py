@@ -1,16 +1,19 @@
-"""Producer state on disk: Kafka's snapshot, and beside it the same state in full.
+"""Producer state on disk: Kafka's snapshot, and beside it a file with the full state.
 
-`%020d.snapshot`, named by the offset up to which (exclusive) it holds, is Kafka's format:
+A snapshot holds the state up to an offset (exclusive), which is its name. `%020d.snapshot` has Kafka's
+format:
     version i16 = 1 | CRC-32C u32 of byte 6 to the end | count i32 | per producer: id i64, epoch i16,
     last sequence i32, last offset i64, offset delta i32, timestamp i64, coordinator epoch i32,
     first offset of the open transaction i64 (-1 none)
-It keeps only the last batch. `%020d.producers` keeps all five and the time of the last append, so that a
-retry which straddles a restart is recognised however old; Kafka's tools ignore it:
+It has only the last batch. `%020d.producers` has all five and the time of the last append, so that a retry
+over a restart is recognised however old it is. Kafka's tools ignore it:
     version i16 = 1 | CRC-32C u32 of byte 6 to the end | the snapshot's CRC u32 | count i32
-    | the ids i64 each | the lengths u16 each | the entries as rules.producers.pack_entry gives them
-Both are written a part of the table at a time from an image of it, so that a million ids hold nobody up,
-under temporary names, which they lose when they are complete and synced: what is found is whole.
-Source: Kafka's ProducerStateManager, ProducerSnapshot.json; rows I17, I20.
+    | the ids, i64 each | the lengths, u16 each | the entries as `producer_state.pack_entry` returns them
+Both are written from an image of the table, a part at a time, so that a million ids delay no request. A
+snapshot may come late, but never half: the files get their names when they are complete and synced, and
+segments wait for them before they are deleted. Until then, recovery replays more. See
+test_a_crash_at_every_step_of_a_snapshot and test_deleting_waits_until_the_producers_are_safe. Source: Kafka's
+ProducerStateManager and ProducerSnapshot.json; behaviours I17 and I20 (docs/behaviours.md).
 """
 
 from __future__ import annotations
@@ -45,10 +48,10 @@ _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
 _FULL_HEAD = struct.Struct(">Ii")
 _VERSION = 1
-# Recovery removes files that end so.
+# Recovery removes files with this ending.
 _UNFINISHED = ".tmp"
 
-# The usual kind of entry is converted as columns, which takes a tenth of the time.
+# Plain entries are converted as columns, which takes a tenth of the time.
 _PLAIN_ROW = np.dtype(
     [
         ("flags", "u1"),
@@ -128,9 +131,9 @@ def _or_none(value: int) -> int | None:
 
 
 def decode_snapshot(data: bytes, last_append_ms: int = 0) -> Producers:
-    """Kafka's file; the time of the last append, which it lacks, is `last_append_ms`.
+    """Decode Kafka's file. `last_append_ms` becomes the time of the last append, which the file lacks.
 
-    Raises StorageError: unknown version, wrong checksum or length.
+    Raises StorageError for an unknown version, a wrong checksum or a wrong length.
     """
     body = _open(data)
     if len(body) < _COUNT.size:
@@ -143,14 +146,14 @@ def decode_snapshot(data: bytes, last_append_ms: int = 0) -> Producers:
 
 def _decode_entry(fields: tuple[int, ...], last_append_ms: int) -> tuple[int, ProducerEntry]:
     producer_id, epoch, sequence, offset, delta, timestamp_ms, coordinator_epoch, txn_first_offset = fields
-    known = (RememberedBatch(_or_none(sequence), offset, delta, timestamp_ms),) if offset >= 0 else ()
+    batches = (RememberedBatch(_or_none(sequence), offset, delta, timestamp_ms),) if offset >= 0 else ()
     return producer_id, ProducerEntry(
         _or_none(epoch),
         _or_none(coordinator_epoch),
         timestamp_ms,
         last_append_ms,
         _or_none(txn_first_offset),
-        known,
+        batches,
     )
 
 
@@ -167,7 +170,7 @@ def _open(data: bytes) -> bytes:
 
 
 def decode_full(data: bytes, snapshot_crc: int) -> PackedProducers:
-    """Raises StorageError: unknown version, wrong checksum or length, or bound to another snapshot."""
+    """Decode the full file of the snapshot with this checksum. Raises StorageError if it is invalid."""
     body = _open(data)
     if len(body) < _FULL_HEAD.size:
         raise StorageError("there is no count")
@@ -187,12 +190,12 @@ def decode_full(data: bytes, snapshot_crc: int) -> PackedProducers:
 
 
 def crc_of(data: bytes) -> int:
-    """The checksum that a snapshot file carries."""
+    """Return the checksum stored in a snapshot file."""
     return int(_HEAD.unpack_from(data)[1])
 
 
 class _SealedFile:
-    """A new file with a version and a checksum of the rest before what is written to it."""
+    """A new file that begins with a version and the checksum of the content."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -208,18 +211,18 @@ class _SealedFile:
         self.crc = crc32c.crc32c(data, self.crc)
 
     def seal(self) -> None:
-        """Write what comes before the content, now that its checksum is known."""
+        """Write the version and the checksum before the content."""
         self._file.pwrite(_HEAD.pack(_VERSION, self.crc), 0)
 
     def finish(self) -> None:
-        """Sync and close it, unless it was closed; the caller then gives it its name. Safe in a thread."""
+        """Sync and close the file; the caller then renames it. Safe in a thread."""
         self._file.sync()
         self._file.close()
 
     def discard(self) -> None:
-        """Remove it, unless it has its name. What the disk keeps of it the next start removes.
+        """Remove the file unless it was renamed. If the disk refuses, the next start removes it.
 
-        It is called while a partition is closed, which must not end before its files are closed:
+        This runs while a partition is closed, and an error must not prevent that. See
         test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed.
         """
         with suppress(OSError):
@@ -254,10 +257,10 @@ def _offsets_in(names: list[str]) -> list[int]:
 
 
 def around(offsets: Iterable[int], synced_to: int) -> list[int]:
-    """Return the newest of some offsets up to a point, and the oldest above it; those that there are."""
-    known = sorted(offsets)
-    count = bisect_right(known, synced_to)
-    return known[max(count - 1, 0) : count + 1]
+    """Return the largest of some offsets up to a point and the smallest above it, as far as they exist."""
+    ordered = sorted(offsets)
+    count = bisect_right(ordered, synced_to)
+    return ordered[max(count - 1, 0) : count + 1]
 
 
 class Snapshots:
@@ -269,15 +272,15 @@ class Snapshots:
         self._directory = directory
 
     def offsets(self) -> list[int]:
-        """Ascending."""
+        """Return the offsets of the snapshots, ascending."""
         return sorted(_offsets_in(self._disk.list(self._directory)))
 
     def write(self, offset: int, image: ProducerImage) -> BackgroundTask:
-        """Write both files, a part of the image a step; uses the image up.
+        """Write both files, a part of the image in each step, and release the image.
 
-        Raises OSError; an earlier snapshot of the same offset may then be gone, others stand.
+        Raises OSError. An earlier snapshot of the same offset may be gone then; others stay.
         """
-        # The full file first: without its Kafka file it is never looked at.
+        # The full file first: without its Kafka file it is never read.
         paths = self._path(offset, FULL_SUFFIX), self._path(offset, SNAPSHOT_SUFFIX)
         files: list[_SealedFile] = []
         try:
@@ -285,7 +288,8 @@ class Snapshots:
                 files.append(_SealedFile(self._disk, path + _UNFINISHED))
             yield from _write_files(files[0], files[1], image, self.limits)
             for file in files:
-                # Not in the thread: `discard` may close the file meanwhile, and another get its descriptor.
+                # Not in the thread: `discard` may close the file meanwhile, and another file get its
+                # descriptor.
                 file.seal()
                 yield file.finish
             for path in paths:
@@ -296,8 +300,8 @@ class Snapshots:
                 file.discard()
 
     def load_newest(self, highest_offset: int, now_ms: int) -> Snapshot | None:
-        """The newest readable one at or below an offset; unreadable ones are deleted. None: none is left."""
-        for offset in reversed([found for found in self.offsets() if found <= highest_offset]):
+        """Return the newest readable snapshot at or below an offset, and delete unreadable ones."""
+        for offset in reversed([offset for offset in self.offsets() if offset <= highest_offset]):
             try:
                 return Snapshot(offset, self._load(offset, now_ms))
             except StorageError:
@@ -318,24 +322,24 @@ class Snapshots:
         remove_if_exists(self._disk, self._path(offset, FULL_SUFFIX))
 
     def remove_below(self, offset: int) -> None:
-        """What a deleted part of the log left."""
-        self.keep(found for found in self.offsets() if found >= offset)
+        """Remove the snapshots of a deleted part of the log."""
+        self.keep(other for other in self.offsets() if other >= offset)
 
     def keep(self, offsets: Iterable[int], synced_to: int | None = None) -> None:
-        """Remove all others, and full files whose snapshot is gone.
+        """Remove all other snapshots, and full files whose snapshot is gone.
 
-        With `synced_to` the newest one up to it stays, and the oldest one above it, which an earlier process
-        may have synced up to. After a power loss no other may tell of the segments that were deleted:
-        test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known.
+        With `synced_to`, the newest snapshot up to it stays, and the oldest one above it, up to which an
+        earlier process may have synced. After a power loss, no other snapshot may cover the deleted segments.
+        See test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known.
         """
         names = self._disk.list(self._directory)
-        found, kept = set(_offsets_in(names)), set(offsets)
+        existing, kept = set(_offsets_in(names)), set(offsets)
         if synced_to is not None:
-            kept.update(around(found, synced_to))
-        # The snapshot first: one without its full file would pass for Kafka's.
-        for offset in found - kept:
+            kept.update(around(existing, synced_to))
+        # The snapshot first: without its full file it would pass for Kafka's.
+        for offset in existing - kept:
             self.remove(offset)
-        needed = {file_name(offset, FULL_SUFFIX) for offset in found & kept}
+        needed = {file_name(offset, FULL_SUFFIX) for offset in existing & kept}
         for name in names:
             if name.endswith(FULL_SUFFIX) and name not in needed:
                 remove_if_exists(self._disk, f"{self._directory}/{name}")

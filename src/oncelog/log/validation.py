@@ -1,10 +1,12 @@
-"""What a client's batch must be before the log takes it: the checks of its header, in Kafka's order.
+"""Check a client's batch by its header, in Kafka's order, before the log accepts it.
 
-Records are never looked into, compressed or not: the timestamps checked are the header's first and
-largest. Two settings ask for more and get it: a `compression.type` other than `producer` re-encodes the
-batch, and a compacted topic needs a key in every record; both open the payload, within bounds.
-Source: Kafka's UnifiedLog.analyzeAndValidateRecords, LogValidator; reference order base offset 87, size
-10, CRC 2, counts 87, control 87, sequence 87, timestamps 32, segment size 18.
+The checks do not decode records: the timestamps are the first and the largest one in the header. Two settings
+need more. A `compression.type` other than `producer` re-encodes the batch, and a compacted topic needs a key
+in every record. Both decompress the payload, within bounds.
+
+Kafka's order of checks is: base offset (INVALID_RECORD), size (MESSAGE_TOO_LARGE), checksum
+(CORRUPT_MESSAGE), counts, control bit and sequence (INVALID_RECORD), timestamps (INVALID_TIMESTAMP), segment
+size (RECORD_LIST_TOO_LARGE). Source: Kafka's UnifiedLog.analyzeAndValidateRecords and LogValidator.
 """
 
 from __future__ import annotations
@@ -32,14 +34,14 @@ _CODEC_BITS, _LOG_APPEND_TIME_BIT, _CONTROL_BIT = 0x07, 0x08, 0x20
 _NO_TIMESTAMP = -1
 _MAX_RECORD_ERRORS = 10
 MAX_GROWTH = 4
-"""Times max.message.bytes that a batch may become when it must be opened."""
+"""The factor of max.message.bytes up to which a batch may grow when it must be decompressed."""
 _BYTES_AS_RECORD = 64
-"""Bytes that are opened, or re-encoded, at the cost of looking at one record."""
+"""The number of bytes that cost as much to decompress or encode as one record costs to check."""
 _CREATE_TIME, _LAST_CODEC = TimestampType.CREATE_TIME, int(Compression.ZSTD)
 
 
 def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
-    """Refuse what may not be stored. Raises the BrokerError of the first check that fails."""
+    """Check a client's batch. Raises the BrokerError of the first check that fails."""
     size = header.batch_length + 12
     if header.base_offset != 0:
         raise InvalidRecord(f"base offset {header.base_offset} in a batch from a client; it must be 0")
@@ -67,18 +69,18 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
 
 
 def _check_room(header: BatchHeader) -> None:
-    """Refuse a count that the bytes cannot hold whatever they become.
+    """Raise InvalidRecord for a count of records that the bytes cannot hold, however well compressed.
 
-    Each such batch would take up to 2^31 offsets, and with them a segment:
+    Each such batch would take up to 2^31 offsets, and with them a segment. See
     test_a_count_that_no_codec_could_hold_is_refused.
     """
-    most_bytes = most_output(header.compression, header.size_bytes - HEADER_BYTES)
-    if header.records_count * MIN_RECORD_BYTES > most_bytes:
+    max_bytes = most_output(header.compression, header.size_bytes - HEADER_BYTES)
+    if header.records_count * MIN_RECORD_BYTES > max_bytes:
         raise InvalidRecord(f"{header.records_count} records in a batch of {header.size_bytes} bytes")
 
 
 def _may_be_create_time(header: BatchHeader, config: LogConfig) -> bool:
-    """Whether a batch that says LogAppendTime has a time of its own, to be stored by on this topic."""
+    """Return True if a batch marked LogAppendTime has its own time, which this topic stores."""
     return config.timestamp_type is _CREATE_TIME and header.base_timestamp_ms != _NO_TIMESTAMP
 
 
@@ -108,9 +110,9 @@ def _timestamp_error(index: int, text: str) -> InvalidTimestamp:
 
 
 def needs_preparing(header: BatchHeader, config: LogConfig) -> bool:
-    """Return whether a batch is not stored as it came.
+    """Return True if a batch is checked further or changed before it is stored.
 
-    That is so on a compacted topic, with a codec that is not the topic's, or a timestamp type that is not.
+    That is so on compacted topics, and for a codec or a timestamp type that is not the topic's.
     """
     if config.is_compacted or header.attributes & _LOG_APPEND_TIME_BIT:
         return True
@@ -120,36 +122,37 @@ def needs_preparing(header: BatchHeader, config: LogConfig) -> bool:
 def prepare_batch(
     records: memoryview, header: BatchHeader, config: LogConfig, count_cost: Callable[[int], None]
 ) -> memoryview:
-    """Return the batch as it is to be stored: with the topic's timestamp type and codec.
+    """Return the batch with the topic's timestamp type and codec.
 
-    A timestamp type is put right in the header alone. For keys and another codec the payload is opened,
-    within bounds, for this runs on the one thread that serves everybody. Raises MessageTooLarge for a payload
-    or a count above them, InvalidRecord for a record that does not parse or lacks a key (compacted topics).
-    `count_cost` is told what opening the payload costs, in records, whatever comes of it.
+    The timestamp type changes only the header. To check keys or to change the codec, the payload is
+    decompressed, within bounds, because this runs on the one thread that serves all clients. Raises
+    MessageTooLarge for a payload or a count above the bounds, InvalidRecord for a record that does not parse
+    or has no key (compacted topics). `count_cost` gets the cost of decompressing in records, even after an
+    error.
     """
     if header.attributes & _LOG_APPEND_TIME_BIT:
         restamp_time(records, 0, _CREATE_TIME, header.max_timestamp_ms)
     has_codec = config.compression is None or config.compression == header.attributes & _CODEC_BITS
     if has_codec and not config.is_compacted:
         return records
-    most_records = min(config.max_message_bytes // MIN_RECORD_BYTES, MAX_RECORDS)
-    if header.records_count > most_records:
+    max_records = min(config.max_message_bytes // MIN_RECORD_BYTES, MAX_RECORDS)
+    if header.records_count > max_records:
         raise MessageTooLarge(
-            f"{header.records_count} records in a batch that must be opened; at most {most_records} fit into"
+            f"{header.records_count} records in a batch that must be opened; at most {max_records} fit into"
             f" max.message.bytes={config.max_message_bytes}"
         )
-    most_bytes = MAX_GROWTH * config.max_message_bytes
-    opened_bytes = most_bytes
+    max_bytes = MAX_GROWTH * config.max_message_bytes
+    decompressed_bytes = max_bytes
     try:
-        payload = decompress_within(header.compression, records[HEADER_BYTES : header.size_bytes], most_bytes)
-        opened_bytes = most_bytes if payload is None else len(payload)
+        payload = decompress_within(header.compression, records[HEADER_BYTES : header.size_bytes], max_bytes)
+        decompressed_bytes = max_bytes if payload is None else len(payload)
     finally:
-        count_cost(header.records_count + (header.size_bytes + opened_bytes) // _BYTES_AS_RECORD)
+        count_cost(header.records_count + (header.size_bytes + decompressed_bytes) // _BYTES_AS_RECORD)
     if payload is None:
-        # Not INVALID_RECORD: Java's producer bounds a batch by what it becomes compressed. It splits one that
-        # is too large and sends the parts. Guarded by test_a_java_producer_splits_what_grows_too_much.
+        # Not INVALID_RECORD. The Java producer bounds a batch by its compressed size; on MESSAGE_TOO_LARGE it
+        # splits the batch and sends the parts. See test_a_java_producer_splits_what_grows_too_much.
         raise MessageTooLarge(
-            f"the batch becomes over {most_bytes} bytes, which is {MAX_GROWTH} times max.message.bytes, and"
+            f"the batch becomes over {max_bytes} bytes, which is {MAX_GROWTH} times max.message.bytes, and"
             " must be opened"
         )
     _check_keys(payload, header, config)
@@ -165,7 +168,7 @@ def _check_keys(payload: Buffer, header: BatchHeader, config: LogConfig) -> None
 
 
 def _recompress(payload: Buffer, header: BatchHeader, config: LogConfig) -> bytearray:
-    """Return the batch in the topic's codec; its records stay the bytes they are."""
+    """Return the batch in the topic's codec; the bytes of its records do not change."""
     assert config.compression is not None
     return seal(
         [payload],
@@ -183,6 +186,6 @@ def _recompress(payload: Buffer, header: BatchHeader, config: LogConfig) -> byte
 
 
 def stamp_append_time(records: memoryview, now_ms: int) -> BatchHeader:
-    """Give a batch the broker's time, in place; its header as it is then."""
+    """Set the broker's time in a batch, in place; return the new header."""
     restamp_time(records, 0, TimestampType.LOG_APPEND_TIME, now_ms)
     return read_header(records)

@@ -1,22 +1,23 @@
-"""May this batch of a numbered producer be stored? The heart of the idempotent log.
+"""Decide whether a batch of an idempotent producer is stored, a duplicate, or rejected.
 
-Given what the partition remembers about the producer id, in this order:
+The rule compares the batch with what the partition remembers about the producer id, in this order:
 
     same epoch, first and last sequence equal to a remembered batch   Duplicate
     epoch lower than the remembered one                               Reject INVALID_PRODUCER_EPOCH
-    sequence above the lowest that still waits to be verified         Reject OUT_OF_ORDER (see Verification)
-    epoch unknown (the id has no entry)                               any sequence is stored, but sequence 0
+    sequence above the lowest that still waits for verification       Reject OUT_OF_ORDER (see Verification)
+    epoch unknown (the id has no entry)                               any sequence is stored, but only 0
                                                                       with an epoch per transaction
     epoch higher                                                      sequence 0, else Reject OUT_OF_ORDER
     epoch equal                                                       next sequence, else Reject OUT_OF_ORDER
     not transactional while the id has a transaction open here        Reject INVALID_TXN_STATE
     else                                                              Store
 
-With an epoch per transaction (KIP-890) a transaction begins with sequence 0 in each partition. A batch that
-overtook its predecessor is therefore refused, and both come again in order.
-A coordinator's batches carry no sequences: only the epoch is checked. A replayed batch is already in
-the log, so nothing is refused.
-Source: rows I6, I7, I8, I14, I15; Kafka's UnifiedLog.analyzeAndValidateProducerState, ProducerAppendInfo.
+OUT_OF_ORDER stands for OUT_OF_ORDER_SEQUENCE_NUMBER. With an epoch per transaction (KIP-890), a transaction
+begins with sequence 0 in each partition. A batch that overtook its predecessor is therefore rejected, and the
+producer sends both again in order. A coordinator's batches have no sequences, so only their epoch is checked.
+A replayed batch is already in the log, so it is never rejected.
+Source: behaviours I6, I7, I8, I14, I15 (docs/behaviours.md); Kafka's
+UnifiedLog.analyzeAndValidateProducerState and ProducerAppendInfo.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from oncelog.types import Origin
 
 REMEMBERED_BATCHES = 5
 
-# NamedTuples by their C constructor: this runs for every batch, and the generated __new__ costs twice that.
+# The C constructor of tuples: this runs for every batch, and the generated __new__ of a NamedTuple takes
+# twice as long.
 _make = tuple.__new__
 _CLIENT, _REPLAY = Origin.CLIENT, Origin.REPLAY
 
 
 class ProducedBatch(NamedTuple):
-    """What a batch header says about its producer. `base_sequence` is None in a coordinator's batch."""
+    """The producer fields of a batch header. `base_sequence` is None in a coordinator's batch."""
 
     producer_id: int
     producer_epoch: int
@@ -52,14 +54,14 @@ class ProducedBatch(NamedTuple):
 
     @property
     def last_sequence(self) -> int | None:
-        """None when the batch carries no sequence."""
+        """The sequence of the last record, None if the batch has no sequences."""
         return None if self.base_sequence is None else advance(self.base_sequence, self.last_offset_delta)
 
 
 class RememberedBatch(NamedTuple):
-    """One stored batch as the partition remembers it (Kafka's BatchMetadata).
+    """A stored batch as the partition remembers it (Kafka's BatchMetadata).
 
-    `last_sequence` is None for a coordinator's batch. `timestamp_ms` is the batch's largest.
+    `last_sequence` is None for a coordinator's batch. `timestamp_ms` is the largest timestamp of the batch.
     """
 
     last_sequence: int | None
@@ -73,17 +75,17 @@ class RememberedBatch(NamedTuple):
 
     @property
     def first_sequence(self) -> int | None:
-        """None as for `last_sequence`."""
+        """The sequence of the first record, None for a coordinator's batch."""
         return None if self.last_sequence is None else first_sequence(self.last_sequence, self.offset_delta)
 
 
 class ProducerEntry(NamedTuple):
-    """What a partition remembers about one producer id (Kafka's ProducerStateEntry).
+    """The memory that a partition has of one producer id (Kafka's ProducerStateEntry).
 
-    `producer_epoch` None: nothing was appended yet, any sequence may come. `coordinator_epoch` None:
-    no transaction marker was seen. `current_txn_first_offset` None: no transaction is open here.
-    `last_timestamp_ms` is the client's time, `last_append_ms` the broker's. `batches`: oldest first, at
-    most five, all of `producer_epoch`.
+    `producer_epoch` None: nothing was appended yet, and any sequence may come. `coordinator_epoch` None: no
+    transaction marker was seen. `current_txn_first_offset` None: no transaction is open here.
+    `last_timestamp_ms` is the client's time, `last_append_ms` the broker's. `batches` holds at most five
+    batches of `producer_epoch`, oldest first.
     """
 
     producer_epoch: int | None
@@ -95,16 +97,16 @@ class ProducerEntry(NamedTuple):
 
     @property
     def last_sequence(self) -> int | None:
-        """None when no batch is remembered, so that only sequence 0 follows."""
+        """The last sequence, None if no batch is remembered: then only sequence 0 may follow."""
         return self.batches[-1].last_sequence if self.batches else None
 
 
 class Verification(NamedTuple):
-    """The lowest batch of a producer for which a partition asked the transaction coordinator.
+    """The lowest batch of a producer about which a partition asked the transaction coordinator.
 
-    It is kept until a transactional batch is stored or the transaction ends here. A batch with a higher
-    sequence must not overtake one that the coordinator refused for the moment: the producer sends that again.
-    Source: Kafka's VerificationStateEntry.
+    It is kept until a transactional batch is stored or the transaction ends here. No batch with a higher
+    sequence may overtake one that the coordinator rejected temporarily, because the producer sends that one
+    again. Source: Kafka's VerificationStateEntry.
     """
 
     producer_epoch: int
@@ -112,7 +114,7 @@ class Verification(NamedTuple):
     raises_epoch: bool
 
     def with_batch(self, producer_epoch: int, sequence: int) -> Verification:
-        """Return what is to be kept once another batch asked."""
+        """Return the verification to keep after a check for another batch."""
         is_lower = producer_epoch == self.producer_epoch and sequence < self.lowest_sequence
         if is_lower or producer_epoch > self.producer_epoch:
             return self._replace(producer_epoch=producer_epoch, lowest_sequence=sequence)
@@ -120,13 +122,13 @@ class Verification(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Write the batch; once its bytes are written, `entry` is what to remember."""
+    """Write the batch, then remember `entry`."""
 
     entry: ProducerEntry
 
 
 class Duplicate(NamedTuple):
-    """Write nothing; acknowledge with where the batch stands already."""
+    """Write nothing, and acknowledge the batch with the offsets it already has."""
 
     base_offset: int
     last_offset: int
@@ -134,7 +136,7 @@ class Duplicate(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Write nothing, remember nothing; answer `error` with `reason`."""
+    """Write and remember nothing, and answer with `error` and `reason`."""
 
     error: type[BrokerError]
     reason: str
@@ -150,37 +152,37 @@ def decide_append(
     begins_epoch: bool = False,
     verification: Verification | None = None,
 ) -> Store | Duplicate | Reject:
-    """The verdict for a data batch that would get `base_offset`; `entry` None: the id is unknown here.
+    """Decide about a data batch that would get `base_offset`. `entry` None: the id is unknown here.
 
-    `begins_epoch`: the batch is the first of a transaction with an epoch of its own in this partition.
+    `begins_epoch`: the batch is the first one here of a transaction that has its own epoch.
     """
     if entry is not None and origin is _CLIENT and verification is None and _is_plain_next(entry, batch):
-        # The main road, and no remembered batch is passed by: one that is next after the newest cannot
-        # equal one of the five, whose sequences would have to go round all 2^31 of them.
+        # The fast path. The next batch cannot be a duplicate: to equal a remembered one, the five batches
+        # would have to cover all 2^31 sequences.
         return _make(Store, (_successor(entry, batch, base_offset, now_ms),))
     if origin is _CLIENT:
         if batch.base_sequence is None:
             return Reject(InvalidRecord, f"producer id {batch.producer_id} without a base sequence")
-        if entry is not None and (known := _find_remembered(entry, batch)) is not None:
-            return Duplicate(known.last_offset - known.offset_delta, known.last_offset, known.timestamp_ms)
+        if entry is not None and (stored := _find_remembered(entry, batch)) is not None:
+            return Duplicate(stored.first_offset, stored.last_offset, stored.timestamp_ms)
     if entry is not None and origin is not _REPLAY:
-        refusal = _refuse_epoch(entry, batch)
-        if refusal is None and origin is _CLIENT and verification is not None:
-            refusal = _refuse_overtaking(entry, batch, verification)
-        if refusal is None and origin is _CLIENT:
-            refusal = _refuse_sequence(entry, batch)
-        if refusal is None and entry.current_txn_first_offset is not None and not batch.is_transactional:
-            refusal = Reject(
+        rejection = _check_epoch(entry, batch)
+        if rejection is None and origin is _CLIENT and verification is not None:
+            rejection = _check_overtaking(entry, batch, verification)
+        if rejection is None and origin is _CLIENT:
+            rejection = _check_sequence(entry, batch)
+        if rejection is None and entry.current_txn_first_offset is not None and not batch.is_transactional:
+            rejection = Reject(
                 InvalidTxnState,
                 f"producer id {batch.producer_id} has had a transaction open here since offset"
                 f" {entry.current_txn_first_offset}, and this batch is not transactional",
             )
-        if refusal is not None:
-            return refusal
+        if rejection is not None:
+            return rejection
     if entry is None and origin is _CLIENT and verification is not None:
-        refusal = _refuse_overtaking(entry, batch, verification)
-        if refusal is not None:
-            return refusal
+        rejection = _check_overtaking(entry, batch, verification)
+        if rejection is not None:
+            return rejection
     if begins_epoch and batch.base_sequence and (entry is None or not entry.batches):
         return Reject(
             OutOfOrderSequenceNumber,
@@ -191,7 +193,7 @@ def decide_append(
 
 
 def _is_plain_next(entry: ProducerEntry, batch: ProducedBatch) -> bool:
-    """The next sequence of the known epoch, outside of transactions: nothing else is to be asked."""
+    """Return True for the next sequence of the remembered epoch outside transactions, the usual case."""
     batches, sequence = entry.batches, batch.base_sequence
     return (
         entry.producer_epoch == batch.producer_epoch
@@ -206,24 +208,24 @@ def _find_remembered(entry: ProducerEntry, batch: ProducedBatch) -> RememberedBa
     if entry.producer_epoch != batch.producer_epoch:
         return None
     last, delta = batch.last_sequence, batch.last_offset_delta
-    # Equal last sequence and equal length: then the first sequences are equal too.
-    for known in entry.batches:
-        if known.last_sequence == last and known.offset_delta == delta:
-            return known
+    # With equal last sequences and equal lengths, the first sequences are equal, too.
+    for remembered in entry.batches:
+        if remembered.last_sequence == last and remembered.offset_delta == delta:
+            return remembered
     return None
 
 
-def _refuse_epoch(entry: ProducerEntry, batch: ProducedBatch) -> Reject | None:
+def _check_epoch(entry: ProducerEntry, batch: ProducedBatch) -> Reject | None:
     if entry.producer_epoch is None or batch.producer_epoch >= entry.producer_epoch:
         return None
     return Reject(
         InvalidProducerEpoch,
         f"producer id {batch.producer_id} sent epoch {batch.producer_epoch}, and epoch"
-        f" {entry.producer_epoch} has been seen: a newer instance of this producer is at work",
+        f" {entry.producer_epoch} has been seen: a newer instance of this producer is running",
     )
 
 
-def _refuse_overtaking(
+def _check_overtaking(
     entry: ProducerEntry | None, batch: ProducedBatch, verification: Verification
 ) -> Reject | None:
     sequence = batch.base_sequence or 0
@@ -237,7 +239,7 @@ def _refuse_overtaking(
     )
 
 
-def _refuse_sequence(entry: ProducerEntry, batch: ProducedBatch) -> Reject | None:
+def _check_sequence(entry: ProducerEntry, batch: ProducedBatch) -> Reject | None:
     sequence = batch.base_sequence
     if entry.producer_epoch is None or sequence is None:
         return None
@@ -267,9 +269,9 @@ def _successor(
     coordinator_epoch, txn_first_offset = None, None
     batches: tuple[RememberedBatch, ...] = (added,)
     if entry is not None:
-        known_epoch, coordinator_epoch, _, _, txn_first_offset, known = entry
-        if known_epoch == epoch:
-            batches = (*known[1 - REMEMBERED_BATCHES :], added)
+        previous_epoch, coordinator_epoch, _, _, txn_first_offset, previous = entry
+        if previous_epoch == epoch:
+            batches = (*previous[1 - REMEMBERED_BATCHES :], added)
     if txn_first_offset is None and is_transactional:
         txn_first_offset = base_offset
     return _make(ProducerEntry, (epoch, coordinator_epoch, timestamp_ms, now_ms, txn_first_offset, batches))

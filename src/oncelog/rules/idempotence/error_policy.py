@@ -1,13 +1,13 @@
-"""What a producer does about an error code in a Produce answer, by its mode.
+"""The policy of a producer for each error code of a Produce response, by its mode.
 
-One row per code; the columns are the modes. A code without a row is not known to be harmless: its records
-fail and count as possibly stored. `error_class` is what the application is told (row I18):
+The table has a row for each code and a column for each mode. A code without a row may mean anything, so its
+records fail and count as possibly stored. The error class tells the application what it can do:
 
-    retriable   sending the record again may succeed (the client's own retries ran out)
-    abortable   this record is given up, the producer goes on; a transaction must be aborted first
-    fatal       the producer cannot go on; make a new one
+    retriable   sending the record again may succeed (the client has used up its own retries)
+    abortable   this record has failed, the producer continues; a transaction must be aborted first
+    fatal       the producer cannot continue; create a new one
 
-Source: rows I12, I18; Kafka's Sender, TransactionManager and Errors.
+Source: behaviours I12 and I18 (docs/behaviours.md); Kafka's Sender, TransactionManager and Errors.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
+from oncelog.errors import ERROR_BY_CODE
+
 
 class Mode(Enum):
-    """How the producer numbers its batches: not at all, per session, or within transactions."""
+    """The producer's use of sequence numbers: none, per session, or within transactions."""
 
     PLAIN = "plain"
     IDEMPOTENT = "idempotent"
@@ -25,12 +27,13 @@ class Mode(Enum):
 
 
 class Action(Enum):
-    """What becomes of the batch.
+    """The producer's action for the batch.
 
-    DELIVER it is stored already. RETRY as it is, with the same sequence. REORDER:
-    `rules.idempotence.sequencer` tells a reordering from a gap. RENUMBER: under a new epoch if that is safe.
-    SPLIT: cut it in two; a batch of one record fails. FAIL: its records fail; numbers behind it start again
-    under a new epoch. ABORT: as FAIL, and the transaction can only be aborted. DIE: the producer ends.
+    DELIVER: report success, because it is stored already. RETRY: send it unchanged, with the same sequence.
+    REORDER: let `oncelog.rules.idempotence.sequencer` tell a reordering from a gap. RENUMBER: send it under a
+    new epoch if that is safe. SPLIT: split it in two; a batch of one record fails. FAIL: fail its records;
+    the sequences of later batches restart under a new epoch. ABORT: as FAIL, and the transaction can only be
+    aborted. FAIL_PRODUCER: fail the producer.
     """
 
     DELIVER = "deliver"
@@ -44,7 +47,7 @@ class Action(Enum):
 
 
 class ErrorClass(Enum):
-    """What the application is told about the error."""
+    """The meaning of the error for the application."""
 
     RETRIABLE = "retriable"
     ABORTABLE = "abortable"
@@ -52,8 +55,11 @@ class ErrorClass(Enum):
 
 
 class ErrorPolicy(NamedTuple):
-    """`may_be_stored`: the answer does not exclude that the batch is in the log. `is_metadata_stale`: the
-    cluster looks different from what the producer thinks."""
+    """The action and the consequences of an error.
+
+    `may_be_stored`: the response does not rule out that the batch is in the log. `is_metadata_stale`: the
+    producer must refresh its metadata before it sends again.
+    """
 
     action: Action
     error_class: ErrorClass
@@ -63,63 +69,65 @@ class ErrorPolicy(NamedTuple):
 
 _UNKNOWN_CODE = ("fail", "fail", "abort", True, False)
 
-# code: plain, idempotent, transactional, may it be stored, is metadata stale
-_ROWS: dict[int, tuple[str, str, str, bool, bool]] = {
-    -1: ("fail", "fail", "abort", True, False),  # UNKNOWN_SERVER_ERROR
-    2: ("retry", "retry", "retry", False, False),  # CORRUPT_MESSAGE
-    3: ("retry", "retry", "retry", True, True),  # UNKNOWN_TOPIC_OR_PARTITION
-    5: ("retry", "retry", "retry", True, True),  # LEADER_NOT_AVAILABLE
-    6: ("retry", "retry", "retry", True, True),  # NOT_LEADER_OR_FOLLOWER: also while waiting for replicas
-    7: ("retry", "retry", "retry", True, False),  # REQUEST_TIMED_OUT: the data stays
-    9: ("retry", "retry", "retry", True, True),  # REPLICA_NOT_AVAILABLE
-    10: ("split", "split", "split", False, False),  # MESSAGE_TOO_LARGE
-    13: ("retry", "retry", "retry", True, True),  # NETWORK_EXCEPTION
-    14: ("retry", "retry", "retry", False, False),  # COORDINATOR_LOAD_IN_PROGRESS
-    15: ("retry", "retry", "retry", False, False),  # COORDINATOR_NOT_AVAILABLE
-    16: ("retry", "retry", "retry", False, False),  # NOT_COORDINATOR
-    17: ("fail", "fail", "abort", False, False),  # INVALID_TOPIC_EXCEPTION
-    18: ("split", "split", "split", False, False),  # RECORD_LIST_TOO_LARGE
-    19: ("retry", "retry", "retry", False, False),  # NOT_ENOUGH_REPLICAS
-    20: ("retry", "retry", "retry", True, False),  # NOT_ENOUGH_REPLICAS_AFTER_APPEND
-    21: ("fail", "fail", "abort", False, False),  # INVALID_REQUIRED_ACKS
-    29: ("fail", "fail", "abort", False, False),  # TOPIC_AUTHORIZATION_FAILED
-    31: ("fail producer", "fail producer", "fail producer", False, False),  # CLUSTER_AUTHORIZATION_FAILED
-    32: ("fail", "fail", "abort", False, False),  # INVALID_TIMESTAMP
-    35: ("fail", "fail", "abort", False, False),  # UNSUPPORTED_VERSION
-    42: ("fail", "fail", "abort", False, False),  # INVALID_REQUEST
-    43: ("fail", "fail", "abort", False, False),  # UNSUPPORTED_FOR_MESSAGE_FORMAT
-    44: ("fail", "fail", "abort", False, False),  # POLICY_VIOLATION
-    45: ("fail", "reorder", "reorder", False, False),  # OUT_OF_ORDER_SEQUENCE_NUMBER
-    46: ("deliver", "deliver", "deliver", False, False),  # DUPLICATE_SEQUENCE_NUMBER
-    47: ("fail", "fail", "abort", False, False),  # INVALID_PRODUCER_EPOCH
-    48: ("fail", "fail", "abort", False, False),  # INVALID_TXN_STATE
-    49: ("fail", "fail", "fail producer", False, False),  # INVALID_PRODUCER_ID_MAPPING
-    51: ("retry", "retry", "retry", False, False),  # CONCURRENT_TRANSACTIONS
-    53: (
+# error: plain, idempotent, transactional, may_be_stored, is_metadata_stale
+_ROWS_BY_NAME: dict[str, tuple[str, str, str, bool, bool]] = {
+    "UNKNOWN_SERVER_ERROR": ("fail", "fail", "abort", True, False),
+    "CORRUPT_MESSAGE": ("retry", "retry", "retry", False, False),
+    "UNKNOWN_TOPIC_OR_PARTITION": ("retry", "retry", "retry", True, True),
+    "LEADER_NOT_AVAILABLE": ("retry", "retry", "retry", True, True),
+    "NOT_LEADER_OR_FOLLOWER": ("retry", "retry", "retry", True, True),  # even while waiting for replicas
+    "REQUEST_TIMED_OUT": ("retry", "retry", "retry", True, False),  # the data stays
+    "REPLICA_NOT_AVAILABLE": ("retry", "retry", "retry", True, True),
+    "MESSAGE_TOO_LARGE": ("split", "split", "split", False, False),
+    "NETWORK_EXCEPTION": ("retry", "retry", "retry", True, True),
+    "COORDINATOR_LOAD_IN_PROGRESS": ("retry", "retry", "retry", False, False),
+    "COORDINATOR_NOT_AVAILABLE": ("retry", "retry", "retry", False, False),
+    "NOT_COORDINATOR": ("retry", "retry", "retry", False, False),
+    "INVALID_TOPIC_EXCEPTION": ("fail", "fail", "abort", False, False),
+    "RECORD_LIST_TOO_LARGE": ("split", "split", "split", False, False),
+    "NOT_ENOUGH_REPLICAS": ("retry", "retry", "retry", False, False),
+    "NOT_ENOUGH_REPLICAS_AFTER_APPEND": ("retry", "retry", "retry", True, False),
+    "INVALID_REQUIRED_ACKS": ("fail", "fail", "abort", False, False),
+    "TOPIC_AUTHORIZATION_FAILED": ("fail", "fail", "abort", False, False),
+    "CLUSTER_AUTHORIZATION_FAILED": ("fail producer", "fail producer", "fail producer", False, False),
+    "INVALID_TIMESTAMP": ("fail", "fail", "abort", False, False),
+    "UNSUPPORTED_VERSION": ("fail", "fail", "abort", False, False),
+    "INVALID_REQUEST": ("fail", "fail", "abort", False, False),
+    "UNSUPPORTED_FOR_MESSAGE_FORMAT": ("fail", "fail", "abort", False, False),
+    "POLICY_VIOLATION": ("fail", "fail", "abort", False, False),
+    "OUT_OF_ORDER_SEQUENCE_NUMBER": ("fail", "reorder", "reorder", False, False),
+    "DUPLICATE_SEQUENCE_NUMBER": ("deliver", "deliver", "deliver", False, False),
+    "INVALID_PRODUCER_EPOCH": ("fail", "fail", "abort", False, False),
+    "INVALID_TXN_STATE": ("fail", "fail", "abort", False, False),
+    "INVALID_PRODUCER_ID_MAPPING": ("fail", "fail", "fail producer", False, False),
+    "CONCURRENT_TRANSACTIONS": ("retry", "retry", "retry", False, False),
+    "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": (
         "fail producer",
         "fail producer",
         "fail producer",
         False,
         False,
-    ),  # TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    56: ("retry", "retry", "retry", True, True),  # KAFKA_STORAGE_ERROR: perhaps written, not flushed
-    59: ("fail", "renumber", "abort", False, False),  # UNKNOWN_PRODUCER_ID
-    74: ("retry", "retry", "retry", False, True),  # FENCED_LEADER_EPOCH
-    75: ("retry", "retry", "retry", False, True),  # UNKNOWN_LEADER_EPOCH
-    76: ("fail", "fail", "abort", False, False),  # UNSUPPORTED_COMPRESSION_TYPE
-    87: ("fail", "fail", "abort", False, False),  # INVALID_RECORD
-    89: ("retry", "retry", "retry", False, False),  # THROTTLING_QUOTA_EXCEEDED
-    90: ("fail", "fail producer", "fail producer", False, False),  # PRODUCER_FENCED: never sent on Produce
-    100: ("retry", "retry", "retry", False, True),  # UNKNOWN_TOPIC_ID
-    103: ("retry", "retry", "retry", False, True),  # INCONSISTENT_TOPIC_ID
-    120: ("fail", "fail", "abort", False, False),  # TRANSACTION_ABORTABLE
+    ),
+    "KAFKA_STORAGE_ERROR": ("retry", "retry", "retry", True, True),  # perhaps written but not flushed
+    "UNKNOWN_PRODUCER_ID": ("fail", "renumber", "abort", False, False),
+    "FENCED_LEADER_EPOCH": ("retry", "retry", "retry", False, True),
+    "UNKNOWN_LEADER_EPOCH": ("retry", "retry", "retry", False, True),
+    "UNSUPPORTED_COMPRESSION_TYPE": ("fail", "fail", "abort", False, False),
+    "INVALID_RECORD": ("fail", "fail", "abort", False, False),
+    "THROTTLING_QUOTA_EXCEEDED": ("retry", "retry", "retry", False, False),
+    "PRODUCER_FENCED": ("fail", "fail producer", "fail producer", False, False),  # never sent on Produce
+    "UNKNOWN_TOPIC_ID": ("retry", "retry", "retry", False, True),
+    "INCONSISTENT_TOPIC_ID": ("retry", "retry", "retry", False, True),
+    "TRANSACTION_ABORTABLE": ("fail", "fail", "abort", False, False),
 }
+_CODE_BY_NAME = {error.kafka_name: code for code, error in ERROR_BY_CODE.items()}
+_ROWS = {_CODE_BY_NAME[name]: row for name, row in _ROWS_BY_NAME.items()}
 
 _COLUMN = {Mode.PLAIN: 0, Mode.IDEMPOTENT: 1, Mode.TRANSACTIONAL: 2}
 
 
 def error_policy_for(code: int, mode: Mode) -> ErrorPolicy:
-    """The row of `code` (not 0) in the column of `mode`."""
+    """Return the policy for an error code, which must not be 0 (NONE)."""
     row = _ROWS.get(code, _UNKNOWN_CODE)
     action = Action(row[_COLUMN[mode]])
     return ErrorPolicy(action, _class_of(action, mode), row[3], row[4])

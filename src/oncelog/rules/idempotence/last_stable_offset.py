@@ -1,6 +1,7 @@
-"""How far may a read_committed reader see? The last stable offset of a partition.
+"""The last stable offset of a partition: read_committed readers see only records below it.
 
-Source: Kafka's ProducerStateManager.firstUnstableOffset and UnifiedLog.lastStableOffset; row T10.
+Source: Kafka's ProducerStateManager.firstUnstableOffset and UnifiedLog.lastStableOffset; behaviour T10
+(docs/behaviours.md).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ def last_stable_offset(
     open_first_offset: int | None,
     unreplicated_first_offset: int | None = None,
 ) -> int:
-    """Everything below it is decided.
+    """Return the offset below which every transaction has its outcome.
 
     `open_first_offset`: first offset of the oldest open transaction, None without one.
     `unreplicated_first_offset`: the same for transactions whose marker is not below the high watermark.
@@ -29,8 +30,8 @@ def last_stable_offset(
 
 
 def stable_offset_after(completed: CompletedTransaction, open_first_offset: int | None) -> int:
-    """The last stable offset once `completed` is done, as an aborted transaction's index entry keeps it.
+    """Return the last stable offset after `completed`, for the index entry of an aborted transaction.
 
-    `open_first_offset`: that of the oldest transaction still open, without `completed`.
+    `open_first_offset`: first offset of the oldest transaction that is still open, None without one.
     """
     return completed.last_offset + 1 if open_first_offset is None else open_first_offset

@@ -1,8 +1,8 @@
-"""Which transactions in a partition have lost their marker?
+"""Find the transactions of a partition whose marker a power loss took, and the marker to write instead.
 
-With the default flush a power loss may take the newest records of any log. A partition may lose a marker, and
-the coordinator keep that the transaction is over. The transaction would stay open in the partition, and the
-producer's next one there would continue it: a commit would show aborted records.
+With the default flush settings, a power loss may take the newest records of any log. A partition may lose a
+marker while the coordinator keeps the record that the transaction is over. The transaction would stay open in
+the partition, and the producer's next one there would continue it: a commit would show aborted records.
 
 An epoch per transaction (KIP-890) tells transactions apart. A coordinator's record with a decision and epoch
 E + 1 is about the transaction with epoch E, and names its partitions:
@@ -18,11 +18,12 @@ E + 1 is about the transaction with epoch E, and names its partitions:
         the log decided that one at the start                                       the decision's marker
         else                                                                        an ABORT marker
 
-Nobody can decide the older one any more: the coordinator gives a new epoch only when the one before is over.
-Classic transactions of one instance share an epoch, so nothing tells which of them is open; they are left as
-they are until a newer instance begins or commits a transaction there. The last of them shares it with the
-producer's first transaction of the new kind, so what may be either is committed only if both were. Apache
-Kafka leaves all of them. See docs/internals/simulation.md, "Power losses with the default flush".
+The older transaction cannot be decided any more, because the coordinator assigns a new epoch only after the
+previous transaction is over. Classic transactions of one instance share an epoch, so nothing tells which of
+them is open. They stay open until a newer instance begins or commits a transaction there. The last classic
+transaction shares its epoch with the producer's first KIP-890 transaction. A transaction that may be either
+is committed only if both were. Apache Kafka leaves all of them open. See docs/internals/simulation.md, "Power
+losses with the default flush".
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from oncelog.types import TopicPartition
 
 
 def decided_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the transaction that a record decides; None if it does not tell.
+    """Return the producer id and epoch of the transaction that a record decides; None if that is unclear.
 
-    The largest epoch is also that of a producer which was fenced, whatever epoch its transaction had. Another
-    producer id that takes over tells that the transaction had the last epoch a client gets.
+    A fenced producer also gets the largest epoch, whatever epoch its transaction had. If another producer id
+    takes over, the transaction had the last epoch that a client gets.
     """
     if not entry.state.is_prepared or entry.client_version < EPOCH_PER_TRANSACTION:
         return None
@@ -55,9 +56,10 @@ def aborted_classic(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
 
 
 def ended_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the transaction that a record ends, if it must end nothing older.
+    """Return the producer id and epoch of the transaction that a record ends, if it ends no older one.
 
-    None for the abort of a classic one: its marker aborts what is older, and may carry the epoch of a fence.
+    None for the abort of a classic transaction: its marker aborts older ones, too, and may have the epoch of
+    a fence.
     """
     if entry.client_version < EPOCH_PER_TRANSACTION and entry.state is TransactionState.PREPARE_COMMIT:
         return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
@@ -70,10 +72,11 @@ def lost_end(
     decision: TransactionEntry | None,
     newest: TransactionEntry | None,
 ) -> TransactionEntry | None:
-    """Return the decision whose marker a partition lacks that shows a transaction as open; None: unknown.
+    """Return the decision whose marker a partition with an open transaction lacks; None if unknown.
 
-    `newest`: the newest record of the transactional id. If it is the decision, its markers follow anyway. If
-    it has another producer id, nobody begins a transaction under the older one, which would end this one. See
+    `leftover` is the producer of the open transaction. `newest` is the newest record of the transactional id.
+    If it is the decision, its markers follow anyway. If it has another producer id, no later transaction of
+    the older one would end this one. See
     test_what_a_producer_id_left_open_is_ended_when_another_one_takes_over.
     """
     if decision is not None and tp in decision.partitions and newest != decision:
@@ -84,15 +87,15 @@ def lost_end(
 
 
 def is_awaited(tp: TopicPartition, leftover: ProducerIdAndEpoch, newest: TransactionEntry) -> bool:
-    """Return whether the end of the transaction that is under way ends the one that a partition shows.
+    """Return True if the end of the current transaction also ends the one that is open in a partition.
 
-    It does not end one of a higher epoch, of which a power loss took the coordinator's record.
+    It does not end one with a higher epoch, whose record a power loss took from the coordinator.
     """
     is_above = leftover.producer_epoch > newest.producer_epoch
     return newest.producer_id == leftover.producer_id and tp in newest.partitions and not is_above
 
 
 def abort_of(leftover: ProducerIdAndEpoch) -> TransactionEntry:
-    """Return the decision to abort a transaction that was left open and that nobody else decides."""
+    """Return the decision to abort an open transaction that no record decides."""
     epoch = min(leftover.producer_epoch + 1, MAX_EPOCH)
     return TransactionEntry("", leftover.producer_id, epoch, 0, TransactionState.PREPARE_ABORT)

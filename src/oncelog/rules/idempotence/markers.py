@@ -1,12 +1,12 @@
-"""May this end-of-transaction marker be written, and what does it complete?
+"""Decide whether an end-of-transaction marker is written, and which transaction it completes.
 
     marker epoch lower than the remembered one                        Reject INVALID_PRODUCER_EPOCH
     coordinator epoch lower than the remembered one                   Reject TRANSACTION_COORDINATOR_FENCED
     else                                                              StoreMarker
 
-A marker without an open transaction is stored all the same and completes nothing. An equal epoch keeps the
-remembered batches (sequences go on over transactions); a higher one drops them.
-Source: Kafka's ProducerAppendInfo.appendEndTxnMarker; transactions, partition side.
+A marker without an open transaction is stored, too, and completes nothing. An equal epoch keeps the
+remembered batches, because sequences continue over transactions; a higher epoch drops them. Source: Kafka's
+ProducerAppendInfo.appendEndTxnMarker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oncelog.types import Origin
 
 
 class EndMarker(NamedTuple):
-    """A COMMIT or ABORT control record and the producer it speaks of."""
+    """A COMMIT or ABORT control record and its producer."""
 
     producer_id: int
     producer_epoch: int
@@ -30,7 +30,7 @@ class EndMarker(NamedTuple):
 
 
 class CompletedTransaction(NamedTuple):
-    """One transaction's span in this partition; `last_offset` is the marker's."""
+    """The span of one transaction in this partition. `last_offset` is that of its marker."""
 
     producer_id: int
     first_offset: int
@@ -39,7 +39,7 @@ class CompletedTransaction(NamedTuple):
 
 
 class StoreMarker(NamedTuple):
-    """Write the marker, then remember `entry`; `completed` None: no transaction was open."""
+    """Write the marker, then remember `entry`. `completed` None: no transaction was open."""
 
     entry: ProducerEntry
     completed: CompletedTransaction | None
@@ -48,11 +48,11 @@ class StoreMarker(NamedTuple):
 def decide_marker(
     entry: ProducerEntry | None, marker: EndMarker, origin: Origin, *, offset: int, now_ms: int
 ) -> StoreMarker | Reject:
-    """The verdict for a marker that would get `offset`; a replayed one is never refused."""
+    """Decide about a marker that would get `offset`; a replayed one is never rejected."""
     if entry is not None and origin is not Origin.REPLAY:
-        refusal = _refuse_marker(entry, marker)
-        if refusal is not None:
-            return refusal
+        rejection = _check_marker(entry, marker)
+        if rejection is not None:
+            return rejection
     completed = None
     if entry is not None and entry.current_txn_first_offset is not None:
         first = entry.current_txn_first_offset
@@ -66,7 +66,7 @@ def decide_marker(
 
 
 def reject_same_epoch(entry: ProducerEntry | None, producer_id: int, producer_epoch: int) -> Reject | None:
-    """Return the refusal of a marker of transaction version 2 that does not raise the producer's epoch.
+    """Return the rejection of a marker of transaction version 2 that does not raise the producer's epoch.
 
     There every transaction ends with a raised epoch, so a marker with the epoch of the open transaction is a
     late one of an earlier transaction. Where nothing is open it changes nothing, and the largest epoch cannot
@@ -83,7 +83,7 @@ def reject_same_epoch(entry: ProducerEntry | None, producer_id: int, producer_ep
     )
 
 
-def _refuse_marker(entry: ProducerEntry, marker: EndMarker) -> Reject | None:
+def _check_marker(entry: ProducerEntry, marker: EndMarker) -> Reject | None:
     if entry.producer_epoch is not None and marker.producer_epoch < entry.producer_epoch:
         return Reject(
             InvalidProducerEpoch,

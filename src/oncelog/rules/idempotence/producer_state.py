@@ -1,11 +1,11 @@
-"""The producer table of one partition: who appended what last, small enough for a million ids.
+"""The producer table of one partition: the last batches of each producer id, small enough for a million ids.
 
-Producers at work are ProducerEntry values; idle ones are packed into bytes, which take a fifth of the
-memory and are invisible to the garbage collector. Idle ones live in shards of bounded size, so that expiry
-and snapshots take a slice of them at a time; `image` shares the shards, and a shard that changes later is
-copied first. The shards grow one by one (linear hashing), so that no append pays for many. An id expires
-by the time of its last append, not by its records' timestamps: a back-fill of old records keeps its
-de-duplication.
+Active producers are ProducerEntry values. Idle ones are packed into bytes, which take a fifth of the memory
+and are invisible to the garbage collector. They live in shards of bounded size, so that expiry and snapshots
+process a few thousand at a time. `image` shares the shards, and a shard that changes later is copied first.
+The shards grow one by one (linear hashing), so that no append pays for many. An id expires by the time of its
+last append, not by its records' timestamps: loading old records must not switch de-duplication off. See
+test_an_id_expires_by_the_time_of_its_last_append.
 
 Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_append_ms i64
     | coordinator_epoch i32 if COORDINATOR | current_txn_first_offset i64 if TXN
@@ -13,7 +13,7 @@ Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_appe
       how far its last_offset is behind u32, its timestamp less last_timestamp_ms i32, last_sequence i32
     | else per batch: last_offset i64, offset_delta u32, timestamp_ms i64, last_sequence i32
 A sequence of -1 stands for None.
-Source: rows I6, I19, I20; Kafka's ProducerStateManager.
+Source: behaviours I6, I19 and I20 (docs/behaviours.md); Kafka's ProducerStateManager.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from oncelog.rules.idempotence.append import REMEMBERED_BATCHES, ProducerEntry, 
 
 _NO_EPOCH, _COORDINATOR, _TXN, _TIGHT = 1, 2, 4, 8
 PLAIN = _TIGHT
-"""First byte of a packed entry with an epoch, a batch and no transaction: its first PLAIN_BYTES bytes are
-head, newest offset and newest batch at fixed positions, for readers of many at once."""
+"""First byte of a packed entry with an epoch, a batch and no transaction. Its first PLAIN_BYTES bytes have
+the head, the newest offset and the newest batch at fixed positions, so that NumPy can read many at once."""
 PLAIN_BYTES = 43
 _HEAD = struct.Struct("<Bhqq")
 _APPEND_TIME = struct.Struct("<q")
@@ -40,7 +40,7 @@ _UINT32_MAX, _INT32_MAX = 2**32 - 1, 2**31 - 1
 
 
 def pack_entry(entry: ProducerEntry) -> bytes:
-    """The entry as bytes; `unpack_entry` gives it back exactly."""
+    """Return the entry as bytes, from which `unpack_entry` restores it exactly."""
     epoch, coordinator_epoch, last_ms, append_ms, txn_first_offset, batches = entry
     flags = _NO_EPOCH if epoch is None else 0
     tail = b""
@@ -81,7 +81,7 @@ def _pack_tight(batches: tuple[RememberedBatch, ...], last_ms: int) -> bytes:
 
 
 def unpack_entry(data: bytes) -> ProducerEntry:
-    """Inverse of `pack_entry`. Raises struct.error on bytes that it did not make."""
+    """Return the entry that `pack_entry` packed. Raises struct.error for other bytes."""
     flags, epoch, last_ms, append_ms = _HEAD.unpack_from(data)
     position = _HEAD.size
     coordinator_epoch = txn_first_offset = None
@@ -107,94 +107,94 @@ def unpack_entry(data: bytes) -> ProducerEntry:
 
 
 def with_older(entry: ProducerEntry, earlier: ProducerEntry) -> ProducerEntry:
-    """`entry` of a log whose beginning was deleted, with the batches of that part; `earlier` knew them."""
+    """Return `entry` with the older batches of `earlier`, which were deleted from the start of the log."""
     if earlier.producer_epoch != entry.producer_epoch:
         return entry
     first_offset = entry.batches[0].last_offset if entry.batches else None
-    older = [each for each in earlier.batches if first_offset is None or each.last_offset < first_offset]
+    older = [batch for batch in earlier.batches if first_offset is None or batch.last_offset < first_offset]
     return entry._replace(batches=(*older, *entry.batches)[-REMEMBERED_BATCHES:])
 
 
 def has_open_transaction(packed: bytes) -> bool:
-    """Whether the packed entry has one, without unpacking it."""
+    """Return True if a packed entry has an open transaction, without unpacking it."""
     return bool(packed[0] & _TXN)
 
 
 def append_time_ms(packed: bytes) -> int:
-    """`last_append_ms` of a packed entry, without unpacking it."""
+    """Return `last_append_ms` of a packed entry, without unpacking it."""
     return int(_APPEND_TIME.unpack_from(packed, _APPEND_TIME_POSITION)[0])
 
 
 class ProducerImage(NamedTuple):
-    """The table as it was at one moment; the table may change meanwhile."""
+    """The table as of one moment. The table may change meanwhile."""
 
     entry_count: int
-    at_work: dict[int, ProducerEntry]
+    active: dict[int, ProducerEntry]
     idle: list[dict[int, bytes]]
 
     def parts(self) -> Iterator[dict[int, bytes]]:
-        """All entries packed, at most a few thousand at a time; not to be changed by the receiver."""
-        yield {producer_id: pack_entry(entry) for producer_id, entry in self.at_work.items()}
+        """Yield all entries packed, a few thousand at a time. The caller must not change them."""
+        yield {producer_id: pack_entry(entry) for producer_id, entry in self.active.items()}
         yield from self.idle
 
     def drain(self) -> Iterator[dict[int, bytes]]:
-        """The same parts, each forgotten when it is given out, so that no step has to free them all."""
-        yield {producer_id: pack_entry(entry) for producer_id, entry in self.at_work.items()}
+        """Yield the same parts and release each one, so that no step has to free them all."""
+        yield {producer_id: pack_entry(entry) for producer_id, entry in self.active.items()}
         self.idle.reverse()
         while self.idle:
             yield self.idle.pop()
 
 
 class ProducerTable:
-    """Producer id -> ProducerEntry for one partition.
+    """The ProducerEntry of each producer id of one partition.
 
-    `max_at_work` entries are kept as objects; the one that came first is packed first. `shard_entries`:
-    packed entries per shard, on average. Shards of even ids have up to twice the default, which a dict just
-    holds before it grows again.
+    At most `max_active` entries are kept as objects; the oldest is packed first. `shard_entries` is the
+    average number of packed entries per shard. Shards of even ids have up to twice the default, which a dict
+    can just hold before it grows again.
     """
 
     def __init__(
         self,
-        max_at_work: int = DEFAULT_LIMITS.max_producers_at_work,
+        max_active: int = DEFAULT_LIMITS.max_producers_at_work,
         shard_entries: int = DEFAULT_LIMITS.producer_shard_entries,
     ) -> None:
-        self._max_at_work = max_at_work
+        self._max_active = max_active
         self._shard_entries = shard_entries
-        self._at_work: dict[int, ProducerEntry] = {}
+        self._active: dict[int, ProducerEntry] = {}
         self._idle: list[dict[int, bytes]] = [{}]
-        self._is_shared = bytearray(1)  # per shard: an image may hold it as well
-        self._mask = 0  # ids below `len(_idle)` by this mask plus one bit, else by this mask
+        self._is_shared = bytearray(1)  # per shard: an image may share it
+        self._mask = 0  # an id is in the shard of this mask plus one bit if that exists, else of this mask
         self._idle_count = 0
         self._next_shard = 0
 
     def __len__(self) -> int:
-        return len(self._at_work) + self._idle_count
+        return len(self._active) + self._idle_count
 
     @property
     def largest_id(self) -> int:
-        """-1 when nothing is remembered. Looks at every id."""
-        return max(max(producer_ids, default=-1) for producer_ids in (self._at_work.keys(), *self._idle))
+        """The largest remembered id, -1 without one. Scans the whole table."""
+        return max(max(producer_ids, default=-1) for producer_ids in (self._active.keys(), *self._idle))
 
     def get(self, producer_id: int) -> ProducerEntry | None:
-        """What is remembered; None for an unknown id."""
-        entry = self._at_work.get(producer_id)
+        """Return the entry of an id, None if it is unknown."""
+        entry = self._active.get(producer_id)
         if entry is not None:
             return entry
         packed = self._idle[self._shard_of(producer_id)].get(producer_id)
         return None if packed is None else unpack_entry(packed)
 
     def put(self, producer_id: int, entry: ProducerEntry) -> None:
-        """Remember; the id counts as at work from now on."""
-        at_work = self._at_work
-        if producer_id not in at_work:
+        """Store the entry of an id, which becomes active."""
+        active = self._active
+        if producer_id not in active:
             self._forget_idle(producer_id)
-            if len(at_work) >= self._max_at_work:
-                oldest = next(iter(at_work))
-                self.put_packed({oldest: pack_entry(at_work.pop(oldest))})
-        at_work[producer_id] = entry
+            if len(active) >= self._max_active:
+                oldest = next(iter(active))
+                self.put_packed({oldest: pack_entry(active.pop(oldest))})
+        active[producer_id] = entry
 
     def put_packed(self, entries: Mapping[int, bytes]) -> None:
-        """Remember ids that are not known yet, as `pack_entry` gave them."""
+        """Store packed entries of ids that are not in the table yet."""
         while self._idle_count + len(entries) > self._shard_entries * len(self._idle):
             self._split()
         idle, short_mask = self._idle, self._mask
@@ -209,20 +209,20 @@ class ProducerTable:
         self._idle_count += len(entries)
 
     def image(self) -> ProducerImage:
-        """Everything as it is now, at the cost of copying the entries at work."""
+        """Return the table as of now, at the cost of copying the active entries."""
         self._is_shared = bytearray(b"\1") * len(self._idle)
-        return ProducerImage(len(self), self._at_work.copy(), self._idle.copy())
+        return ProducerImage(len(self), self._active.copy(), self._idle.copy())
 
     def items(self) -> Iterator[tuple[int, ProducerEntry]]:
-        """All entries, in no order; the table must not change meanwhile."""
-        yield from self._at_work.items()
+        """Yield all entries, in no order. The table must not change meanwhile."""
+        yield from self._active.items()
         for shard in self._idle:
             for producer_id, packed in shard.items():
                 yield producer_id, unpack_entry(packed)
 
     def epochs_of(self, producer_ids: Container[int]) -> Iterator[tuple[int, int]]:
-        """Epochs of those of these ids that are remembered with one. Looks at every id."""
-        for producer_id, entry in self._at_work.items():
+        """Yield (producer id, epoch) of the remembered ones among these ids. Scans the whole table."""
+        for producer_id, entry in self._active.items():
             if entry.producer_epoch is not None and producer_id in producer_ids:
                 yield producer_id, entry.producer_epoch
         for shard in self._idle:
@@ -233,14 +233,14 @@ class ProducerTable:
     def expire(self, now_ms: int, expiration_ms: int, max_examined: int | None = None) -> int:
         """Forget ids without an open transaction whose last append is `expiration_ms` or more ago.
 
-        Examines whole shards, going round, until about `max_examined` entries were looked at (None: all
-        of them). Returns how many were forgotten.
+        Examines whole shards in turn until about `max_examined` entries were examined (None: all of them).
+        Returns how many were forgotten.
         """
         oldest_ms = now_ms - expiration_ms
         before = len(self)
-        at_work = self._at_work
-        for producer_id in [pid for pid, entry in at_work.items() if _is_expired(entry, oldest_ms)]:
-            del at_work[producer_id]
+        active = self._active
+        for producer_id in [pid for pid, entry in active.items() if _is_expired(entry, oldest_ms)]:
+            del active[producer_id]
         examined = 0
         for _ in range(len(self._idle)):
             if max_examined is not None and examined >= max_examined:
@@ -272,7 +272,7 @@ class ProducerTable:
         return index if index < len(self._idle) else producer_id & self._mask
 
     def _own(self, index: int) -> dict[int, bytes]:
-        """A shard that may be changed."""
+        """Return a shard that may be changed, after copying it if an image shares it."""
         if self._is_shared[index]:
             self._idle[index] = self._idle[index].copy()
             self._is_shared[index] = 0
@@ -285,14 +285,14 @@ class ProducerTable:
             self._idle_count -= 1
 
     def _split(self) -> None:
-        """One shard more: it takes its ids from the shard that the shorter mask gave them to."""
+        """Add a shard, which takes its ids from the shard that has the same bits under the shorter mask."""
         added = len(self._idle)
         if added > 2 * self._mask + 1:
             self._mask = 2 * self._mask + 1
-        known = self._idle[added & self._mask]
+        parent = self._idle[added & self._mask]
         bits = 2 * self._mask + 1
-        self._idle[added & self._mask] = {pid: data for pid, data in known.items() if pid & bits != added}
-        self._idle.append({pid: data for pid, data in known.items() if pid & bits == added})
+        self._idle[added & self._mask] = {pid: data for pid, data in parent.items() if pid & bits != added}
+        self._idle.append({pid: data for pid, data in parent.items() if pid & bits == added})
         self._is_shared[added & self._mask] = 0
         self._is_shared.append(0)
 

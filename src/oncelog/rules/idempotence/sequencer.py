@@ -1,26 +1,36 @@
-"""Which batch of a partition may be sent now, and with which sequence: the producer's half of idempotence.
+"""Decide which batch of a partition is sent next, and with which sequence.
 
-A batch gets (producer id, epoch, base sequence) once, when it is first sent, and keeps them until its
-outcome is known. Per partition, batches that have numbers and no outcome stand in one list, by sequence:
+A batch gets its producer id, epoch and base sequence when it is first sent, and keeps them until its outcome
+is known. Each partition has a list of the batches that have sequences and no outcome, ordered by sequence:
 
-    nothing acknowledged yet under this id         one batch, alone: a broker takes any first sequence of an
-                                                   id it does not know, so a second could be stored first
-    all of them on the wire, and at most four      the next new batch may be numbered; the four count even if
-    numbered after the lowest                      acknowledged, for they push it out of the broker's memory
-    one of them came back without an outcome       only the lowest is sent, alone, until the list flows again
-    OUT_OF_ORDER for a batch sent behind another   a reordering: it waits, and is sent again as it is
-    OUT_OF_ORDER for a batch sent as the lowest    a gap: nothing fills it, numbering must start again
-    a batch that was surely refused is given up    a gap, for its numbers will never come
-    a batch that may be stored is given up         unresolved: an acknowledged later batch proves it was
-                                                   stored; OUT_OF_ORDER for the next proves a gap
+    nothing acknowledged yet under this id         one batch in flight
+    all of them in flight, and at most four        the next new batch may get a sequence
+    sequenced after the first
+    one of them came back without an outcome       only the first is sent, alone, until it has an outcome
+    OUT_OF_ORDER, sent behind another batch        a reordering: the batch waits and is sent again unchanged
+    OUT_OF_ORDER, sent as the first in flight      a gap that nothing fills: the sequences must restart
+    a batch that was surely rejected fails         a gap, because its sequences will never come
+    a batch that may be stored fails               unresolved: an acknowledged later batch proves that it was
+                                                   stored; OUT_OF_ORDER for the next one proves a gap
 
-Numbering starts again at 0 under a new epoch only when nothing is on the wire and every batch that is to
-be renumbered was surely refused. A batch that may be stored is first sent again under its old numbers;
-when even then the broker neither stores nor recognises it, it is given up as unknown: sent under a new
-epoch it could stand in the log twice. (Kafka's Java client does resend it. An Apache Kafka broker that
-restarts remembers one batch instead of five, so a stored batch can be answered OUT_OF_ORDER.)
+OUT_OF_ORDER stands for OUT_OF_ORDER_SEQUENCE_NUMBER. Three rules are not obvious:
 
-Source: rows I5, I9, I10, I11, I12; Kafka's TransactionManager, TxnPartitionEntry, RecordAccumulator.
+- The first batch of a new producer id goes alone. A broker accepts any first sequence of an id that it does
+  not know. With two batches in flight and the first lost, the second could be stored first, and the first
+  would be rejected for good. See test_the_first_batch_of_an_id_goes_alone.
+- The limit of five counts acknowledged batches, too. Suppose that batch 3 has no response while 4 to 7
+  are acknowledged. An eighth would push 3 out of the broker's memory, and a retry of 3 could not be
+  recognised. The Java client counts only unacknowledged batches. See
+  test_acknowledged_batches_count_as_long_as_one_before_them_is_not.
+- A batch that may be stored is never sent under a new epoch: it could be in the log twice. Sequences restart
+  only when nothing is in flight and every batch that gets a new sequence was surely rejected. A batch that
+  may be stored is first sent again with its old sequence. If the broker then neither stores nor recognises
+  it, it fails with an unknown outcome. The Java client does resend it; an Apache Kafka broker that restarts
+  remembers one batch instead of five, so a stored batch can get OUT_OF_ORDER. See
+  test_a_batch_that_may_be_stored_is_never_renumbered_in_safe_mode.
+
+Source: behaviours I5, I9, I10, I11 and I12 (docs/behaviours.md); Kafka's TransactionManager,
+TxnPartitionEntry and RecordAccumulator.
 """
 
 from __future__ import annotations
@@ -32,30 +42,31 @@ from typing import Generic, NamedTuple, TypeVar
 from oncelog.rules.idempotence.sequence import advance
 
 MAX_UNACKNOWLEDGED = 5
-"""As many batches as a broker remembers: a sixth could push a lost one out of its memory."""
+"""The number of batches that a broker remembers: a sixth could push a lost one out of its memory."""
 MAX_EPOCH = 32_767
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """Who numbers: the pair a broker keys its memory by."""
+    """The pair by which a broker remembers the batches of a producer."""
 
     producer_id: int
     producer_epoch: int
 
 
 def next_epoch(identity: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
-    """The same id one epoch later; None when the epochs are used up and a new id is needed."""
+    """Return the same id with the next epoch; None if the epochs are used up and a new id is needed."""
     if identity.producer_epoch >= MAX_EPOCH:
         return None
     return ProducerIdAndEpoch(identity.producer_id, identity.producer_epoch + 1)
 
 
 class SequencedBatch:
-    """What sending needs to know of a batch. `base_sequence` and `identity` are None until first sent.
+    """The state of a batch that sending depends on.
 
-    `ordinal` counts the batches numbered before it on its partition. `may_be_stored`: an attempt ended
-    without saying whether the batch was stored. `was_first_in_flight`: when it was last sent, every batch
-    before it had its outcome, so that OUT_OF_ORDER cannot be a reordering.
+    `base_sequence` and `identity` are None until the batch is first sent. `ordinal` counts the batches of its
+    partition that got sequences before it. `may_be_stored`: an attempt ended without telling if the batch was
+    stored. `was_first_in_flight`: when it was last sent, every batch before it had its outcome, so that
+    OUT_OF_ORDER cannot be a reordering.
     """
 
     __slots__ = (
@@ -79,10 +90,10 @@ class SequencedBatch:
 
 
 class OutOfOrder(Enum):
-    """The verdict on an OUT_OF_ORDER answer.
+    """The decision after an OUT_OF_ORDER_SEQUENCE_NUMBER response.
 
-    RETRY: a reordering, or not yet proven to be more. RENUMBER: it stays, to be sent under a new epoch.
-    GIVE_UP: it may be stored and can no longer be recognised; it left the list.
+    RETRY: a reordering, or not yet proven to be more. RENUMBER: the batch stays, to be sent under a new
+    epoch. GIVE_UP: the batch may be stored and can no longer be recognised; it has left the list.
     """
 
     RETRY = "retry"
@@ -94,10 +105,10 @@ B = TypeVar("B", bound=SequencedBatch)
 
 
 class PartitionSequencer(Generic[B]):
-    """The numbered, unresolved batches of one partition, in sequence order.
+    """The batches of one partition that have sequences and no outcome, in sequence order.
 
-    `limit`: how many there may be. `safe_mode` False lets batches that may be stored be renumbered, which
-    can double them; it exists to show that (row I13).
+    `limit` is their largest number. Without `safe_mode`, batches that may be stored get new sequences, which
+    can double them. That mode exists to show the anomaly: behaviour I13 (docs/behaviours.md).
     """
 
     __slots__ = (
@@ -119,16 +130,16 @@ class PartitionSequencer(Generic[B]):
         self.next_sequence = 0
         self.next_ordinal = 0
         self.acked_producer_id: int | None = None
-        """The id under which the broker has acknowledged something here."""
+        """The producer id under which the broker has acknowledged a batch of this partition."""
         self.in_flight: list[B] = []
         self.has_gap = False
         self.unresolved: int | None = None
-        """Of the batches in flight, how many are numbered below the last one given up as unknown."""
+        """The number of batches in flight whose sequences are below the last one with an unknown outcome."""
 
-    # What may be sent
+    # Sending
 
     def may_assign_sequence(self, current: ProducerIdAndEpoch) -> bool:
-        """Whether a batch that was never sent may be given numbers of `current` and be sent now."""
+        """Return True if a new batch may get a sequence of the producer `current` and be sent now."""
         if self.is_restart_needed:
             return False
         if not self.in_flight:
@@ -142,12 +153,12 @@ class PartitionSequencer(Generic[B]):
 
     @property
     def _window(self) -> int:
-        """How many batches may be numbered from the lowest unacknowledged one on."""
+        """The number of batches that may have sequences, counted from the first unacknowledged one."""
         is_known = self.identity is not None and self.acked_producer_id == self.identity.producer_id
         return self.limit if is_known or not self.safe_mode else 1
 
     def assign_sequence(self, batch: B, current: ProducerIdAndEpoch) -> None:
-        """Give a new batch its numbers and put it on the wire; only after `may_assign_sequence`."""
+        """Give a new batch its sequence and mark it as sent. Requires `may_assign_sequence`."""
         if self.identity != current:
             self.identity, self.next_sequence = current, 0
         batch.identity, batch.base_sequence = current, self.next_sequence
@@ -157,27 +168,27 @@ class PartitionSequencer(Generic[B]):
         self.send(batch)
 
     def next_retry(self) -> B | None:
-        """The batch to send again; None when none waits or those on the wire must come back first."""
+        """Return the batch to send again; None if none waits, or if batches in flight must return first."""
         if not self.has_gap:
-            lowest = self.in_flight[0] if self.in_flight else None
-            return None if lowest is None or lowest.is_on_wire else lowest
+            first = self.in_flight[0] if self.in_flight else None
+            return None if first is None or first.is_on_wire else first
         if any(batch.is_on_wire for batch in self.in_flight):
             return None
         return next((batch for batch in self.in_flight if self._is_unsettled(batch)), None)
 
     def send(self, batch: B) -> None:
-        """Note that the batch leaves now, with the numbers it has."""
+        """Mark the batch as sent, with the sequence it has."""
         batch.is_on_wire = True
         batch.was_first_in_flight = self.has_gap or self.in_flight[0] is batch
 
     @property
     def is_restart_needed(self) -> bool:
-        """Whether the numbers given so far can no longer be continued."""
+        """True if the sequences cannot be continued."""
         return self.has_gap or (self.unresolved is not None and not self.in_flight)
 
     @property
     def is_restart_due(self) -> bool:
-        """Whether numbering may start again now: nothing under way, nothing that may be stored."""
+        """True if the sequences may restart now: no batch is in flight, and none may be stored."""
         return self.is_restart_needed and not any(
             batch.is_on_wire or self._is_unsettled(batch) for batch in self.in_flight
         )
@@ -185,48 +196,48 @@ class PartitionSequencer(Generic[B]):
     def _is_unsettled(self, batch: B) -> bool:
         return batch.may_be_stored and self.safe_mode
 
-    # What the broker said
+    # Responses
 
     def on_stored(self, batch: B) -> None:
-        """Acknowledged, as new or as a duplicate."""
-        # Before the batch is taken out, which lowers `unresolved` if the batch is below the unknown one.
+        """Handle an acknowledgement, of a new batch or a duplicate."""
+        # Before the batch is removed, which lowers `unresolved` if the batch is below the unknown one.
         is_above_unknown = self.unresolved is not None and self.in_flight.index(batch) >= self.unresolved
-        self._take(batch)
+        self._remove(batch)
         self.acked_producer_id = batch.identity.producer_id if batch.identity else None
         if is_above_unknown:
-            self.unresolved = None  # the broker stores in sequence, so what was unknown is stored
+            self.unresolved = None  # the broker stores in sequence, so the unknown batch is stored
 
     def on_no_outcome(self, batch: B, *, may_be_stored: bool) -> None:
-        """The attempt ended without an outcome; the batch waits to be sent again as it is."""
+        """Handle an attempt without an outcome: the batch waits to be sent again unchanged."""
         batch.is_on_wire = False
         batch.may_be_stored = batch.may_be_stored or may_be_stored
 
     def on_out_of_order(self, batch: B) -> OutOfOrder:
-        """The broker refused the sequence."""
+        """Handle OUT_OF_ORDER_SEQUENCE_NUMBER."""
         batch.is_on_wire = False
         if not batch.was_first_in_flight:
             return OutOfOrder.RETRY
         self.has_gap = True
         if self._is_unsettled(batch):
-            self._take(batch)
+            self._remove(batch)
             return OutOfOrder.GIVE_UP
         return OutOfOrder.RENUMBER
 
     def on_given_up(self, batch: B) -> None:
-        """Refused for good, out of time or out of retries: it will not be sent again."""
+        """Remove a batch that was rejected, timed out or used up its retries; it is not sent again."""
         batch.may_be_stored = batch.may_be_stored or batch.is_on_wire
-        index = self._take(batch)
+        index = self._remove(batch)
         if not batch.may_be_stored:
             self.has_gap = True
         else:
             self.unresolved = max(index, self.unresolved or 0)
 
     def on_unknown_producer(self, batch: B) -> OutOfOrder:
-        """The broker forgot the producer id (59, brokers before 2.4): as for a gap."""
+        """Handle UNKNOWN_PRODUCER_ID as a gap: the broker (before 2.4) has forgotten the producer id."""
         batch.was_first_in_flight = True
         return self.on_out_of_order(batch)
 
-    def _take(self, batch: B) -> int:
+    def _remove(self, batch: B) -> int:
         index = self.in_flight.index(batch)
         del self.in_flight[index]
         batch.is_on_wire = False
@@ -234,15 +245,15 @@ class PartitionSequencer(Generic[B]):
             self.unresolved -= 1
         return index
 
-    # Changes of numbers
+    # New sequences
 
     def resume(self, identity: ProducerIdAndEpoch, next_sequence: int, acked_producer_id: int | None) -> None:
-        """Go on where a partition stood that had nothing in flight and was forgotten since."""
+        """Restore the state of a partition that had nothing in flight and was forgotten since."""
         self.identity, self.next_sequence = identity, next_sequence
         self.acked_producer_id = acked_producer_id
 
     def restart(self, identity: ProducerIdAndEpoch) -> None:
-        """Number what is in flight from 0 under another identity; only when `is_restart_due`."""
+        """Give the batches sequences from 0 on under another id or epoch. Requires `is_restart_due`."""
         self.identity, self.next_sequence = identity, 0
         self.has_gap, self.unresolved = False, None
         self.next_ordinal = len(self.in_flight)
@@ -250,18 +261,18 @@ class PartitionSequencer(Generic[B]):
             batch.identity, batch.base_sequence, batch.ordinal = identity, self.next_sequence, ordinal
             self.next_sequence = advance(self.next_sequence, batch.record_count)
 
-    def split(self, batch: B, pieces: Sequence[B]) -> None:
-        """Replace a batch by its pieces, which share out its numbers, and may be stored if it may."""
+    def split(self, batch: B, parts: Sequence[B]) -> None:
+        """Replace a batch by its parts, which divide its sequences among them."""
         index = self.in_flight.index(batch)
-        if batch.base_sequence is None or sum(piece.record_count for piece in pieces) != batch.record_count:
-            raise ValueError("the pieces of a batch must hold its records, and it must have been numbered")
+        if batch.base_sequence is None or sum(part.record_count for part in parts) != batch.record_count:
+            raise ValueError("the parts of a batch must hold its records, and it must have a sequence")
         sequence = batch.base_sequence
-        for ordinal, piece in enumerate(pieces, batch.ordinal):
-            piece.identity, piece.base_sequence, piece.ordinal = batch.identity, sequence, ordinal
-            sequence = advance(sequence, piece.record_count)
+        for ordinal, part in enumerate(parts, batch.ordinal):
+            part.identity, part.base_sequence, part.ordinal = batch.identity, sequence, ordinal
+            sequence = advance(sequence, part.record_count)
         for later in self.in_flight[index + 1 :]:
-            later.ordinal += len(pieces) - 1
-        self.next_ordinal += len(pieces) - 1
-        self.in_flight[index : index + 1] = pieces
+            later.ordinal += len(parts) - 1
+        self.next_ordinal += len(parts) - 1
+        self.in_flight[index : index + 1] = parts
         if self.unresolved is not None and index < self.unresolved:
-            self.unresolved += len(pieces) - 1
+            self.unresolved += len(parts) - 1

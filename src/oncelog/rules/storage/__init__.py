@@ -1,1 +1,1 @@
-"""Decisions about storage: topics' states, compaction, what read_committed readers see."""
+"""Decisions about storage: topic states, compaction, and the records that read_committed readers see."""

@@ -1,8 +1,8 @@
-"""What a compacted log may forget: all but the newest record of a key, and what only said that one is gone.
+"""Decide what compaction removes: superseded records, old tombstones, and markers without data.
 
-The range cleaned first ends below the last stable offset, the active segment, what is not durable yet, and
-the first segment younger than min.compaction.lag.ms; records in it are known by key (`LatestOffsets`). Then
-everything from the log start to there is judged, batch by batch:
+The dirty range ends below the last stable offset, the active segment, the records that are not durable yet,
+and the first segment younger than min.compaction.lag.ms. `LatestOffsets` notes its keys. Then every batch
+from the log start to the end of the range is examined:
 
     data of an aborted transaction                      dropped
     a record with a newer one of its key in the range   dropped
@@ -11,11 +11,11 @@ everything from the log start to there is judged, batch by batch:
         past the batch's delete horizon
     the rest                                            kept
 
-The delete horizon is given to a batch by the first cleaning that finds a tombstone or a marker without data
-in it, delete.retention.ms ahead, so that whoever reads from the start meets those for so long. A batch
-that lost all its records goes, unless it is the last that a living producer wrote (it tells sequence and
-epoch) or the last of the range (it tells where the log ends): then its header stays.
-Source: disk, section 5; Kafka's LogCleaner, CleanedTransactionMetadata, KIP-534.
+A batch gets its delete horizon from the first round that finds a tombstone or a marker without data in it.
+The horizon lies delete.retention.ms ahead, so that readers that start at the beginning have that long to see
+them. A batch that lost all its records is removed, with two exceptions whose headers stay. The last batch of
+an active producer keeps its sequence and epoch; the last batch of the range keeps the end of the log. Source:
+Kafka's LogCleaner, Cleaner and CleanedTransactionMetadata; KIP-534.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DIGEST_BYTES = 16
 
 
 class Span(NamedTuple):
-    """A closed segment. `first_timestamp_ms`: of its first batch, None without one or while it is unknown."""
+    """A closed segment. `first_timestamp_ms` is that of its first batch, None if unknown or without one."""
 
     base_offset: int
     end_offset: int
@@ -39,9 +39,9 @@ class Span(NamedTuple):
 
 
 class DirtyRange(NamedTuple):
-    """What is to be cleaned, from the first offset to below the end; bytes are of whole segments.
+    """The offsets that a round cleans, from the first to below the end; bytes are of whole segments.
 
-    `oldest_ms`: the least timestamp of the first batches of its segments that are dirty.
+    `oldest_ms` is the smallest first timestamp of the dirty segments.
     """
 
     first_offset: int
@@ -51,7 +51,7 @@ class DirtyRange(NamedTuple):
     oldest_ms: int
 
     def is_due(self, min_dirty_ratio: float, max_lag_ms: int, now_ms: int) -> bool:
-        """min.cleanable.dirty.ratio is reached, or max.compaction.lag.ms gone by."""
+        """Return True if min.cleanable.dirty.ratio is reached or max.compaction.lag.ms has passed."""
         if self.oldest_ms <= now_ms - max_lag_ms:
             return True
         return self.dirty_bytes / (self.clean_bytes + self.dirty_bytes) >= min_dirty_ratio
@@ -60,9 +60,10 @@ class DirtyRange(NamedTuple):
 def find_dirty(
     closed: Sequence[Span], *, cleaned_to: int, stable_offset: int, min_lag_ms: int, now_ms: int
 ) -> DirtyRange | None:
-    """What of the closed segments may be cleaned now; None when there is nothing.
+    """Return the range of closed segments that may be cleaned now, None if there is none.
 
-    `cleaned_to`: below it every key was there once. `stable_offset`: from it on nothing may be touched.
+    `cleaned_to`: below it every key has been seen by an earlier round. `stable_offset`: records from it on
+    may not be touched.
     """
     clean_bytes = dirty_bytes = 0
     end_offset, times = cleaned_to, list[int]()
@@ -73,8 +74,8 @@ def find_dirty(
         is_young = min_lag_ms > 0 and span.max_timestamp_ms > now_ms - min_lag_ms
         if is_young or span.end_offset > stable_offset:
             break
-        # The largest timestamp may lie in the future, and the record that must go in time beside it:
-        # test_a_record_of_the_future_does_not_put_compaction_off.
+        # By the first timestamp. The largest one may lie in the future, beside a record that must go in time.
+        # See test_a_record_of_the_future_does_not_put_compaction_off.
         first_ms = span.first_timestamp_ms
         times.append(span.max_timestamp_ms if first_ms is None else first_ms)
         dirty_bytes += span.size_bytes
@@ -85,7 +86,7 @@ def find_dirty(
 
 
 class LatestOffsets:
-    """The newest offset of each key, of at most about `capacity` keys; long keys by their digest."""
+    """The newest offset of each key, for at most about `capacity` keys. Long keys are kept as digests."""
 
     def __init__(self, capacity: int) -> None:
         self._offsets: dict[bytes, int] = {}
@@ -102,7 +103,7 @@ class LatestOffsets:
         self._offsets[_short(key)] = offset
 
     def is_superseded(self, key: bytes, offset: int) -> bool:
-        """Whether a newer record has the key."""
+        """Return True if a newer record has the key."""
         return self._offsets.get(_short(key), -1) > offset
 
 
@@ -111,7 +112,7 @@ def _short(key: bytes) -> bytes:
 
 
 class Aborted(NamedTuple):
-    """An aborted transaction as the index of transactions has it; `last_offset` is its marker's."""
+    """An aborted transaction as in the transaction index. `last_offset` is that of its marker."""
 
     producer_id: int
     first_offset: int
@@ -120,7 +121,7 @@ class Aborted(NamedTuple):
 
 
 class SeenTransactions:
-    """Which transactions still have data, as a walk from the log start meets batches and markers."""
+    """The transactions that still have data, as found by a walk over the log from its start."""
 
     def __init__(self, aborted: Iterable[tuple[int, int, int, int]]) -> None:
         self._coming = [(entry[1], Aborted(*entry)) for entry in aborted]
@@ -129,14 +130,14 @@ class SeenTransactions:
         self._with_data: set[int] = set()
 
     def is_aborted(self, producer_id: int, last_offset: int) -> bool:
-        """Whether a transactional data batch was aborted; to be called once for each."""
+        """Return True if a transactional data batch was aborted. Call it once for each batch, in order."""
         self._begin_to(last_offset)
         self._with_data.add(producer_id)
         aborted = self._aborting.get(producer_id)
         return aborted is not None and last_offset < aborted.last_offset
 
     def end(self, producer_id: int, last_offset: int) -> tuple[bool, Aborted | None]:
-        """A marker was met: (is there still data of its transaction, the index entry if it was aborted)."""
+        """Handle a marker; return whether its transaction still has data, and its index entry if aborted."""
         self._begin_to(last_offset)
         aborted = self._aborting.pop(producer_id, None)
         had_data = producer_id in self._with_data
@@ -151,7 +152,7 @@ class SeenTransactions:
 
 
 class UnindexedAborts:
-    """Aborted transactions that still have data, but no index entry, as a walk from the log start finds them.
+    """The aborted transactions that still have data but no index entry, as found by a walk over the log.
 
     Oncelog up to 0.4.1 lost such entries when a round of compaction ended before the marker.
     """
@@ -161,31 +162,32 @@ class UnindexedAborts:
         self._first_offsets: dict[int, int] = {}
 
     def data(self, producer_id: int, base_offset: int) -> None:
-        """Take a transactional data batch into account."""
+        """Note a transactional data batch."""
         self._first_offsets.setdefault(producer_id, base_offset)
 
     def gap(self) -> None:
-        """Forget the open transactions: a part of the log that cannot be read may hold their markers."""
+        """Forget the open transactions, because an unreadable part of the log may hold their markers."""
         self._first_offsets.clear()
 
     def marker(self, producer_id: int, offset: int, *, is_abort: bool) -> Aborted | None:
-        """Take a marker into account; return the index entry that it lacks."""
+        """Note a marker, and return the index entry that it lacks, if any."""
         first_offset = self._first_offsets.pop(producer_id, None)
         if first_offset is None or not is_abort or offset in self._indexed_markers:
             return None
-        # The last stable offset of then is unknown. It only ends a search early, so a lower bound is right.
+        # The last stable offset at that time is unknown. It only ends a search early, so a lower bound is
+        # right.
         return Aborted(producer_id, first_offset, offset, 0)
 
 
 class LastOfProducer(NamedTuple):
-    """What must stay of a living producer; `last_data_offset` None: only markers came, of this epoch."""
+    """The state of an active producer that must stay. `last_data_offset` None: its epoch has only markers."""
 
     producer_epoch: int
     last_data_offset: int | None
 
 
 class BatchFacts(NamedTuple):
-    """What a batch header says; `delete_horizon_ms` None until one is given."""
+    """The fields of a batch header that compaction uses. `delete_horizon_ms` is None until it is set."""
 
     last_offset: int
     producer_id: int | None
@@ -196,9 +198,10 @@ class BatchFacts(NamedTuple):
 
 
 class Retention(NamedTuple):
-    """`drops_all`: every record goes. `keeps_header`: the batch stays even if empty.
+    """The decision about a batch.
 
-    `is_empty_end`: a marker that may go once its horizon has passed. `noted`: to stay in the index.
+    `drops_all`: no record stays. `keeps_header`: the batch stays even if empty. `is_empty_end`: a marker that
+    may go once its horizon has passed. `noted`: the index entry to keep.
     """
 
     drops_all: bool
@@ -208,8 +211,10 @@ class Retention(NamedTuple):
 
 
 class Cleaner:
-    """One walk over a log. `last_batch_of`: what a living producer wrote last. `end_offset`: where the range
-    ends; nothing from there on is given.
+    """The decisions of one round, in the order of the log.
+
+    `last_batch_of` returns the last batch of an active producer. `end_offset` is where the range ends;
+    batches from there on are not passed in.
     """
 
     def __init__(
@@ -228,7 +233,7 @@ class Cleaner:
         self._now_ms = now_ms
 
     def retention(self, batch: BatchFacts) -> Retention:
-        """What becomes of a batch; to be called for each, in order."""
+        """Decide what stays of a batch. Call it once for each batch, in order."""
         drops_all, is_empty_end, noted = False, False, None
         producer_id = batch.producer_id
         if batch.is_control:
@@ -241,7 +246,7 @@ class Cleaner:
         return Retention(drops_all, self._keeps_header(batch), is_empty_end, noted)
 
     def keeps(self, key: bytes | None, offset: int, has_value: bool, horizon_ms: int | None) -> bool:
-        """Whether a data record stays, of a batch that was not dropped."""
+        """Return True if a data record stays, of a batch that is not dropped as a whole."""
         if key is None or self._latest.is_superseded(key, offset):
             return False
         return has_value or not self._is_past(horizon_ms)

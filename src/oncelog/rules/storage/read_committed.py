@@ -1,13 +1,13 @@
-"""Which stored batches a reader may see: the filter of a consumer over one fetched piece of a partition.
+"""Decide which batches of a fetch response reach the application, by the consumer's isolation level.
 
     batch                                   read_uncommitted   read_committed
     control (marker)                        MARKER             MARKER
     transactional, its transaction aborted  DELIVER            ABORTED
     anything else                           DELIVER            DELIVER
 
-Only DELIVER reaches the application; all three move the position to the batch's last offset + 1.
-The broker never sends read_committed readers anything at or above the last stable offset, so every
-transaction in the piece has an outcome, and the answer lists the aborted ones that touch it.
+Only DELIVER reaches the application; all three move the position to the batch's last offset + 1. The broker
+never sends read_committed readers records at or above the last stable offset. So every transaction in the
+response has an outcome, and the response lists the aborted ones that overlap it.
 Source: Kafka's CompletedFetch.
 """
 
@@ -22,7 +22,7 @@ from oncelog.types import Isolation
 
 
 class Verdict(Enum):
-    """What becomes of a batch on its way to the application."""
+    """The decision about one batch."""
 
     DELIVER = "deliver"
     MARKER = "marker"
@@ -30,7 +30,7 @@ class Verdict(Enum):
 
 
 class StoredBatch(Protocol):
-    """What the filter reads of a batch's header."""
+    """The fields of a batch header that the filter uses."""
 
     @property
     def last_offset(self) -> int: ...
@@ -43,31 +43,31 @@ class StoredBatch(Protocol):
 
 
 class VisibilityFilter:
-    """Takes the batches of one answer in offset order. Make a new one per answer: nothing carries over.
+    """The filter for the batches of one response, in offset order. Each response needs a new filter.
 
-    `aborted` are the answer's (producer id, first offset) pairs, in any order; a producer id may occur
+    `aborted` are the (producer id, first offset) pairs of the response, in any order. A producer id may occur
     several times.
     """
 
-    __slots__ = ("_aborted_now", "_isolation", "_to_come")
+    __slots__ = ("_aborting", "_isolation", "_upcoming")
 
     def __init__(self, isolation: Isolation, aborted: Iterable[tuple[int, int]] = ()) -> None:
         self._isolation = isolation
-        self._to_come = [(first_offset, producer_id) for producer_id, first_offset in aborted]
-        heapq.heapify(self._to_come)
-        self._aborted_now: set[int] = set()
+        self._upcoming = [(first_offset, producer_id) for producer_id, first_offset in aborted]
+        heapq.heapify(self._upcoming)
+        self._aborting: set[int] = set()
 
     def decide(self, batch: StoredBatch, *, is_abort_marker: bool) -> Verdict:
-        """The verdict on the next batch; `is_abort_marker` only matters for control batches."""
+        """Decide about the next batch. `is_abort_marker` matters only for control batches."""
         producer_id = batch.producer_id
         if self._isolation is Isolation.READ_COMMITTED and producer_id is not None:
-            self._enter_aborted(batch.last_offset)
+            self._begin_aborted(batch.last_offset)
             if batch.is_control and is_abort_marker:
-                self._aborted_now.discard(producer_id)
-            elif not batch.is_control and batch.is_transactional and producer_id in self._aborted_now:
+                self._aborting.discard(producer_id)
+            elif not batch.is_control and batch.is_transactional and producer_id in self._aborting:
                 return Verdict.ABORTED
         return Verdict.MARKER if batch.is_control else Verdict.DELIVER
 
-    def _enter_aborted(self, last_offset: int) -> None:
-        while self._to_come and self._to_come[0][0] <= last_offset:
-            self._aborted_now.add(heapq.heappop(self._to_come)[1])
+    def _begin_aborted(self, last_offset: int) -> None:
+        while self._upcoming and self._upcoming[0][0] <= last_offset:
+            self._aborting.add(heapq.heappop(self._upcoming)[1])

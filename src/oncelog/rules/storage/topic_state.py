@@ -1,21 +1,21 @@
-"""The states of a topic's name, what leads from one to another, and what the list of topics says in each.
+"""The states of a topic name, their transitions, and what the list of topics says in each state.
 
     state           event              next state
     ABSENT          CREATE             BEING_MADE
-    BEING_MADE      NOT_LISTED         ABSENT         the list was not written: nothing of it exists
-    BEING_MADE      OPENED             LIVE           every partition has a directory, and these are durable
+    BEING_MADE      NOT_LISTED         ABSENT         the list was not written: nothing of the topic exists
+    BEING_MADE      OPENED             LIVE           every partition has a durable directory
     BEING_MADE      FAILED             DOOMED
     LIVE            DELETE             DOOMED
-    DOOMED          NOT_MARKED         LIVE           the list was not written, and the old one stands
-    DOOMED          MARKED             BEING_DELETED  the list says so, durably
+    DOOMED          NOT_MARKED         LIVE           the list was not written: the old one is valid
+    DOOMED          MARKED             BEING_DELETED  the list durably says so
     BEING_DELETED   REMOVED            ABSENT         no directory is left
 
-Clients find a topic that is LIVE. In every state but ABSENT the name is taken, and the list names the topic.
-A directory is removed in BEING_DELETED only, so a crash at any step finds either the whole topic or its
-deletion. A start makes what a BEING_MADE or LIVE topic lacks, and goes on with a deletion. A DOOMED topic
-is served no more although the list may still call it live: a write that failed late may be found or not.
-A topic that gets more partitions stays LIVE: the list names the new ones first, and clients find them when
-all are made. A deletion in between takes them, too.
+Clients can use a topic that is LIVE. In every state but ABSENT the name is taken, and the list names the
+topic. Directories are removed only in BEING_DELETED, so a crash at any step leaves either the whole topic or
+its deletion. A start creates what a BEING_MADE or LIVE topic lacks, and continues a deletion. A DOOMED topic
+is no longer served, although the list may still call it live: a write that failed late may have reached the
+disk. A topic that gets more partitions stays LIVE. The list names the new ones first, and clients see them
+when all are created. A deletion meanwhile deletes them, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from oncelog.errors import MisuseError
 
 
 class TopicState(Enum):
-    """Where a topic's name is between its creation and the end of its deletion."""
+    """The state of a topic name between its creation and the end of its deletion."""
 
     ABSENT = "absent"
     BEING_MADE = "being made"
@@ -37,7 +37,7 @@ class TopicState(Enum):
 
 
 class TopicEvent(Enum):
-    """What was asked for a topic, or what became of the attempt."""
+    """A request for a topic, or the result of carrying it out."""
 
     CREATE = "create"
     NOT_LISTED = "not listed"
@@ -50,7 +50,7 @@ class TopicEvent(Enum):
 
 
 class ListedTopic(NamedTuple):
-    """What the list of topics says of a topic's state."""
+    """A topic's state in the list of topics."""
 
     is_deleting: bool
     partition_count: int
@@ -69,7 +69,7 @@ _NEXT = {
 
 
 def next_state(state: TopicState, event: TopicEvent) -> TopicState:
-    """Return the state after an event. Raises MisuseError for an event that the state does not know."""
+    """Return the state after an event. Raises MisuseError if the state does not allow the event."""
     try:
         return _NEXT[state, event]
     except KeyError:
@@ -77,15 +77,16 @@ def next_state(state: TopicState, event: TopicEvent) -> TopicState:
 
 
 def is_going(state: TopicState) -> bool:
-    """Return whether a topic is on its way out, so that its name gets free once its files are gone."""
+    """Return True if a topic is being deleted, so that its name becomes free once its files are gone."""
     return state in (TopicState.DOOMED, TopicState.BEING_DELETED)
 
 
 def listed(state: TopicState, partition_count: int, directory_count: int) -> ListedTopic:
     """Return what the list says of a topic.
 
-    `partition_count`: how many partitions it has or will have. `directory_count`: no directory of it has
-    this index or a larger one. A deletion must know that: a partition that could not be made may leave one.
+    `partition_count` is the number of partitions it has or will have. Every directory of the topic has an
+    index below `directory_count`. A deletion must cover them all: a partition that could not be created may
+    leave one.
     """
     if is_going(state):
         return ListedTopic(True, max(partition_count, directory_count))
@@ -93,5 +94,5 @@ def listed(state: TopicState, partition_count: int, directory_count: int) -> Lis
 
 
 def state_at_start(is_deleting: bool) -> TopicState:
-    """Return the state of a topic that the list names, before any of its partitions is open."""
+    """Return the state of a listed topic at a start, before any of its partitions is open."""
     return TopicState.BEING_DELETED if is_deleting else TopicState.BEING_MADE

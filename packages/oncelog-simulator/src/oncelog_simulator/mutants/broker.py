@@ -259,14 +259,14 @@ SLOW_SYNCS = ((simulation, "draw_faults", _draw_slow_syncs),)
 """A broker that loses its power while a sync takes its time, again and again."""
 
 MUTANTS = [
-    Mutant("no sequence check", ((append, "_refuse_sequence", nothing),)),
+    Mutant("no sequence check", ((append, "_check_sequence", nothing),)),
     Mutant("no duplicate is recognised", ((append, "_find_remembered", nothing),)),
     Mutant(
         "duplicates are stored again",
-        ((append, "_find_remembered", nothing), (append, "_refuse_sequence", nothing)),
+        ((append, "_find_remembered", nothing), (append, "_check_sequence", nothing)),
     ),
     Mutant("a duplicate is answered with another offset", ((append, "_find_remembered", _wrong_duplicate),)),
-    Mutant("older epochs are let in", ((append, "_refuse_epoch", nothing),)),
+    Mutant("older epochs are let in", ((append, "_check_epoch", nothing),)),
     Mutant("acknowledged though the write failed", ((partition.Partition, "append", _acknowledge_always),)),
     Mutant(
         "acknowledged before it is flushed",
@@ -283,7 +283,7 @@ MUTANTS = [
     Mutant("aborted transactions are not synced", ((index.TransactionIndex, "append", _append_unsynced),)),
     Mutant(
         "older markers are let in",
-        ((markers, "_refuse_marker", nothing),),
+        ((markers, "_check_marker", nothing),),
         guards=("rules/test_rules_marker.py::test_row",),
     ),
     Mutant("a marker goes to one partition only", ((_COORDINATOR, "_write_markers", _one_marker),)),
