@@ -23,7 +23,7 @@ from oncelog.errors import (
     UnknownTopicOrPartition,
 )
 from oncelog.testing.proxy import Direction, Proxy
-from oncelog.types import Compression, TimestampType
+from oncelog.types import Compression, Isolation, TimestampType
 from oncelog.wire.batch import build_batch, iter_batches
 from oncelog.wire.records import NewRecord
 
@@ -408,6 +408,14 @@ def test_a_segment_that_ends_with_changed_offsets(changed: tuple[str, Broker]) -
                 CorruptMessage, match=r"t-0: .* claims offsets up to 1000009, and .* before 200"
             ):
                 list(pieces)
+
+
+def test_the_old_name_of_fetch_chunks_warns(broker: Broker) -> None:
+    append(broker.bootstrap_servers, T0, batch_of(*numbered(0, 10)))
+    with consumer_of(broker) as consumer:
+        with pytest.warns(DeprecationWarning, match="use fetch_chunks"):
+            (chunk,) = consumer.fetch_pieces(T0, 0, 10, Isolation.READ_UNCOMMITTED)
+        assert chunk.next_offset == 10
 
 
 def test_a_range_left_early_leaves_nothing_behind(broker: Broker) -> None:

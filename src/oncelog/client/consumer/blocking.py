@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import re
 import threading
+import warnings
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -361,6 +362,15 @@ class Consumer:
         """
         check_range(tp, start, end)
         return (chunk for _, chunk in self._chunks(tp, start, end, range_options(self.settings, isolation)))
+
+    def fetch_pieces(
+        self, tp: TopicPartition, start: int, end: int, isolation: Isolation
+    ) -> Iterator[RangeChunk]:
+        """Yield chunks. Deprecated: use `fetch_chunks`."""
+        warnings.warn(
+            "Consumer.fetch_pieces is deprecated; use fetch_chunks", DeprecationWarning, stacklevel=2
+        )
+        return self.fetch_chunks(tp, start, end, isolation)
 
     def _chunks(
         self, tp: TopicPartition, start: int, end: int, options: FetchOptions
