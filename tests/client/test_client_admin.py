@@ -97,19 +97,21 @@ def test_retriable_errors_are_retried() -> None:
 
 def test_only_items_that_failed_are_requested_again() -> None:
     async def story(broker: ScriptedBroker, admin: Admin) -> None:
-        asked: list[list[str]] = []
+        requested: list[list[str]] = []
 
         def handler(header: Any, message: Any) -> CreateTopicsResponse:
-            asked.append([topic.name for topic in message.topics])
+            requested.append([topic.name for topic in message.topics])
             row = CreateTopicsResponse.CreatableTopicResult
-            codes = {"a": 0, "b": 41 if len(asked) == 1 else 0, "c": 36}
+            codes = {"a": 0, "b": 41 if len(requested) == 1 else 0, "c": 36}
             return CreateTopicsResponse(
-                topics=[row(name=name, error_code=codes[name], error_message="said so") for name in asked[-1]]
+                topics=[
+                    row(name=name, error_code=codes[name], error_message="said so") for name in requested[-1]
+                ]
             )
 
         broker.handlers["CreateTopics"] = handler
         created = await admin.create_topics([NewTopic(n, 1, 1) for n in "abc"], raise_errors=False)
-        assert asked == [["a", "b", "c"], ["b"]]
+        assert requested == [["a", "b", "c"], ["b"]]
         assert created["a"].error is None and created["b"].error is None
         assert isinstance(created["c"].error, TopicAlreadyExists)
         assert "creating topic 'c': said so" in str(created["c"].error)

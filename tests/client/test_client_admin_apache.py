@@ -162,8 +162,8 @@ def test_every_codec_of_ours_passes_through_apache_kafka(
     with consumer_of(apache_kafka) as consumer:
         consumer.assign([tp])
         assert poll_all(consumer, 50) == values
-        at = consumer.offsets_for_times({tp: 1_700_000_000_007})[tp]
-        assert at is not None and at.offset == 7
+        found = consumer.offsets_for_times({tp: 1_700_000_000_007})[tp]
+        assert found is not None and found.offset == 7
 
 
 @contextmanager

@@ -44,10 +44,10 @@ def test_a_callback_that_would_end_its_thread_does_not_end_the_producer(
             producer.send(topic, b"first", on_delivery=stop)
         else:
             producer.send(topic, b"first").add_done_callback(stop)
-        told: list[object] = []
-        producer.send(topic, b"second", on_delivery=lambda *_: told.append("second"))
+        called: list[object] = []
+        producer.send(topic, b"second", on_delivery=lambda *_: called.append("second"))
         producer.flush(WAIT_S)
-        assert told == ["second"]
+        assert called == ["second"]
         producer.send(topic, b"third").result(WAIT_S)
     assert values(servers, topic) == [b"first", b"second", b"third"]
 
@@ -71,7 +71,7 @@ def test_such_a_callback_does_not_end_an_asyncio_producer(servers: str, error: t
 
 def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_told(servers: str) -> None:
     topic = new_topic(servers)
-    told: list[object] = []
+    called: list[object] = []
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -79,13 +79,13 @@ def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_to
     async def work() -> None:
         producer = AsyncProducer({"bootstrap.servers": servers}, linger_ms=100)
         await producer.send(topic, b"first", on_delivery=interrupt)
-        await producer.send(topic, b"second", on_delivery=lambda *_: told.append("second"))
+        await producer.send(topic, b"second", on_delivery=lambda *_: called.append("second"))
         await producer.flush()
         await hang()
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(work())
-    assert told == ["second"]
+    assert called == ["second"]
 
 
 def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> None:
@@ -180,10 +180,10 @@ def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_inte
 def test_whoever_listens_to_a_settled_outcome_calls_no_listener_of_others() -> None:
     """An interrupt between removing another thread's listener and calling it left that thread waiting."""
     result = BatchResult(TopicPartition("t", 0))
-    heard: list[str] = []
-    result.add_listener(lambda: heard.append("another thread"))
+    called: list[str] = []
+    result.add_listener(lambda: called.append("another thread"))
     result.complete(0, None, None)
-    result.add_listener(lambda: heard.append("this thread"))
-    assert heard == ["this thread"]
+    result.add_listener(lambda: called.append("this thread"))
+    assert called == ["this thread"]
     assert not list(result.notify())
-    assert heard == ["this thread", "another thread"]
+    assert called == ["this thread", "another thread"]

@@ -178,7 +178,11 @@ def test_a_gap_raises_the_epoch_and_starts_again_from_zero(servers: str, proxy: 
         assert producer.idempotence().producer_epoch == 1
         metrics = producer.metrics()
     assert (metrics["epoch-bump-total"], metrics["out-of-order-sequence-total"]) == (1, 1)
-    sent = [(batch.producer_epoch, batch.base_sequence) for each in requests(proxy) for batch in each.batches]
+    sent = [
+        (batch.producer_epoch, batch.base_sequence)
+        for request in requests(proxy)
+        for batch in request.batches
+    ]
     assert sent == [(0, 0), (0, 1), (1, 0), (1, 1)]
     with pytest.raises(InvalidProducerEpoch):
         append(servers, tp, old)
@@ -191,16 +195,16 @@ def test_a_gap_raises_the_epoch_and_starts_again_from_zero(servers: str, proxy: 
 @pytest.mark.behaviour("I18")
 def test_a_record_that_the_broker_refuses_fails_alone(servers: str) -> None:
     topic = new_topic(servers, max_message_bytes=1000)
-    heard: list[Exception | None] = []
+    errors: list[Exception | None] = []
     with producer_of(servers) as producer:
-        future = producer.send(topic, b"x" * 2000, on_delivery=lambda metadata, error: heard.append(error))
+        future = producer.send(topic, b"x" * 2000, on_delivery=lambda metadata, error: errors.append(error))
         error = future.exception(10)
         assert isinstance(error, MessageTooLarge)
         assert (error.code, error.kafka_name) == (10, "MESSAGE_TOO_LARGE")
         assert error.reaction == "abortable"
         assert producer.send(topic, b"small").result(60).offset == 0
         assert producer.metrics()["record-error-total"] == 1
-    assert heard == [error]
+    assert errors == [error]
 
 
 @pytest.mark.behaviour("I18")
@@ -217,12 +221,12 @@ def test_a_fenced_epoch_and_an_unknown_topic_raise_their_errors(
     servers: str, proxy: Proxy, clock: JumpingClock
 ) -> None:
     topic = new_topic(servers)
-    heard: list[Exception | None] = []
+    errors: list[Exception | None] = []
     settings = {"max_block_ms": 60_000, "request_timeout_ms": 600_000, "delivery_timeout_ms": 700_000}
     with producer_of(proxy.bootstrap_servers, **settings) as producer, ThreadPoolExecutor(1) as thread:
         producer.send(topic, b"a").result(60)
         append(servers, TopicPartition(topic, 0), raw_batch(producer, 1, base_sequence=0, epoch_ahead=5))
-        future = producer.send(topic, b"b", on_delivery=lambda metadata, error: heard.append(error))
+        future = producer.send(topic, b"b", on_delivery=lambda metadata, error: errors.append(error))
         error = future.exception(10)
         assert isinstance(error, InvalidProducerEpoch) and error.reaction == "abortable"
         assert error.code == 47 and not error.retriable
@@ -232,7 +236,7 @@ def test_a_fenced_epoch_and_an_unknown_topic_raise_their_errors(
         clock.jump_until(sending.done, 61)
         with pytest.raises(UnknownTopicOrPartition, match="nowhere") as caught:
             sending.result(60)
-    assert heard == [error]
+    assert errors == [error]
     assert caught.value.code == 3 and caught.value.retriable
     assert values(servers, topic) == [b"a", b"foreign"]
 
@@ -259,7 +263,9 @@ def test_records_come_back_through_every_codec(servers: str, proxy: Proxy, codec
         futures = [producer.send(topic, b"v" * 100, b"k%d" % n, headers=[("h", b"x")]) for n in range(100)]
         assert [future.result(60).offset for future in futures] == list(range(100))
     records = read(servers, topic)
-    assert [(each.key, each.value) for each in records] == [(b"k%d" % n, b"v" * 100) for n in range(100)]
+    assert [(record.key, record.value) for record in records] == [
+        (b"k%d" % n, b"v" * 100) for n in range(100)
+    ]
     sizes = [batch.size_bytes for event in requests(proxy) for batch in event.batches]
     assert (sum(sizes) < 5000) == (codec != "none")
 
@@ -327,7 +333,7 @@ def test_a_batch_above_the_topics_limit_is_sent_in_few_requests(
     servers: str, proxy: Proxy, settings: dict[str, object]
 ) -> None:
     """Each of its records was sent alone: one batch took thousands of round trips."""
-    topic, told = new_topic(servers, max_message_bytes=2_000), list[tuple[bytes, int]]()
+    topic, reported = new_topic(servers, max_message_bytes=2_000), list[tuple[bytes, int]]()
     sent = [b"%04d" % number for number in range(500)]
     with producer_of(proxy.bootstrap_servers, linger_ms=60_000, **settings) as producer:
         if "transactional_id" in settings:
@@ -335,12 +341,14 @@ def test_a_batch_above_the_topics_limit_is_sent_in_few_requests(
             producer.begin_transaction()
         for value in sent:
             producer.send(
-                topic, value, on_delivery=lambda at, error, value=value: told.append((value, at.offset))
+                topic,
+                value,
+                on_delivery=lambda metadata, error, value=value: reported.append((value, metadata.offset)),
             )
         producer.flush()
         if "transactional_id" in settings:
             producer.commit_transaction()
-    assert values(servers, topic) == sent and told == list(zip(sent, range(500), strict=True))
+    assert values(servers, topic) == sent and reported == list(zip(sent, range(500), strict=True))
     assert len(requests(proxy)) <= 8
 
 

@@ -49,7 +49,7 @@ PRODUCER_ID = 5
 
 
 def metadata() -> ClusterMetadata:
-    known = ClusterMetadata()
+    cluster = ClusterMetadata()
     topic = MetadataResponse.MetadataResponseTopic(
         name="t",
         partitions=[
@@ -60,8 +60,8 @@ def metadata() -> ClusterMetadata:
         ],
     )
     broker = MetadataResponse.MetadataResponseBroker(node_id=1, host="h", port=1)
-    known.update(MetadataResponse(brokers=[broker], topics=[topic], cluster_id="c", controller_id=1))
-    return known
+    cluster.update(MetadataResponse(brokers=[broker], topics=[topic], cluster_id="c", controller_id=1))
+    return cluster
 
 
 class FakeBroker:
@@ -114,7 +114,7 @@ class World:
 
     def __init__(self, seed: int, **settings: object) -> None:
         self.random = random.Random(seed)
-        given = {
+        config = {
             "bootstrap.servers": "h:1",
             "batch.size": 400,
             "linger.ms": 5,
@@ -124,7 +124,7 @@ class World:
             "retry.backoff.max.ms": 80,
             **settings,
         }
-        self.core = ProducerCore(resolve(PRODUCER.parse(given)), metadata(), self.random)
+        self.core = ProducerCore(resolve(PRODUCER.parse(config)), metadata(), self.random)
         self.core.set_partition_count("t", len(TP), 0.0)
         self.broker = FakeBroker()
         self.now_ms = 0.0
@@ -252,7 +252,9 @@ def check_patient_producer(seed: int) -> None:
     for tp in TP:
         log = world.broker.logs[tp]
         assert len(log) == len(set(log)), f"seed {seed}: doubled"
-        delivered = [value for at, value, error in world.results() if at == tp and error is None]
+        delivered = [
+            value for result_tp, value, error in world.results() if result_tp == tp and error is None
+        ]
         assert [value for value in log if value in set(delivered)] == delivered, f"seed {seed}: order"
     check_words(world, seed)
 
@@ -430,5 +432,5 @@ def test_a_request_that_no_connection_took_counts_as_not_sent() -> None:
     error = DisconnectedError("broker 1 is not in the cluster's metadata")
     world.core.on_failure(call, error, 2.0, was_sent=False)
     world.core.drain(2_000.0)
-    ((_, _, told),) = world.results()
-    assert type(told) is TimedOut
+    ((_, _, error),) = world.results()
+    assert type(error) is TimedOut

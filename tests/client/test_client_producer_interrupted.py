@@ -90,7 +90,7 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
 ) -> None:
     """The call left a lock held, sent an empty batch (which ended the producer), or forgot a batch."""
     topic = new_topic(servers)
-    told: list[tuple[int, RecordMetadata | None]] = []
+    reported: list[tuple[int, RecordMetadata | None]] = []
     with producer_of(
         servers,
         linger_ms=linger_ms,
@@ -110,7 +110,7 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
                     producer.send(
                         topic,
                         b"%07d" % half + bytes(half % 200),
-                        on_delivery=lambda metadata, _, half=half: told.append((half, metadata)),
+                        on_delivery=lambda metadata, _, half=half: reported.append((half, metadata)),
                     )
                 )
 
@@ -123,12 +123,12 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
             producer.commit_transaction()
     stored = {int(row.value[:7]): row.offset for row in read(servers, topic) if row.value}
     assert len(stored) == len(read(servers, topic)) >= len(taken)
-    assert dict(told) == {
+    assert dict(reported) == {
         half: RecordMetadata(topic, 0, offset, metadata.timestamp_ms)
         for half, offset in stored.items()
-        if (metadata := dict(told).get(half)) is not None
+        if (metadata := dict(reported).get(half)) is not None
     }
-    assert len(told) == len(stored)
+    assert len(reported) == len(stored)
 
 
 @pytest.mark.parametrize("name", ["flush", "result", "exception", "metrics", "idempotence"])

@@ -18,8 +18,8 @@ IN_FLIGHT = "max.in.flight.requests.per.connection"
 CONFLICTS = [("acks", "0"), ("acks", "1"), ("retries", 0), (IN_FLIGHT, 6)]
 
 
-def options(**given: Any) -> Any:
-    return resolve(PRODUCER.parse({key.replace("_", "."): value for key, value in given.items()}))
+def options(**config: Any) -> Any:
+    return resolve(PRODUCER.parse({key.replace("_", "."): value for key, value in config.items()}))
 
 
 @pytest.mark.behaviour("I2", "I3")
@@ -52,10 +52,10 @@ def test_a_conflict_with_requested_idempotence_names_both_settings_before_any_co
 @pytest.mark.parametrize(("key", "value"), CONFLICTS)
 def test_a_conflict_with_default_idempotence_switches_it_off_with_a_warning(key: str, value: object) -> None:
     with oncelog.Broker() as broker:
-        given = {"bootstrap.servers": broker.bootstrap_servers, key: value}
+        config = {"bootstrap.servers": broker.bootstrap_servers, key: value}
         with (
             pytest.warns(UserWarning, match="idempotence is switched off") as caught,
-            oncelog.Producer(given) as producer,
+            oncelog.Producer(config) as producer,
         ):
             report = producer.idempotence()
     assert [warning.filename for warning in caught] == [__file__]

@@ -120,19 +120,19 @@ def test_two_threads_that_wait_for_one_future_both_return(servers: str) -> None:
 
 def test_flush_returns_after_the_callbacks(servers: str) -> None:
     topic = new_topic(servers)
-    heard: list[Exception | None] = []
+    errors: list[Exception | None] = []
     flushed = threading.Event()
 
     def slow(_: RecordMetadata | None, error: Exception | None) -> None:
         flushed.wait(0.3)  # runs out, since flush() waits for this
-        heard.append(error)
+        errors.append(error)
 
     with producer_of(servers) as producer:
         producer.send(topic, b"x", on_delivery=slow)
         producer.flush(WAIT_S)
-        told = list(heard)
+        errors_after_flush = list(errors)
         flushed.set()
-    assert told == [None]
+    assert errors_after_flush == [None]
 
 
 def test_flush_waits_only_for_what_was_sent_before_it(servers: str) -> None:

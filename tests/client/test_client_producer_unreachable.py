@@ -76,7 +76,7 @@ def test_two_calls_that_start_a_connection_leave_nothing_behind_after_close() ->
     assert world.loop.run_until(done, 30_000_000) and done.exception() is None
     world.is_over = True
     world.loop.close()
-    assert not [each for each in left if "_refresh_by_age" in each]
+    assert not [name for name in left if "_refresh_by_age" in name]
 
 
 def test_a_close_while_a_connection_starts_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,5 +101,5 @@ def test_a_close_while_a_connection_starts_leaves_nothing_behind(monkeypatch: py
     assert world.loop.run_until(done, 30_000_000)
     world.is_over = True
     world.loop.close()
-    assert not [each for each in left if "_refresh_by_age" in each]
+    assert not [name for name in left if "_refresh_by_age" in name]
     assert done.exception() is None

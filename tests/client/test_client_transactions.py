@@ -129,14 +129,14 @@ def test_offsets_move_with_the_transaction(servers: str) -> None:
     topic, group = new_topic(servers), f"group-{next(_numbers)}-{os.getpid()}"
     with transactional(servers) as producer:
         producer.init_transactions()
-        at = TopicPartition(topic, 0)
+        tp = TopicPartition(topic, 0)
         with producer.transaction():
             producer.send(topic, b"out")
-            producer.send_offsets_to_transaction({at: OffsetAndMetadata(7, metadata="note")}, group)
+            producer.send_offsets_to_transaction({tp: OffsetAndMetadata(7, metadata="note")}, group)
             assert committed_offset(servers, f"{group}-other", topic) == confluent_kafka.OFFSET_INVALID
         assert committed_offset(servers, group, topic) == 7
         producer.begin_transaction()
-        producer.send_offsets_to_transaction({at: 9}, group)
+        producer.send_offsets_to_transaction({tp: 9}, group)
         producer.abort_transaction()
         assert committed_offset(servers, group, topic) == 7
 

@@ -125,8 +125,8 @@ def test_a_cancelled_call_for_offsets_keeps_the_transaction_from_being_committed
     topic = new_topic(servers)
 
     async def run() -> None:
-        at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
-        async with AsyncProducer(at | SOON_GIVEN_UP) as producer:
+        config = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
+        async with AsyncProducer(config | SOON_GIVEN_UP) as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
             await (await producer.send(topic, b"x"))
@@ -152,8 +152,8 @@ def test_an_abort_ends_a_call_for_offsets_that_still_runs(ours: str) -> None:
     topic = new_topic(ours)
 
     async def run(proxy: Proxy) -> None:
-        at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
-        async with AsyncProducer(at) as producer:
+        config = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
+        async with AsyncProducer(config) as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
             proxy.add(Rule(action="delay", api="TxnOffsetCommit", direction="response", delay_ms=300))
@@ -179,8 +179,8 @@ def test_a_cancelled_commit_counts_as_one_that_may_be_decided(ours: str) -> None
     topic = new_topic(ours)
 
     async def run(proxy: Proxy) -> bool:
-        at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
-        async with AsyncProducer(at | SOON_GIVEN_UP) as producer:
+        config = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
+        async with AsyncProducer(config | SOON_GIVEN_UP) as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
             await (await producer.send(topic, b"x"))

@@ -79,10 +79,10 @@ def test_each_test_and_scenario_that_the_page_names_exists() -> None:
 
 def test_group_metadata_with_automatic_commits_is_refused(ours: str, group: str) -> None:
     """Otherwise close() after an exception would commit positions of records that were aborted."""
-    told = r"enable\.auto\.commit=false.*group_metadata\(\) for send_offsets_to_transaction\(\)"
-    with member(ours, group) as consumer, pytest.raises(MisuseError, match=told):
+    message = r"enable\.auto\.commit=false.*group_metadata\(\) for send_offsets_to_transaction\(\)"
+    with member(ours, group) as consumer, pytest.raises(MisuseError, match=message):
         consumer.group_metadata()
-    with pytest.raises(MisuseError, match=told):
+    with pytest.raises(MisuseError, match=message):
         AsyncConsumer({"bootstrap.servers": ours, "group.id": group}).group_metadata()
     with member(ours, group, enable_auto_commit=False) as by_hand:
         assert by_hand.group_metadata().group_id == group
@@ -117,6 +117,8 @@ def test_records_kept_over_a_rebalance_are_processed_twice(ours: str, group: str
         assert len(dropped) == 2, "here an application drops what it has gathered"
         assert one.group_metadata().generation_id > generation
         with producer.transaction():
-            ends = {TopicPartition(each.topic, each.partition): 2 for each in kept}
+            ends = {TopicPartition(record.topic, record.partition): 2 for record in kept}
             producer.send_offsets_to_transaction(ends, one.group_metadata())
-        assert {each.value for each in again} < {each.value for each in kept}, "committed by one, read by two"
+        assert {record.value for record in again} < {record.value for record in kept}, (
+            "committed by one, read by two"
+        )

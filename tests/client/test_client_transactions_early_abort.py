@@ -66,15 +66,15 @@ class Markers:
         """With `is_older`, the broker refuses an end meanwhile as brokers before 0.5.1 did."""
         write: Callable[..., Any] = MarkerWriter.write
 
-        def write_unless_held(*given: Any) -> Any:
+        def write_unless_held(*arguments: Any) -> Any:
             if self.are_held:
                 raise KafkaStorageError("this test holds the markers")
-            return write(*given)
+            return write(*arguments)
 
         decide: Callable[..., Any] = transactions.decide_end
 
-        def decide_as_older(entry: Any, who: ProducerIdAndEpoch, *given: Any, **named: Any) -> Any:
-            verdict = decide(entry, who, *given, **named)
+        def decide_as_older(entry: Any, producer: ProducerIdAndEpoch, *arguments: Any, **named: Any) -> Any:
+            verdict = decide(entry, producer, *arguments, **named)
             is_early = isinstance(verdict, Reject) and verdict.error is ConcurrentTransactions
             if self.is_older and is_early and named["client_version"] >= 2:
                 return Reject(ProducerFenced, "as an older broker says")
@@ -167,8 +167,8 @@ def test_an_asyncio_producer_aborts_while_the_markers_of_the_transaction_before_
     topic, name = new_topic(servers), next(_names)
 
     async def run() -> None:
-        at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name}
-        async with AsyncProducer(at) as producer:
+        config = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name}
+        async with AsyncProducer(config) as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
             await (await producer.send(topic, b"before"))
@@ -254,8 +254,8 @@ def test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_agai
     topic, name = new_topic(servers), next(_names)
     with RawClient(servers) as client:
 
-        def end(who: ProducerIdAndEpoch, *, is_commit: bool) -> tuple[int, ProducerIdAndEpoch]:
-            fields = {"producer_id": who.producer_id, "producer_epoch": who.producer_epoch}
+        def end(producer: ProducerIdAndEpoch, *, is_commit: bool) -> tuple[int, ProducerIdAndEpoch]:
+            fields = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
             answer = client.ask(EndTxnRequest(transactional_id=name, committed=is_commit, **fields), version)
             return answer.error_code, ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
 
@@ -263,23 +263,23 @@ def test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_agai
             transactional_id=name, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
         )
         answer = client.ask(request, 4)
-        who = ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
+        producer = ProducerIdAndEpoch(answer.producer_id, answer.producer_epoch)
         added = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=name,
-            v3_and_below_producer_id=who.producer_id,
-            v3_and_below_producer_epoch=who.producer_epoch,
+            v3_and_below_producer_id=producer.producer_id,
+            v3_and_below_producer_epoch=producer.producer_epoch,
             v3_and_below_topics=[
                 AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])
             ],
         )
         client.ask(added, 3)
         markers.are_held = True
-        code, following = end(who, is_commit=True)
+        code, following = end(producer, is_commit=True)
         assert code == 0
         if version == 5:
-            who = following
+            producer = following
         for is_commit in (True, False):
-            assert end(who, is_commit=is_commit)[0] == ConcurrentTransactions.code
+            assert end(producer, is_commit=is_commit)[0] == ConcurrentTransactions.code
         markers.are_held = False
         wait_until(lambda: state_of(servers, name) == "CompleteCommit")
-        assert end(who, is_commit=False)[0] == then
+        assert end(producer, is_commit=False)[0] == then

@@ -93,8 +93,8 @@ def test_an_abort_ends_a_call_for_a_group_that_still_runs(classic: str) -> None:
     topic = new_topic(classic)
 
     async def run(proxy: Proxy) -> None:
-        at = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
-        async with AsyncProducer(at) as producer:
+        config = {"bootstrap.servers": proxy.bootstrap_servers, "transactional.id": name()}
+        async with AsyncProducer(config) as producer:
             await producer.init_transactions()
             await producer.begin_transaction()
             await (await producer.send(topic, b"x"))
@@ -126,8 +126,8 @@ def test_a_group_that_may_not_be_read_leaves_a_transaction_that_can_be_aborted(t
     with Broker(tmp_path, config=config) as broker:
         servers, group = broker.bootstrap_servers, name()
         topic = new_topic(servers)
-        at = (ResourceType.GROUP, group, PatternType.LITERAL, "User:ANONYMOUS", "*")
-        acl = Acl(*at, Operation.READ, Permission.DENY)
+        acl_of_group = (ResourceType.GROUP, group, PatternType.LITERAL, "User:ANONYMOUS", "*")
+        acl = Acl(*acl_of_group, Operation.READ, Permission.DENY)
         with Admin({"bootstrap.servers": servers}) as admin:
             admin.create_acls([acl])
         with producer_of(servers, transactional_id=name()) as producer:

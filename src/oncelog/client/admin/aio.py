@@ -393,12 +393,12 @@ class AsyncAdmin:
         "latest" is the high watermark, with READ_COMMITTED the last stable offset. "max-timestamp" needs
         Kafka 3.0. Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
-        found = await list_offsets(await self._router.connect(), by_partition(specs), isolation)
+        offsets = await list_offsets(await self._router.connect(), by_partition(specs), isolation)
         results = {
             tp: ListedOffset(tp, error=result)
             if isinstance(result, OncelogError)
             else ListedOffset(tp, result.offset, result.timestamp_ms, result.leader_epoch)
-            for tp, result in found.items()
+            for tp, result in offsets.items()
         }
         if raise_errors:
             core.raise_first(results.values())

@@ -76,19 +76,19 @@ def test_futures_work_with_concurrent_futures(servers: str, producer: Producer) 
 
 def test_callbacks_that_raise_stop_nothing(servers: str, producer: Producer) -> None:
     topic = new_topic(servers)
-    heard: list[int | None] = []
+    offsets: list[int | None] = []
 
     def fail(metadata: RecordMetadata | None, error: Exception | None) -> None:
-        heard.append(metadata.offset if metadata else None)
+        offsets.append(metadata.offset if metadata else None)
         raise RuntimeError("a callback's own fault")
 
     futures = [producer.send(topic, b"x", on_delivery=fail) for _ in range(3)]
     for future in futures:
-        future.add_done_callback(lambda each: 1 / 0)
+        future.add_done_callback(lambda done: 1 / 0)
     assert [future.result(60).offset for future in futures] == [0, 1, 2]
     assert producer.send(topic, b"y").result(60).offset == 3
     producer.flush(60)
-    assert heard == [0, 1, 2]
+    assert offsets == [0, 1, 2]
 
 
 def test_a_callback_may_send_but_not_wait(servers: str, producer: Producer) -> None:
@@ -126,12 +126,12 @@ def test_send_many_takes_keys_timestamps_and_headers(servers: str, producer: Pro
         0,
     )
     records = read(servers, topic)
-    assert {(each.value, each.key, each.timestamp_ms) for each in records} == set(
+    assert {(record.value, record.key, record.timestamp_ms) for record in records} == set(
         zip(payload, keys, range(1000), strict=True)
     )
-    assert {each.headers for each in records} == {(("h", b"x"),)}
-    assert len({(each.key, each.partition) for each in records}) == 10
-    assert sum(each.record_count for each in result.delivered) == 1000
+    assert {record.headers for record in records} == {(("h", b"x"),)}
+    assert len({(record.key, record.partition) for record in records}) == 10
+    assert sum(part.record_count for part in result.delivered) == 1000
 
 
 def test_rows_of_a_table_go_to_the_partitions_that_send_chooses(servers: str, producer: Producer) -> None:
@@ -154,7 +154,7 @@ def test_rows_of_a_table_go_to_the_partitions_that_send_chooses(servers: str, pr
     assert producer.send_table(by_table, table).result(60).delivered_count == 3000
     producer.flush(60)
     sent, tabled = read(servers, by_send), read(servers, by_table)
-    assert [each[1:3] + each[5:7] for each in sent] == [each[1:3] + each[5:7] for each in tabled]
+    assert [record[1:3] + record[5:7] for record in sent] == [record[1:3] + record[5:7] for record in tabled]
     for record in tabled:
         number = record.timestamp_ms
         assert record.value == b"%d" % number
@@ -167,12 +167,12 @@ def test_tables_without_keys_go_to_one_partition(servers: str, producer: Produce
     assert producer.send_table(topic, batch).result(60).delivered_count == 3
     assert len({record.partition for record in read(servers, topic)}) == 1
     delivery = producer.send_table(topic, batch, partition=2)
-    assert {each.partition for each in delivery.result(60).delivered} == {2}
+    assert {record.partition for record in delivery.result(60).delivered} == {2}
     times = pa.array([1_000, 2_000, 3_000], pa.timestamp("us", tz="UTC"))
     producer.send_table(topic, pa.table({"value": batch["value"], "timestamp": times}), partition=3).result(
         10
     )
-    assert [each.timestamp_ms for each in read(servers, topic) if each.partition == 3][-3:] == [1, 2, 3]
+    assert [record.timestamp_ms for record in read(servers, topic) if record.partition == 3][-3:] == [1, 2, 3]
     with pytest.raises(MisuseError, match="partition 4"):
         producer.send_table(topic, batch, partition=4)
     with pytest.raises(MisuseError, match="expected the columns"):
@@ -288,24 +288,24 @@ def test_the_asyncio_producer_sends_flushes_and_closes(servers: str) -> None:
     topic = new_topic(servers, 2)
 
     async def run() -> None:
-        heard: list[int | None] = []
+        offsets: list[int | None] = []
         async with AsyncProducer({"bootstrap.servers": servers, "linger.ms": 0}) as producer:
-            outcomes = [
+            futures = [
                 await producer.send(
                     topic,
                     b"%d" % n,
                     partition=1,
-                    on_delivery=lambda m, e: heard.append(m.offset if m else None),
+                    on_delivery=lambda m, e: offsets.append(m.offset if m else None),
                 )
                 for n in range(20)
             ]
-            assert [(await each).offset for each in outcomes] == list(range(20))
+            assert [(await future).offset for future in futures] == list(range(20))
             last = await producer.send(topic, b"last", b"k")
             await producer.flush()
             assert last.done() or (await last).offset == 0
             assert producer.idempotence().producer_id is not None
             assert producer.metrics()["record-delivered-total"] == 21
-        assert heard == list(range(20))
+        assert offsets == list(range(20))
         with pytest.raises(MisuseError, match="closed"):
             await producer.send(topic, b"x")
 

@@ -61,7 +61,7 @@ def late_commit(servers: str, topic: str, name: str) -> str:
         producer.send(topic, b"second")
         producer.flush()
         proxy.release()
-        assert proxy.wait_until(lambda events: any(each.fate is Fate.UNEXPECTED for each in events))
+        assert proxy.wait_until(lambda events: any(event.fate is Fate.UNEXPECTED for event in events))
         try:
             producer.abort_transaction()
         except BrokerError as error:
@@ -107,8 +107,8 @@ def test_an_abort_does_not_move_the_consumers_position_back(servers: str, goes_b
             producer.begin_transaction()
             for value in records:
                 producer.send(target, value)
-            at = {TopicPartition(source, 0): consumer.position(TopicPartition(source, 0))}
-            producer.send_offsets_to_transaction(at, consumer.group_metadata())
+            positions = {TopicPartition(source, 0): consumer.position(TopicPartition(source, 0))}
+            producer.send_offsets_to_transaction(positions, consumer.group_metadata())
             if turn == 1:
                 producer.abort_transaction()
                 if goes_back:
