@@ -60,7 +60,7 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
         with producer_of(broker.bootstrap_servers, delivery_timeout_ms=1500, request_timeout_ms=500) as late:
             sent = late.send("probe", bytes(5000))
             # It may be stored: a broker says the same when the batch is written and only its sync failed.
-            with pytest.raises(DeliveryUnknown, match=r"last heard: KAFKA_STORAGE_ERROR.* No space left"):
+            with pytest.raises(DeliveryUnknown, match=r"last error: KAFKA_STORAGE_ERROR.* No space left"):
                 sent.result(60)
         wait_for(lambda: refusal_of_session(client) == errors.NotCoordinator.code)
         if ending != "no end":

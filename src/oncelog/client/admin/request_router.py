@@ -85,7 +85,7 @@ class RequestRouter:
                 answered = await request_items(remaining)
             except (DisconnectedError, TimedOut, BrokerError) as error:
                 answered = {item: failed(item, error) for item in remaining}
-            unnamed = UnknownTopicOrPartition("the broker's answer does not name it")
+            unnamed = UnknownTopicOrPartition("the broker's response has no entry for it")
             results |= {item: answered.get(item) or failed(item, unnamed) for item in remaining}
             pause_ms = cluster.retry_pause_ms(attempt)
             if cluster.now_ms() + pause_ms > deadline_ms:

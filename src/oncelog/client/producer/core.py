@@ -284,7 +284,9 @@ class ProducerCore:
         """Raise MessageTooLarge for a record that no request may carry."""
         max_bytes = self.options.max_request_bytes
         if size_bytes > max_bytes:
-            raise MessageTooLarge(f"a record of {size_bytes} bytes is above max.request.size={max_bytes}")
+            raise MessageTooLarge(
+                f"a record of {size_bytes} bytes is larger than max.request.size={max_bytes}"
+            )
 
     def current_topic(self, name: str) -> TopicQueues:
         """Return a known topic's queues, after adding those of partitions in newer metadata."""
@@ -620,7 +622,9 @@ class ProducerCore:
                 self.metrics.latency.add(now_ms - batch.sent_ms, now_ms)
             row = responses.get(batch.tp)
             if row is None:
-                self._no_outcome(batch, OncelogError("the answer names no such partition"), True, now_ms)
+                self._no_outcome(
+                    batch, OncelogError("the response has no entry for this partition"), True, now_ms
+                )
             elif row.error_code == 0:
                 base = row.base_offset if row.base_offset >= 0 else None
                 self._deliver(batch, base, row.log_append_time_ms if row.log_append_time_ms >= 0 else None)
@@ -735,14 +739,14 @@ class ProducerCore:
 
     def _timed_out(self, batch: ProducerBatch) -> OncelogError:
         limit_ms = self.options.delivery_timeout_ms
-        last = f" (last heard: {batch.last_error})" if batch.last_error else ""
+        last = f" (last error: {batch.last_error})" if batch.last_error else ""
         text = f"no acknowledgement for {batch.tp} within delivery.timeout.ms={limit_ms}{last}"
         # "Not stored" is certain only if no attempt ever left. Guard:
         # test_after_the_delivery_timeout_nothing_is_missing_or_doubled.
         if not batch.is_on_wire and not batch.may_be_stored:
             return TimedOut(f"{text}; the records were not stored")
         batch.may_be_stored = True
-        error = DeliveryUnknown(f"{text}; whether the records are stored is not known", batch.last_error)
+        error = DeliveryUnknown(f"{text}; it is not known if the records are stored", batch.last_error)
         error.reaction = ErrorClass.ABORTABLE.value
         return error
 
@@ -813,6 +817,6 @@ def interrupted_call() -> MisuseError:
     """Return the error of a call in a signal handler that interrupted another call of the same producer."""
     return MisuseError(
         "a signal handler cannot use this producer here: it has interrupted a call of the same producer, "
-        "which goes on only when the handler has returned. Let the handler set a flag, or raise, and use the "
-        "producer where that is caught"
+        "which continues only after the handler has returned. Let the handler set a flag or raise, and use "
+        "the producer where that is caught"
     )

@@ -66,7 +66,9 @@ def parse_settings(
     options = resolve(settings)
     parse_bootstrap(settings["bootstrap.servers"])
     if settings["enable.idempotence"] and not options.is_idempotent:
-        warnings.warn(f"idempotence is {options.reason}; records may be doubled", UserWarning, stacklevel=3)
+        warnings.warn(
+            f"idempotence is {options.reason}; records may be duplicated", UserWarning, stacklevel=3
+        )
     return settings, options
 
 
@@ -103,7 +105,6 @@ class ProducerDriver:
         """One queue per thread that waits for room in buffer.memory; it gets an item when a batch
         completes.
         """
-        self.start_error: OncelogError | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -219,9 +220,9 @@ class ProducerDriver:
         try:
             return self._drain()
         except Exception as error:
-            _LOG.exception("the producer cannot go on")
+            _LOG.exception("the producer cannot continue")
             with self.lock:
-                self.core.fail_all(OncelogError(f"the producer cannot go on: {error!r}"))
+                self.core.fail_all(OncelogError(f"the producer cannot continue: {error!r}"))
             self.notify()
             return _IDLE_SECONDS
 
@@ -439,7 +440,7 @@ class ProducerDriver:
         await self._start_cluster()  # from here on metadata is refreshed by its age
         count = self.cluster.metadata.partition_count(topic)
         if count is None:
-            raise TimedOut(f"topic {topic!r} went away while it was looked up")
+            raise TimedOut(f"topic {topic!r} was deleted while it was looked up")
         return count
 
     async def _start_cluster(self) -> None:

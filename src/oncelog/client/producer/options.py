@@ -111,15 +111,15 @@ def decide_idempotence(settings: Settings) -> tuple[bool, str]:
     if conflicts and is_requested:
         raise ConfigError(
             f"enable.idempotence=true contradicts {' and '.join(conflicts)}; "
-            "change that, or set enable.idempotence=false and accept lost or doubled records"
+            "change that, or set enable.idempotence=false and accept lost or duplicated records"
         )
     if conflicts:
         return (
             False,
-            f"switched off because of {' and '.join(conflicts)}; enable.idempotence was only defaulted",
+            f"switched off because of {' and '.join(conflicts)}; enable.idempotence was not set",
         )
     if settings[_UNSAFE] is not None:
-        return True, f"on, but unguarded: {_UNSAFE}={settings[_UNSAFE]} lets records be doubled"
+        return True, f"on, but unsafe: {_UNSAFE}={settings[_UNSAFE]} may duplicate records"
     return True, "set by enable.idempotence=true" if is_requested else "on by default"
 
 

@@ -35,7 +35,7 @@ def make_row(
     if timestamp_ms is None:
         timestamp_ms = wall_ns() // 1_000_000
     elif not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms < 1 << 63:
-        raise MisuseError(f"timestamp_ms={timestamp_ms!r} is no time in whole milliseconds since 1970")
+        raise MisuseError(f"timestamp_ms={timestamp_ms!r} must be whole milliseconds since 1970")
     return (
         timestamp_ms,
         key if key is None or isinstance(key, bytes) else bytes(key),

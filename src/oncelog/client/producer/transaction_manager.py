@@ -355,7 +355,7 @@ class TransactionManager:
             elif self.session.state not in (State.COMMITTING, State.IN_TRANSACTION):
                 return
             if self._driver.now_ms() > deadline_ms:
-                raise TimedOut("records of the transaction are still under way; call the same again")
+                raise TimedOut("records of the transaction are still under way; call the same method again")
 
     # Requests
 
