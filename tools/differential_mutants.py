@@ -250,7 +250,7 @@ ADMINISTRATION: list[Mutant] = [
     Mutant(
         "assignments of new partitions are not looked at",
         "admin",
-        (_wrapped(create_partitions, "_checked", _without_assignments),),
+        (_wrapped(create_partitions, "_validate", _without_assignments),),
     ),
     Mutant(
         "what is appended to a list replaces it",
