@@ -1,7 +1,8 @@
-"""What arbitrary bytes must not break: one function per place where bytes come in.
+"""Fuzz targets: one function for each place where bytes from outside are read.
 
-Each returns for any input, or raises what no caller expects: that is the finding. `tools/fuzz.py` looks for
-such inputs, guided by coverage; `tests/fuzz` runs what it kept (`tests/fuzz/corpus`) and what `seeds` makes.
+Each target returns for any input. An exception that no caller expects is a finding. `tools/fuzz.py` searches
+for such inputs, guided by coverage. `tests/fuzz` runs the inputs that it kept (`tests/fuzz/corpus`) and those
+of `seeds`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from oncelog.wire.messages import (
 from oncelog.wire.records import decode_records
 
 MAX_BATCH_BYTES = 1 << 20
-"""What a batch may become here; the products' own bounds are settings."""
+"""The largest decompressed batch in these targets; in the product, settings limit it."""
 _UUIDS = b"\7" * 16
 FILES = (
     "00000000000000000000.log",
@@ -81,7 +82,7 @@ def requests(data: bytes) -> None:
 
 
 def ask(node: BrokerState, frame: memoryview, now_ms: int) -> None:
-    """What a connection does with a frame, but errors that are no answers come through."""
+    """Handle a frame as a connection does, but let unexpected exceptions through."""
     try:
         if answer_produce(node, frame, now_ms) is None:
             header = decode_request_header(frame)
@@ -238,7 +239,7 @@ def directory(data: bytes) -> None:
 
 
 def _is_readable(partition: Partition) -> bool:
-    """False where damage at rest shows: a typed error, a checksum, offsets that leave a gap to a reader."""
+    """Return False if stored damage shows: a typed error, a checksum, or a gap of offsets for a reader."""
     offset = partition.log_start_offset
     while offset < partition.log_end_offset:
         try:
@@ -297,7 +298,7 @@ def coordinators(data: bytes) -> None:
 
 
 def members(data: bytes) -> None:
-    """What other members of a group say of themselves, and a leader's assignment: read, or a PeerError."""
+    """Metadata of other group members, and a leader's assignment: decoded, or a PeerError."""
     for assignor in ASSIGNORS:
         try:
             decode_subscriber(assignor, "member-1", None, data)

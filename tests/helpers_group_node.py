@@ -78,7 +78,7 @@ class GroupNode:
         self.node = self._open()
 
     def state(self) -> dict[str, Any]:
-        """What the coordinator remembers and its topic must hold.
+        """Return the coordinator's state that its topic must hold.
 
         Classic groups between two generations are left out: their record is of the last one.
         """

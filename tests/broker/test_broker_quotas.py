@@ -14,7 +14,7 @@ from helpers_wait import LIMIT_S, HeldTimers, pass_time, stop_clock, wait_until
 
 from oncelog import Admin, Broker, NewTopic, Producer
 from oncelog.broker import quota_manager
-from oncelog.broker.quota_manager import FILE_NAME, Quotas
+from oncelog.broker.quota_manager import FILE_NAME, QuotaManager
 from oncelog.config import BROKER
 from oncelog.errors import KafkaStorageError, StorageError, ThrottlingQuotaExceeded
 from oncelog.rules.limits.quotas import DEFAULT, QuotaEntity, QuotaPrincipal
@@ -277,7 +277,7 @@ def test_connections_above_the_rate_of_an_address_are_delayed_and_closed(
 
 
 def test_memory_is_bounded_whatever_clients_call_themselves(tmp_path: Path) -> None:
-    held = quota_manager.Quotas(RealDisk(tmp_path), BROKER.parse({}), {}, max_shares=100)
+    held = quota_manager.QuotaManager(RealDisk(tmp_path), BROKER.parse({}), {}, max_shares=100)
     held.alter(QuotaEntity(client_id=DEFAULT), [("producer_byte_rate", 10.0)], is_test=False)
     for number in range(1_000):
         held.charge("producer_byte_rate", QuotaPrincipal("u", f"client-{number}"), 10, number * 100)
@@ -326,7 +326,9 @@ class WorkClock:
         decode, handle = m.ListGroupsRequest.decode, request_handler.handle
         encode, encode_large = request_handler.encode_response, request_handler.encode_large_response
 
-        def worked(quotas: Quotas, principal: QuotaPrincipal | None, seconds: float, now_ms: int) -> None:
+        def worked(
+            quotas: QuotaManager, principal: QuotaPrincipal | None, seconds: float, now_ms: int
+        ) -> None:
             if principal is not None and principal.client_id == "raw":
                 self.charged.append(seconds)
 
@@ -337,7 +339,7 @@ class WorkClock:
 
             return slow
 
-        monkeypatch.setattr(Quotas, "charge_request_time", worked)
+        monkeypatch.setattr(QuotaManager, "charge_request_time", worked)
         monkeypatch.setattr(m.ListGroupsRequest, "decode", taking(1, decode))
         monkeypatch.setattr(request_handler, "handle", taking(10, handle))
         monkeypatch.setattr(request_handler, "encode_response", taking(100, encode))

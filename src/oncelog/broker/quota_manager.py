@@ -60,7 +60,7 @@ QuotaChange = tuple[QuotaEntity, Collection[tuple[str, float | None]]]
 """(entity, changes): each change is a quota and its rate; None removes it."""
 
 
-class Quotas:
+class QuotaManager:
     """The quotas, and a token bucket for each share of one. A changed rate empties the bucket.
 
     A bucket belongs to the clients that share the quota, not to a connection: a throttled client that
@@ -91,7 +91,7 @@ class Quotas:
         # An unreadable file stops the start: without quotas, clients could overload the broker again.
         stored = read_state(disk, FILE_NAME, _parse)
         if stored is not None:
-            self._take_over(stored)
+            self._set_values(stored)
 
     def find(self, quota_filter: QuotaFilter) -> dict[QuotaEntity, Values]:
         """Return the entities that match a filter, and their quotas."""
@@ -135,9 +135,9 @@ class Quotas:
             for entity, rates in values.items()
         ]
         write_state(self._disk, FILE_NAME, {"quotas": rows})
-        self._take_over(values)
+        self._set_values(values)
 
-    def _take_over(self, values: Mapping[QuotaEntity, Values]) -> None:
+    def _set_values(self, values: Mapping[QuotaEntity, Values]) -> None:
         self.values = values
         self._rates, self._shares = {}, {}
         for entity, rates in values.items():

@@ -21,7 +21,7 @@ from oncelog.broker.group_commit import FlushQueue
 from oncelog.broker.metrics import Metrics
 from oncelog.broker.periodic import PeriodicTasks
 from oncelog.broker.purgatory import FetchPurgatory
-from oncelog.broker.quota_manager import Quotas
+from oncelog.broker.quota_manager import QuotaManager
 from oncelog.broker.request import Request
 from oncelog.broker.security.authenticator import Authenticator
 from oncelog.broker.security.authorizer import FULL_ACCESS, Access, Authorizer
@@ -87,7 +87,9 @@ class BrokerState:
         """The key set (JWKS) that signs OAUTHBEARER tokens, as JSON; the server reads and replaces it."""
         self.check_token: TokenCheck = token_check(settings, lambda: self.token_keys)
         self.authorizer = _authorizer(log_manager, settings)
-        self.quotas = Quotas(log_manager.disk, settings, self.metrics.throttled, limits.max_quota_shares)
+        self.quotas = QuotaManager(
+            log_manager.disk, settings, self.metrics.throttled, limits.max_quota_shares
+        )
         self.sessions = FetchSessions(
             settings["max.incremental.fetch.session.cache.slots"],
             new_id=lambda: int.from_bytes(new_uuid()[:4], "big") >> 1,
@@ -95,14 +97,15 @@ class BrokerState:
         )
         self.fetch_purgatory = FetchPurgatory()
         self.slots = ResponseSlots(log_manager.background)
-        self.flush_queue = FlushQueue(self._note_visible)
+        self.flush_queue = FlushQueue(self._note_partition_visible)
         self.connection_count = 0
         self.opened_cost = 0
         """The cost of opening batches of Produce requests so far, in records."""
         self.request_memory: MemoryBudget[Any] = MemoryBudget(settings["queued.max.request.bytes"])
         self.response_memory: MemoryBudget[Any] = MemoryBudget(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid
-        self._appended: dict[TopicPartition, int] = {}
+        self._visible_bytes: dict[TopicPartition, int] = {}
+        """Bytes of watched partitions that became visible since `complete_satisfied_fetches`."""
         self.groups = self.new_group_coordinator()
         self.markers = MarkerWriter(self.topics, self.note_stored, self.groups.on_marker)
         self.transactions = self.new_transaction_coordinator()
@@ -209,22 +212,21 @@ class BrokerState:
         if partition.high_watermark < partition.log_end_offset:
             self.flush_queue.add_hidden(partition, size_bytes)
         else:
-            self._note_visible(partition, size_bytes)
+            self._note_partition_visible(partition, size_bytes)
 
-    def _note_visible(self, partition: Partition, size_bytes: int) -> None:
-        self.note_append(partition.topic_partition, size_bytes)
+    def _note_partition_visible(self, partition: Partition, size_bytes: int) -> None:
+        self.note_visible(partition.topic_partition, size_bytes)
 
-    def note_append(self, partition: TopicPartition, size_bytes: int) -> None:
+    def note_visible(self, tp: TopicPartition, size_bytes: int) -> None:
         """Note bytes that readers see from now on, for `complete_satisfied_fetches`."""
-        if not self.fetch_purgatory.is_watched(partition):
-            return
-        self._appended[partition] = self._appended.get(partition, 0) + size_bytes
+        if self.fetch_purgatory.is_watched(tp):
+            self._visible_bytes[tp] = self._visible_bytes.get(tp, 0) + size_bytes
 
     def complete_satisfied_fetches(self) -> None:
         """Answer the waiting fetches for which enough has been appended since the last call."""
-        while self._appended:
-            appended, self._appended = self._appended, {}
-            for tp, size_bytes in appended.items():
+        while self._visible_bytes:
+            visible_bytes, self._visible_bytes = self._visible_bytes, {}
+            for tp, size_bytes in visible_bytes.items():
                 self.fetch_purgatory.check_and_complete(tp, size_bytes, self._stable_end(tp))
 
     def _stable_end(self, tp: TopicPartition) -> int | None:

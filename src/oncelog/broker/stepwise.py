@@ -136,14 +136,14 @@ def respond_in_steps(
     slots: ResponseSlots,
     work: Work[Any],
     *,
-    is_dropped: bool = True,
+    is_cancellable: bool = True,
     keep_request: Callable[[PendingResponse], None] | None = None,
 ) -> Any:
     """Return the response, or a PendingResponse if it takes several steps. Raises what the first step raises.
 
     The work may itself return a PendingResponse, for a response that waits for the disk.
-    `is_dropped`: the work ends where it is when its client disconnects. Otherwise it is run to its end, and
-    needs no slot, for it may hold what other requests need.
+    `is_cancellable`: the work stops where it is when its client disconnects. Otherwise it is run to its end,
+    and needs no slot, for it may hold what other requests need.
     `keep_request` is called before the second step. It keeps what the work needs of the request, and sets its
     size, which the connection limits. Such work needs no slot either.
     """
@@ -154,8 +154,8 @@ def respond_in_steps(
     pending = PendingResponse(blocks_pipeline=True)
     if keep_request is not None:
         keep_request(pending)
-    steps = _ResponseSteps(slots, work, pending, is_dropped=is_dropped, has_slot=slots.claim())
-    steps.needs_slot = is_dropped and keep_request is None
+    steps = _ResponseSteps(slots, work, pending, is_cancellable=is_cancellable, has_slot=slots.claim())
+    steps.needs_slot = is_cancellable and keep_request is None
     steps.resume(call)
     if not pending.is_done:
         return pending
@@ -166,7 +166,7 @@ def respond_in_steps(
 
 def continue_in_steps(slots: ResponseSlots, work: Work[Any], pending: PendingResponse) -> None:
     """Run the work for a response that waited, in steps. The work returns `pending` itself to wait again."""
-    _ResponseSteps(slots, work, pending, is_dropped=True, has_slot=False).resume(None)
+    _ResponseSteps(slots, work, pending, is_cancellable=True, has_slot=False).resume(None)
 
 
 class _ResponseSteps:
@@ -183,13 +183,13 @@ class _ResponseSteps:
         work: Work[Any],
         pending: PendingResponse,
         *,
-        is_dropped: bool,
+        is_cancellable: bool,
         has_slot: bool,
     ) -> None:
         self._background, self._slots = slots.background, slots
         self._work, self._pending = work, pending
-        self._is_dropped, self._has_slot = is_dropped, has_slot
-        self.needs_slot = is_dropped
+        self._is_dropped, self._has_slot = is_cancellable, has_slot
+        self.needs_slot = is_cancellable
         self._free_steps = FREE_STEPS
         self._call: BlockingCall | None = None
         self._kind = Kind.REQUEST

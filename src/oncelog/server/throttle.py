@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TypeVar
 
 from oncelog.broker.handlers.produce_direct import with_throttle_time
-from oncelog.broker.quota_manager import Quotas
+from oncelog.broker.quota_manager import QuotaManager
 from oncelog.server.connection_auth import ConnectionAuth
 from oncelog.wire.frames import RequestHeader, decode_request_header
 
@@ -38,7 +38,7 @@ class Throttle:
         "is_muted",
     )
 
-    def __init__(self, quotas: Quotas, auth: ConnectionAuth, on_mute: Callable[[bool], None]) -> None:
+    def __init__(self, quotas: QuotaManager, auth: ConnectionAuth, on_mute: Callable[[bool], None]) -> None:
         self._quotas, self._auth, self._on_mute = quotas, auth, on_mute
         self.is_muted = False
         self._until_ms = 0

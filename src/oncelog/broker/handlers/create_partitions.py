@@ -46,7 +46,7 @@ _Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has disconnected: the topics file already names these partitions.
-    answer: Answer = respond_in_steps(state.slots, _answer(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _answer(state, request, now_ms), is_cancellable=False)
     return answer
 
 

@@ -63,7 +63,7 @@ _Result = CreateTopicsResponse.CreatableTopicResult
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has disconnected: the topics file already names these topics.
-    answer: Answer = respond_in_steps(state.slots, _create_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _create_all(state, request, now_ms), is_cancellable=False)
     return answer
 
 

@@ -19,7 +19,7 @@ KEY = 42
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has disconnected: no group may stay half deleted.
-    answer: Answer = respond_in_steps(state.slots, _delete_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _delete_all(state, request, now_ms), is_cancellable=False)
     return answer
 
 

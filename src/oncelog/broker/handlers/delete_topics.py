@@ -50,7 +50,7 @@ _Planned = tuple[Topic, _Result, bool]
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = respond_in_steps(state.slots, _answer(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _answer(state, request, now_ms), is_cancellable=False)
     return answer
 
 

@@ -59,7 +59,9 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: MetadataRequest = request.message
     may_create = bool(message.topics) and message.allow_auto_topic_creation
     # Finish the creation of topics even if the client has disconnected.
-    answer: Answer = respond_in_steps(state.slots, _handle(state, request, now_ms), is_dropped=not may_create)
+    answer: Answer = respond_in_steps(
+        state.slots, _handle(state, request, now_ms), is_cancellable=not may_create
+    )
     return answer
 
 

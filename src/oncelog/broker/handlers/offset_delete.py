@@ -32,7 +32,7 @@ _Partition = OffsetDeleteResponse.OffsetDeleteResponsePartition
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # Finish even if the client has disconnected: some offsets may be deleted already.
-    answer: Answer = respond_in_steps(state.slots, _delete_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _delete_all(state, request, now_ms), is_cancellable=False)
     return answer
 
 

@@ -85,7 +85,7 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
             count_append(state, done)
             if not done.is_duplicate:
                 # Records of a plain topic are visible to readers without a flush.
-                state.note_append(partition.topic_partition, len(records))
+                state.note_visible(partition.topic_partition, len(records))
             results.append(done)
     if is_refused:
         return encode_response(_response(state, batches, results), version, correlation_id)

@@ -31,7 +31,7 @@ _Partition = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    answer: Answer = respond_in_steps(state.slots, _write_all(state, request, now_ms), is_dropped=False)
+    answer: Answer = respond_in_steps(state.slots, _write_all(state, request, now_ms), is_cancellable=False)
     return answer
 
 

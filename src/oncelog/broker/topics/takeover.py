@@ -20,7 +20,7 @@ from typing import Any
 from oncelog.broker.coordinators.internal_topic_config import INTERNAL_TOPICS, METADATA_LOG
 from oncelog.broker.coordinators.producer_ids import stored_next_id, write_next_id
 from oncelog.broker.quota_manager import FILE_NAME as QUOTAS_FILE
-from oncelog.broker.quota_manager import QuotaChange, Quotas
+from oncelog.broker.quota_manager import QuotaChange, QuotaManager
 from oncelog.broker.security.authorizer import FILE_NAME as ACLS_FILE
 from oncelog.broker.security.authorizer import Authorizer
 from oncelog.broker.security.users import FILE_NAME as USERS_FILE
@@ -454,7 +454,7 @@ class _Security:
                 found[entity] = apply_changes(entity, {}, rates.items())
             except BrokerError as error:
                 self._plan.add_problem("quotas", f"quotas {rates} of {dict(pairs)}: {error}")
-        quotas = Quotas(self._disk, self._settings, {})
+        quotas = QuotaManager(self._disk, self._settings, {})
         theirs, ours = (
             [(sorted(entity.parts.items()), sorted(rates.items())) for entity, rates in which.items()]
             for which in (found, quotas.values)
