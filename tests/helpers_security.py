@@ -1,4 +1,4 @@
-"""Certificates, users and brokers with locked authenticators."""
+"""Certificates, users, and brokers that authenticate their clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DOCS = Path(__file__).parents[1] / "docs" / "security.md"
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files: the authority, the broker with its key, a client with its key."""
+    """PEM files of a certificate authority, of a broker with its key, and of a client with its key."""
 
     authority: Path
     broker: Path
@@ -40,7 +40,7 @@ class Certificates:
 
 
 def make_certificates(directory: Path, client_name: str = "alice") -> Certificates:
-    """A new authority and what it signs."""
+    """Return a new authority and the certificates that it signs."""
     directory.mkdir(parents=True, exist_ok=True)
     made = Certificates(*(directory / f"{name}.pem" for name in ("authority", "broker", "client")))
     authority = trustme.CA()
@@ -51,16 +51,16 @@ def make_certificates(directory: Path, client_name: str = "alice") -> Certificat
 
 
 def _write(issued: trustme.LeafCert, path: Path) -> None:
-    """Java reads private keys as PKCS #8 only."""
+    """Write a certificate with its key as PKCS #8, the only form that Java reads."""
     key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
     text = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    path.write_bytes(text + b"".join(each.bytes() for each in issued.cert_chain_pems))
+    path.write_bytes(text + b"".join(pem.bytes() for pem in issued.cert_chain_pems))
 
 
 def add_users(data_dir: Path, *names: str, password: str = PASSWORD) -> None:
-    """SCRAM users with both mechanisms, written while the broker does not run."""
+    """Add SCRAM users with both mechanisms while the broker does not run."""
     data_dir.mkdir(parents=True, exist_ok=True)
     users = Users(RealDisk(data_dir))
     for name in names:
@@ -79,7 +79,7 @@ def secured_broker(
     sasl: bool = True,
     **config: object,
 ) -> Broker:
-    """A broker that wants TLS (with certificates) and SASL; settings with dots or underscores."""
+    """Run a broker with SASL, and with TLS if there are certificates. Settings have dots or underscores."""
     add_users(data_dir, *users)
     protocol = ("SASL_" if sasl else "") + ("SSL" if certificates else "PLAINTEXT")
     settings: dict[str, object] = {"security.protocol": protocol}
@@ -96,7 +96,7 @@ def client_config(
     mechanism: str = "SCRAM-SHA-256",
     password: str = PASSWORD,
 ) -> dict[str, str]:
-    """Settings by librdkafka's names, which ours are too."""
+    """Return client settings by librdkafka's names, which Oncelog accepts too."""
     config = {
         "bootstrap.servers": broker.bootstrap_servers,
         "security.protocol": ("SASL_" if user else "") + ("SSL" if certificates else "PLAINTEXT"),
@@ -113,7 +113,7 @@ def without(config: Mapping[str, str], *keys: str) -> dict[str, str]:
 
 
 def signed_token(key: Any, alg: str = "RS256", **changed: object) -> str:
-    """A token (JWT) of alice for the next five minutes; a claim that is None is left out."""
+    """Return a token (JWT) of alice for the next five minutes. A claim that is None is left out."""
     good = {"sub": "alice", "iss": "https://id.example", "aud": ["kafka"], "exp": int(time.time()) + 300}
     good |= {"iat": int(time.time())}
     claims = {name: value for name, value in {**good, **changed}.items() if value is not None}
@@ -121,7 +121,7 @@ def signed_token(key: Any, alg: str = "RS256", **changed: object) -> str:
 
 
 def write_keys(path: Path, *keys: RSAKey) -> None:
-    """A key set (JWKS)."""
+    """Write a key set (JWKS)."""
     path.write_text(json.dumps(KeySet(list(keys)).as_dict(private=False)))
 
 
@@ -138,36 +138,37 @@ def add_acls(admin: Admin, acls: list[Acl]) -> None:
     wait_until(lambda: set(acls) <= set(admin.describe_acls()))
 
 
-def documented_acls(who: str, principal: str) -> list[Acl]:
-    """What the table in docs/security.md says that somebody needs."""
+def documented_acls(role: str, principal: str) -> list[Acl]:
+    """Return the ACLs that a row of the table in docs/security.md names."""
     table = DOCS.read_text().partition("| who | resource | operations |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     acls: list[Acl] = []
-    at = ""
+    current = ""
     for name, resource, operations in rows:
-        at = name or at
-        found = re.fullmatch(r"(topic|group|transactional id) `([^`]+)`( prefixed)?", resource)
-        assert found is not None, resource
-        pattern = PatternType.PREFIXED if found[3] else PatternType.LITERAL
+        current = name or current
+        match = re.fullmatch(r"(topic|group|transactional id) `([^`]+)`( prefixed)?", resource)
+        assert match is not None, resource
+        pattern = PatternType.PREFIXED if match[3] else PatternType.LITERAL
         acls += [
             Acl(
-                _SHORT[found[1]],
-                found[2],
+                _SHORT[match[1]],
+                match[2],
                 pattern,
                 f"User:{principal}",
                 "*",
-                Operation[each],
+                Operation[operation],
                 Permission.ALLOW,
             )
-            for each in re.findall(r"[A-Z_]{4,}", operations)
-            if at == who
+            for operation in re.findall(r"[A-Z_]{4,}", operations)
+            if current == role
         ]
-    assert acls, f"docs/security.md lists nothing for {who!r}"
+    assert acls, f"docs/security.md lists nothing for {role!r}"
     return acls
 
 
 def apache_properties(certificates: Certificates, keys: Path | None = None) -> dict[str, object]:
-    """Of an Apache Kafka that also listens on SASL_SSL and, with certificates of clients, on SSL.
+    """Return the properties of an Apache Kafka with listeners for SASL_SSL and for SSL with client
+    certificates.
 
     Everybody on PLAINTEXT may do everything. `keys`: of tokens (JWKS), which the JVM must be allowed to read.
     """
@@ -186,8 +187,8 @@ def apache_properties(certificates: Certificates, keys: Path | None = None) -> d
         f"{at}.connections.max.reauth.ms": 2000,
         f"{at}.plain.sasl.jaas.config": f'{module}.plain.PlainLoginModule required user_alice="{PASSWORD}";',
     }
-    for each in ("scram-sha-256", "scram-sha-512"):
-        properties[f"{at}.{each}.sasl.jaas.config"] = f"{module}.scram.ScramLoginModule required;"
+    for mechanism in ("scram-sha-256", "scram-sha-512"):
+        properties[f"{at}.{mechanism}.sasl.jaas.config"] = f"{module}.scram.ScramLoginModule required;"
     if keys is not None:
         bearer = f"{module}.oauthbearer.OAuthBearer"
         properties |= {

@@ -1,4 +1,4 @@
-"""The disk under the broker: acknowledgements that wait for it, a full one, one that cannot sync."""
+"""The broker's disk: acknowledgements that wait for a sync, a full disk, failing syncs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from oncelog.wire.messages import CreatePartitionsRequest, CreateTopicsRequest, 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """fdatasync of segment files waits for this event (open at first)."""
+    """Return an event for which fdatasync of segment files waits. It is set at first."""
     opened, real = threading.Event(), RealFile.sync
     opened.set()
 
@@ -44,10 +44,10 @@ def test_an_append_is_acknowledged_only_when_it_is_synced(gate: threading.Event)
             client.send(produce_request("synced", batch(b"%d" % n, pid=1, sequence=n)), 9) for n in range(3)
         ]
         with RawClient(broker.bootstrap_servers) as other:
-            # Readers do not see the three yet, but offset 3 is in range once they are in the log.
+            # Readers do not see the three records yet, but offset 3 is in range once they are in the log.
             wait_until(lambda: other.fetch("synced", 3).error_code == 0)
             assert other.offset("synced") == 0
-            # A retry from another connection is a duplicate, but it is not safe yet either.
+            # A retry from another connection is a duplicate, but it is not durable yet either.
             retry_id = other.send(produce_request("synced", batch(b"0", pid=1, sequence=0)), 9)
             for connection in (client, other):
                 assert_unanswered(connection)
@@ -115,7 +115,7 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
     real = RealFile.pwrite
 
     def full(self: RealFile, data: Any, position: int) -> None:
-        # As a disk that fills up in the middle of the write: a part arrives.
+        # Like a disk that becomes full in the middle of a write: a part is written.
         real(self, memoryview(data)[: len(data) // 2], position)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -132,8 +132,8 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
             refused = client.produce("filling", batch(b"1", pid=pid, sequence=1))
             assert refused.error_code == errors.KafkaStorageError.code
             assert refused.error_message and "No space left" in refused.error_message
-            asked = CreateTopicsRequest.CreatableTopic(name="other", num_partitions=1, replication_factor=1)
-            (failed,) = client.ask(CreateTopicsRequest(topics=[asked]), 7).topics
+            topic = CreateTopicsRequest.CreatableTopic(name="other", num_partitions=1, replication_factor=1)
+            (failed,) = client.ask(CreateTopicsRequest(topics=[topic]), 7).topics
             assert failed.error_code == errors.KafkaStorageError.code
             assert client.values("filling") == [b"0"]
         again = client.produce("filling", batch(b"1", pid=pid, sequence=1))
@@ -148,7 +148,7 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
 def test_a_topic_that_cannot_be_made_whole_is_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """And nothing of it is in the way of the next attempt, in this run of the broker or a later one."""
+    """No remains of it prevent the next attempt, in this run of the broker or a later one."""
     real = RealDisk.replace
 
     def full(self: RealDisk, path: str, data: bytes, **how: bool) -> None:
@@ -156,12 +156,12 @@ def test_a_topic_that_cannot_be_made_whole_is_not_made(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(self, path, data, **how)
 
-    asked = CreateTopicsRequest.CreatableTopic(name="half", num_partitions=3, replication_factor=1)
+    requested = CreateTopicsRequest.CreatableTopic(name="half", num_partitions=3, replication_factor=1)
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         for _ in range(2):
             with monkeypatch.context() as filled:
                 filled.setattr(RealDisk, "replace", full)
-                (refused,) = client.ask(CreateTopicsRequest(topics=[asked]), 7).topics
+                (refused,) = client.ask(CreateTopicsRequest(topics=[requested]), 7).topics
             assert refused.error_code == errors.KafkaStorageError.code
             assert "make room" in (refused.error_message or "")
         assert not list(tmp_path.glob("half-?"))
@@ -182,8 +182,8 @@ def test_partitions_that_cannot_be_added_are_not_there(
         real(self, path)
 
     def grow(client: RawClient) -> int:
-        wanted = CreatePartitionsRequest.CreatePartitionsTopic(name="more", count=4, assignments=None)
-        return int(client.ask(CreatePartitionsRequest(topics=[wanted]), 3).results[0].error_code)
+        request = CreatePartitionsRequest.CreatePartitionsTopic(name="more", count=4, assignments=None)
+        return int(client.ask(CreatePartitionsRequest(topics=[request]), 3).results[0].error_code)
 
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("more", 2)
@@ -204,7 +204,7 @@ def test_a_directory_that_is_a_file_is_refused_with_its_name(tmp_path: Path) -> 
 def test_a_broker_that_does_not_run_leaves_no_temporary_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R540: each one that was never started, or could not be, left an empty directory."""
+    """Regression (R540): a broker that was never started, or could not be, left an empty directory."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Broker() as running:
         assert running.data_dir.parent == tmp_path and running.data_dir.stat().st_mode & 0o777 == 0o700
@@ -230,11 +230,11 @@ def test_a_topic_that_cannot_be_made_by_its_first_use_does_not_end_the_connectio
     def no_room(*_: Any) -> None:
         raise StorageError("no room")
 
-    wanted = MetadataRequest(
+    request = MetadataRequest(
         topics=[MetadataRequest.MetadataRequestTopic(name="new")], allow_auto_topic_creation=True
     )
     with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
         with monkeypatch.context() as patch:
             patch.setattr(topics_topics, "write_state", no_room)
-            assert client.ask(wanted, 9).topics[0].error_code == errors.KafkaStorageError.code
-        assert client.ask(wanted, 9).topics[0].error_code == 0
+            assert client.ask(request, 9).topics[0].error_code == errors.KafkaStorageError.code
+        assert client.ask(request, 9).topics[0].error_code == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import pytest
 
 from oncelog.errors import ConfigError
-from oncelog.testing.proxy import Action, Direction, Rule, WireEvent, parse_rule
+from oncelog.testing.proxy import Action, Direction, Fate, Proxy, Rule, WireEvent, parse_rule
 from oncelog.testing.proxy.rules import RuleBook
 
 REQUEST = WireEvent(Direction.REQUEST, "Produce", size_bytes=500)
@@ -131,3 +134,10 @@ def test_an_unknown_api_or_action_is_named_in_the_error() -> None:
         Rule(action=Action.DROP, api="Prodce")
     with pytest.raises(ConfigError, match="action=lose: expected one of"):
         Rule(action="lose")
+
+
+def test_the_old_module_name_still_works_and_warns() -> None:
+    sys.modules.pop("oncelog.faults", None)
+    with pytest.warns(DeprecationWarning, match=r"oncelog\.testing\.proxy"):
+        faults = importlib.import_module("oncelog.faults")
+    assert faults.Proxy is Proxy and faults.Fate.SWALLOWED is Fate.UNEXPECTED

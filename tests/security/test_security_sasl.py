@@ -1,4 +1,4 @@
-"""SASL on the listener and in our clients, over real sockets; the broker's side also byte by byte."""
+"""SASL of the listener and of the clients, over real sockets; the broker's side also byte by byte."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates)
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """The same without TLS, to look at the bytes."""
+    """A broker without TLS, so that a test can send and read bytes."""
     config = {"sasl.enabled.mechanisms": ",".join(MECHANISMS), "connection.failed.authentication.delay.ms": 0}
     with secured_broker(tmp_path_factory.mktemp("data"), users=("alice",), **config) as broker:
         yield broker
@@ -75,7 +75,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("user", ["alice", "bob, =the builder"])
-def test_who_has_the_password_comes_in(
+def test_a_client_with_the_password_is_authenticated(
     broker: Broker, certificates: Certificates, mechanism: str, user: str
 ) -> None:
     with oncelog.Producer(client_config(broker, certificates, user, mechanism)) as producer:
@@ -84,7 +84,7 @@ def test_who_has_the_password_comes_in(
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize(("user", "password"), [("alice", "wrong"), ("nobody", PASSWORD)])
-def test_who_has_not_stays_out_and_learns_nothing(
+def test_a_client_without_the_password_is_refused_and_learns_nothing(
     broker: Broker, certificates: Certificates, mechanism: str, user: str, password: str
 ) -> None:
     config = client_config(broker, certificates, user, mechanism, password)
@@ -94,7 +94,7 @@ def test_who_has_not_stays_out_and_learns_nothing(
     assert broker.metrics()["authentications_failed"] == failed + 1
 
 
-def test_java_clients_settings(broker: Broker, certificates: Certificates) -> None:
+def test_the_settings_of_java_clients_are_accepted(broker: Broker, certificates: Certificates) -> None:
     config = client_config(broker, certificates, "alice")
     module = "org.apache.kafka.common.security.scram.ScramLoginModule"
     jaas = f'{module} required username="alice" password="{PASSWORD}";'
@@ -115,7 +115,9 @@ def test_java_clients_settings(broker: Broker, certificates: Certificates) -> No
     assert PASSWORD not in str(caught.value)
 
 
-def test_a_mechanism_that_is_not_offered(broker: Broker, certificates: Certificates, tmp_path: Path) -> None:
+def test_a_mechanism_that_is_not_offered_is_refused(
+    broker: Broker, certificates: Certificates, tmp_path: Path
+) -> None:
     token = tmp_path / "token"
     token.write_text("t")
     config = without(client_config(broker, certificates, "alice"), "sasl.username", "sasl.password")
@@ -124,20 +126,20 @@ def test_a_mechanism_that_is_not_offered(broker: Broker, certificates: Certifica
         admin.list_topics()
 
 
-def test_before_it_is_known_who_asks(plain: Broker) -> None:
+def test_requests_before_authentication_are_refused(plain: Broker) -> None:
     address = plain.bootstrap_servers
     with RawClient(address) as client:
         assert client.ask(ApiVersionsRequest(), 0).error_code == 0
         client.send(MetadataRequest(topics=[]), 9)
         assert client.is_closed()
-    with RawClient(address) as client:  # authenticating without having chosen how
+    with RawClient(address) as client:  # SaslAuthenticate without a handshake
         client.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0x"), 0)
         assert client.is_closed()
-    with RawClient(address) as client:  # anything else amid the exchange
+    with RawClient(address) as client:  # another request during the exchange
         assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).mechanisms == list(MECHANISMS)
         client.send(ApiVersionsRequest(), 0)
         assert client.is_closed()
-    with RawClient(address) as client:  # more than a stranger may send
+    with RawClient(address) as client:  # more bytes than an unauthenticated client may send
         client.socket.sendall((524_289).to_bytes(4, "big"))
         assert client.is_closed()
 
@@ -145,7 +147,7 @@ def test_before_it_is_known_who_asks(plain: Broker) -> None:
 @pytest.mark.parametrize(
     "message", [b"", b"\0", b"alice", b"\0alice\0", b"bob\0alice\0x", b"\xff\xfe\0a\0b", b"\0" * 100_000]
 )
-def test_messages_that_are_none(plain: Broker, message: bytes) -> None:
+def test_malformed_sasl_messages_are_refused(plain: Broker, message: bytes) -> None:
     for mechanism in MECHANISMS:
         with RawClient(plain.bootstrap_servers) as client:
             client.ask(SaslHandshakeRequest(mechanism=mechanism), 1)
@@ -173,25 +175,25 @@ def test_a_long_name_is_refused_before_it_is_prepared(
 
 def _log_in(client: RawClient, user: str = "alice", password: str = PASSWORD) -> int:
     assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
-    said = f"\0{user}\0{password}".encode()
-    answer = client.ask(SaslAuthenticateRequest(auth_bytes=said), 2)
+    message = f"\0{user}\0{password}".encode()
+    answer = client.ask(SaslAuthenticateRequest(auth_bytes=message), 2)
     assert answer.error_code == 0, answer.error_message
     return int(answer.session_lifetime_ms)
 
 
-def test_a_listener_without_sasl_says_so() -> None:
+def test_a_listener_without_sasl_refuses_sasl_requests() -> None:
     with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
         assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 34
         assert client.ask(SaslAuthenticateRequest(auth_bytes=b""), 2).error_code == 34
 
 
 @pytest.mark.parametrize("mechanisms", ["GSSAPI", "SCRAM-SHA-256,SCRAM-SHA-1", ""])
-def test_mechanisms_that_are_not_served(tmp_path: Path, mechanisms: str) -> None:
+def test_unknown_mechanisms_are_config_errors(tmp_path: Path, mechanisms: str) -> None:
     with pytest.raises(ConfigError, match="SCRAM-SHA-512"):
         secured_broker(tmp_path, **{"sasl.enabled.mechanisms": mechanisms}).start()
 
 
-def test_sessions_end(tmp_path: Path) -> None:
+def test_sessions_expire(tmp_path: Path) -> None:
     config = {"connections.max.reauth.ms": 600_000, "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256"}
     with secured_broker(tmp_path, users=("alice", "bob"), **config) as broker:
         with RawClient(broker.bootstrap_servers) as client:
@@ -204,12 +206,12 @@ def test_sessions_end(tmp_path: Path) -> None:
         with RawClient(broker.bootstrap_servers) as client:
             _log_in(client)
             client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1)
-            said = f"\0bob\0{PASSWORD}".encode()
-            assert client.ask(SaslAuthenticateRequest(auth_bytes=said), 2).error_code == 58
+            message = f"\0bob\0{PASSWORD}".encode()
+            assert client.ask(SaslAuthenticateRequest(auth_bytes=message), 2).error_code == 58
             assert client.is_closed()
 
 
-def test_a_client_whose_session_does_not_end_is_refused_another_login_and_stays(plain: Broker) -> None:
+def test_a_client_whose_session_does_not_expire_is_refused_reauthentication_and_stays(plain: Broker) -> None:
     with RawClient(plain.bootstrap_servers) as client:
         _log_in(client)
         assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 34
@@ -217,7 +219,7 @@ def test_a_client_whose_session_does_not_end_is_refused_another_login_and_stays(
         assert client.ask(MetadataRequest(topics=[]), 9).error_code == 0
 
 
-def test_clients_stay_in_order_while_they_log_in_again(tmp_path: Path) -> None:
+def test_records_stay_in_order_during_reauthentication(tmp_path: Path) -> None:
     with secured_broker(tmp_path, users=("alice",), **{"connections.max.reauth.ms": 600_000}) as broker:
         with oncelog.Producer(client_config(broker, None, "alice") | {"linger.ms": "0"}) as producer:
             sent = [producer.send("t", b"0")]
@@ -229,14 +231,16 @@ def test_clients_stay_in_order_while_they_log_in_again(tmp_path: Path) -> None:
                 sent.append(producer.send("t", b"%d" % len(sent)))
                 if len(sent) > 100 and logins_again(broker):
                     break
-            pass_time(broker, 400_000)  # the first session would be over
+            pass_time(broker, 400_000)  # the first session would have expired
             sent.append(producer.send("t", b"%d" % len(sent)))
-            offsets = [each.result(timeout=60).offset for each in sent]
+            offsets = [future.result(timeout=60).offset for future in sent]
         assert offsets == list(range(len(sent)))
         assert broker.metrics()["connections_opened"] == opened
 
 
-def test_a_failure_is_answered_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_authentication_is_answered_after_a_delay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timers = HeldTimers(monkeypatch, request_handler)
     with (
         secured_broker(
@@ -254,7 +258,7 @@ def test_a_failure_is_answered_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert client.is_closed()
 
 
-def test_secrets_are_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_are_in_no_log_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     secret = "s3cr3t-s3cr3t"
     key_file = make_certificates(tmp_path / "pem")
@@ -281,20 +285,20 @@ def test_secrets_are_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 def test_sparks_options_are_the_same_settings() -> None:
     from oncelog.spark.source.source_options import parse_options
 
-    given = {
+    options = {
         "kafka.bootstrap.servers": "h:1",
         "subscribe": "t",
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": "SCRAM-SHA-512",
         "kafka.sasl.jaas.config": f'a.b.ScramLoginModule required username="u" password="{PASSWORD}";',
     }
-    assert parse_options(given).client["sasl.mechanism"] == "SCRAM-SHA-512"
-    assert PASSWORD not in repr(parse_options(given))
+    assert parse_options(options).client["sasl.mechanism"] == "SCRAM-SHA-512"
+    assert PASSWORD not in repr(parse_options(options))
     with pytest.raises(ConfigError, match=r"security\.protocol"):
-        parse_options({**given, "kafka.security.protocol": "TLS"})
+        parse_options({**options, "kafka.security.protocol": "TLS"})
 
 
-def test_made_up_salts_stay_over_a_restart_and_look_like_those_of_users() -> None:
+def test_salts_of_unknown_users_survive_a_restart_and_look_like_real_ones() -> None:
     def salt_of(users: Users, name: str) -> bytes:
         return ScramExchange(users, Mechanism.SCRAM_SHA_256, "nonce")._credential(name).salt
 
@@ -305,7 +309,7 @@ def test_made_up_salts_stay_over_a_restart_and_look_like_those_of_users() -> Non
     assert len(made_up) == 26
     again = Users(disk, new_secret=b"second")
     assert salt_of(again, "nobody") == made_up != salt_of(again, "nobody else")
-    # `oncelog users` changes the file while the broker does not run.
+    # `oncelog users` changes the file of a broker that does not run.
     Users(disk).alter("bob", [], [(int(Mechanism.SCRAM_SHA_256), b"s" * 26, b"p" * 32, 4096)])
     assert salt_of(Users(disk, new_secret=b"third"), "nobody") == made_up
 
@@ -329,10 +333,8 @@ def test_users_are_changed_by_one_write_however_many_they_are(monkeypatch: pytes
     assert users.alter_all([("nobody", [1], [])]) and len(writes) == 1
 
 
-def test_one_password_is_checked_before_others_have_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where a client logs in more often than it may."""
+def test_only_one_password_is_checked_per_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds even for a client that authenticates more often than it may."""
     monkeypatch.setattr(authenticator, "may_authenticate_again", lambda *_: True)
     checked: list[str] = []
     begun, sent, answered = threading.Event(), threading.Event(), threading.Event()

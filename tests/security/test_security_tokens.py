@@ -70,7 +70,7 @@ def with_token(broker: Broker, path: Path, token: str) -> dict[str, str]:
     }
 
 
-def test_a_token_lets_in_whom_it_names(broker: Broker, tmp_path: Path) -> None:
+def test_a_token_authenticates_its_subject(broker: Broker, tmp_path: Path) -> None:
     with oncelog.Producer(with_token(broker, tmp_path / "token", signed())) as producer:
         assert producer.send("tokens", b"v").result(timeout=60).topic == "tokens"
     bob = with_token(broker, tmp_path / "token", signed(sub="bob"))
@@ -79,11 +79,11 @@ def test_a_token_lets_in_whom_it_names(broker: Broker, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exp", [2**63, 2**70, 1e300], ids=str)
-def test_a_token_that_lasts_nearly_without_end(broker: Broker, tmp_path: Path, exp: float) -> None:
+def test_a_token_with_a_very_late_expiry_is_accepted(broker: Broker, tmp_path: Path, exp: float) -> None:
     assert Admin(with_token(broker, tmp_path / "token", signed(exp=exp))).list_topics() is not None
 
 
-def test_a_token_holds_once_a_clock_that_was_ahead_is_right(tmp_path: Path, keys: Path) -> None:
+def test_a_token_is_accepted_once_a_clock_that_was_ahead_is_right(tmp_path: Path, keys: Path) -> None:
     with secured_broker(tmp_path / "data", **settings(keys)) as broker:
         assert broker._running is not None
         set_wall_clock(broker._running.clock, 86_400_000)
@@ -109,14 +109,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("why", BAD)
-def test_tokens_that_do_not_hold(broker: Broker, tmp_path: Path, why: str) -> None:
+def test_invalid_tokens_are_refused(broker: Broker, tmp_path: Path, why: str) -> None:
     token = BAD[why]()
     with pytest.raises(AuthenticationError) as caught:
         Admin(with_token(broker, tmp_path / "token", token)).list_topics()
     assert token not in str(caught.value)
 
 
-def test_a_client_logs_in_again_with_a_new_token_and_stays(tmp_path: Path, keys: Path) -> None:
+def test_a_client_reauthenticates_with_a_new_token_and_stays(tmp_path: Path, keys: Path) -> None:
     path = tmp_path / "token"
     with secured_broker(tmp_path / "data", **settings(keys)) as broker:
         config = with_token(broker, path, signed(exp=int(time.time()) + 300))
@@ -131,7 +131,7 @@ def test_a_client_logs_in_again_with_a_new_token_and_stays(tmp_path: Path, keys:
         assert broker.metrics()["connections_opened"] == opened
 
 
-def test_a_session_is_over_with_its_token(tmp_path: Path, keys: Path) -> None:
+def test_a_session_ends_with_its_token(tmp_path: Path, keys: Path) -> None:
     with secured_broker(tmp_path / "data", **settings(keys)) as broker:
         config = with_token(broker, tmp_path / "token", signed(exp=int(time.time()) + 300))
         with oncelog.Producer(config) as producer:
@@ -143,7 +143,7 @@ def test_a_session_is_over_with_its_token(tmp_path: Path, keys: Path) -> None:
         assert broker.metrics()["connections_opened"] > opened, "the old connection is of no use"
 
 
-def test_new_keys_are_read(tmp_path: Path) -> None:
+def test_changed_keys_are_reloaded(tmp_path: Path) -> None:
     keys = tmp_path / "jwks.json"
     write_keys(keys, KEY)
     with secured_broker(tmp_path / "data", **settings(keys)) as broker:
@@ -163,7 +163,7 @@ def test_new_keys_are_read(tmp_path: Path) -> None:
         wait_until(may_enter)
 
 
-def test_librdkafka_with_a_token(broker: Broker) -> None:
+def test_librdkafka_authenticates_with_a_token(broker: Broker) -> None:
     from confluent_kafka import Producer
 
     def token(_: str) -> tuple[str, float]:
@@ -180,7 +180,7 @@ def test_librdkafka_with_a_token(broker: Broker) -> None:
     assert producer.flush(60) == 0
 
 
-def test_settings_that_cannot_be(tmp_path: Path, broker: Broker) -> None:
+def test_invalid_token_settings_are_refused(tmp_path: Path, broker: Broker) -> None:
     with pytest.raises(ConfigError, match="file:///PATH"):
         Broker(tmp_path, config={"sasl.oauthbearer.jwks.endpoint.url": "gopher://x"}).start()
     lacking = with_token(broker, tmp_path / "token", "t")
