@@ -25,7 +25,7 @@ def test_answers_are_kept_up_to_a_number_of_bytes() -> None:
     for number in range(20_000):
         assert access.may(READ, TOPIC, f"t{number:0200}")
         assert access.kept_bytes <= KEPT_BYTES
-    assert len(access._known) < KEPT_BYTES // 200
+    assert len(access._answers) < KEPT_BYTES // 200
 
 
 @pytest.mark.behaviour("I29")

@@ -5,7 +5,7 @@ of one key in one partition. One broker leads all partitions, so it coordinates 
 
 A change is in force as soon as its record is in the log. Responses, and writes to other partitions that
 follow from it, wait until the record is durable. Since all records of a key are in one partition, a later
-record is never durable before an earlier one. See tests/broker/test_broker_coordinator_kills.py.
+record is never durable before an earlier one. See test_answers_and_markers_wait_for_the_disk.
 
 If the coordinator cannot write, it answers NOT_COORDINATOR, as Kafka does; every client retries that error.
 KAFKA_STORAGE_ERROR would be fatal for a transactional producer.

@@ -284,9 +284,9 @@ class Offsets:
         doomed: list[tuple[int, bytes]] = []
         left = {topic for topic, ends in before.items() if not ends.keys().isdisjoint(self._topic.damaged)}
         with_newer: set[str] = set()
-        for found in self._of_topics(before):
-            if found is not None:
-                group, tp = found
+        for item in self._of_topics(before):
+            if item is not None:
+                group, tp = item
                 index = self._topic.partition_of(group)
                 if self._drop(group, tp, before[tp.topic].get(index, 0)):
                     doomed.append((index, _key(group, tp)))
@@ -294,7 +294,7 @@ class Offsets:
                     with_newer.add(tp.topic)
                     if tp not in self.of(group):
                         left.add(tp.topic)
-            if found is None or len(doomed) >= batch_size:
+            if item is None or len(doomed) >= batch_size:
                 left |= set() if self._append_tombstones(doomed, now_ms) else before.keys()
                 doomed = []
                 yield None

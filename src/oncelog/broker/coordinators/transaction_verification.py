@@ -217,11 +217,11 @@ def check_still_open(partition: Partition, batch: memoryview) -> None:
 
 def knows_newer_epoch(partition: Partition, producer: ProducerIdAndEpoch) -> bool:
     """Return True if the partition has seen a newer epoch of this producer."""
-    known = partition.producer(producer.producer_id)
+    state = partition.producer(producer.producer_id)
     return (
-        known is not None
-        and known.producer_epoch is not None
-        and known.producer_epoch > producer.producer_epoch
+        state is not None
+        and state.producer_epoch is not None
+        and state.producer_epoch > producer.producer_epoch
     )
 
 
@@ -236,9 +236,9 @@ def _transactional_batches(
     message: ProduceRequest = request.message
     for topic in message.topic_data:
         may_write = request.is_authorized(ResourceType.TOPIC, topic.name)
-        known = topics.get(topic.name) if may_write else None
+        existing = topics.get(topic.name) if may_write else None
         for part in topic.partition_data:
-            if known is None or not 0 <= part.index < len(known.partitions) or not part.records:
+            if existing is None or not 0 <= part.index < len(existing.partitions) or not part.records:
                 continue
             try:
                 header = read_header(part.records)
@@ -248,4 +248,4 @@ def _transactional_batches(
                 continue
             producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
             tp = TopicPartition(topic.name, part.index)
-            yield tp, producer, known.partitions[part.index], header.base_sequence
+            yield tp, producer, existing.partitions[part.index], header.base_sequence

@@ -127,7 +127,8 @@ class TransactionCoordinator:
         self._marked: dict[str, list[AppendHandle]] = {}
         """Transactional id -> markers that are written, perhaps in an earlier attempt, but not durable yet.
 
-        All of them are waited for before the entry becomes Complete.
+        All of them are waited for before the entry becomes Complete. See
+        test_only_a_marker_whose_fate_is_unknown_is_written_again.
         """
         self._writing: set[str] = set()
         """Transactional ids whose markers are being written in several steps."""
@@ -632,17 +633,17 @@ class TransactionCoordinator:
         assert topic is not None
         own_epoch = topic.partition(self.topic.partition_of(entry.transactional_id)).leader_epoch
         _, partition = self._topics.partition(tp)
-        known = partition.producer(entry.producer_id)
+        producer_state = partition.producer(entry.producer_id)
         if entry.client_version >= EPOCH_PER_TRANSACTION:
             # If the next transaction is open, the marker was written, and a power loss lost the Complete
             # record.
-            refusal = reject_same_epoch(known, entry.producer_id, entry.producer_epoch)
+            refusal = reject_same_epoch(producer_state, entry.producer_id, entry.producer_epoch)
             if refusal is not None:
                 raise refusal.error(refusal.reason)
         # A higher coordinator epoch comes from an operator, or from before `__transaction_state` was lost: a
         # single broker has no other coordinator. If it fenced us, the transaction would stay open here.
         # See test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator.
-        epoch = own_epoch if known is None else max(own_epoch, known.coordinator_epoch or 0)
+        epoch = own_epoch if producer_state is None else max(own_epoch, producer_state.coordinator_epoch or 0)
         is_commit = entry.state is TransactionState.PREPARE_COMMIT
         return Marker(entry.producer_id, entry.producer_epoch, epoch, is_commit)
 

@@ -166,24 +166,24 @@ class AccessByAcls:
     `kept_bytes` is the approximate memory of the cache, at most KEPT_BYTES.
     """
 
-    __slots__ = ("__weakref__", "_authorizer", "_host", "_known", "_principal", "_version", "kept_bytes")
+    __slots__ = ("__weakref__", "_answers", "_authorizer", "_host", "_principal", "_version", "kept_bytes")
 
     def __init__(self, authorizer: Authorizer, principal: str, host: str) -> None:
         self._authorizer, self._principal, self._host = authorizer, principal, host
         self._version = authorizer.version
-        self._known: dict[tuple[Operation, ResourceType, str], bool] = {}
+        self._answers: dict[tuple[Operation, ResourceType, str], bool] = {}
         self.kept_bytes = 0
 
     def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         if self._version != self._authorizer.version:
             self._forget()
         key = operation, resource_type, name
-        known = self._known.get(key)
-        if known is None:
-            known = self._decide(operation, resource_type, name)
+        allowed = self._answers.get(key)
+        if allowed is None:
+            allowed = self._decide(operation, resource_type, name)
             if len(name) <= MAX_KEPT_NAME:
-                self._remember(key, known)
-        return known
+                self._remember(key, allowed)
+        return allowed
 
     def _decide(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         acls = self._authorizer.acls.acls_matching(resource_type, name)
@@ -194,11 +194,11 @@ class AccessByAcls:
         size_bytes = _ENTRY_BYTES + getsizeof(key[2])
         if self.kept_bytes + size_bytes > KEPT_BYTES:
             self._forget()
-        self._known[key] = is_allowed
+        self._answers[key] = is_allowed
         self.kept_bytes += size_bytes
 
     def _forget(self) -> None:
-        self._known.clear()
+        self._answers.clear()
         self.kept_bytes = 0
         self._version = self._authorizer.version
 

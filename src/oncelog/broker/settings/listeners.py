@@ -35,7 +35,10 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address that clients of this listener get in responses."""
+        """The address in responses to clients of this listener.
+
+        See test_answers_name_the_listener_that_was_asked.
+        """
         return self.advertised or (self.host, self.port)
 
     @property

@@ -159,7 +159,7 @@ class KafkaMetadata:
     def _partition(self, record: PartitionRecord) -> None:
         topic = self.topics.get(bytes(record.topic_id))
         if topic is not None:
-            directories = [bytes(each) for each in record.directories]
+            directories = [bytes(directory_id) for directory_id in record.directories]
             topic.partitions[record.partition_id] = KafkaPartition(
                 record.replicas,
                 record.isr,
@@ -182,7 +182,7 @@ class KafkaMetadata:
         if record.replicas is not None:
             partition.replicas = record.replicas
         if record.directories is not None:
-            partition.directories = [bytes(each) for each in record.directories]
+            partition.directories = [bytes(directory_id) for directory_id in record.directories]
 
 
 def parse_record(value: bytes) -> tuple[int, Data | None]:

@@ -182,9 +182,9 @@ def _plan_topics(
             if len(missing) == len(topic.partitions):
                 continue
         own = _own_settings(plan, topic.name, configs, settings)
-        known = plan.topics.get(topic.name)
-        if is_first and known is not None:
-            own |= known.settings  # changed since an older version adopted the directory
+        existing = plan.topics.get(topic.name)
+        if is_first and existing is not None:
+            own |= existing.settings  # changed since an older version adopted the directory
         plan.topics[topic.name] = TopicEntry(topic.topic_id, len(topic.partitions), own, is_deleting=False)
     if unlisted:
         # They come from one of several log.dirs, and another one's checkpoint files have replaced theirs.
@@ -334,11 +334,11 @@ def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
         plan.topics[name] = TopicEntry(topic_id, count, own, is_deleting=False)
 
 
-def _plan_formats(plan: TakeoverPlan, logs: LogManager, known: set[str]) -> None:
+def _plan_formats(plan: TakeoverPlan, logs: LogManager, own_topics: set[str]) -> None:
     """Find old message formats in topics that are not ours yet: unreadable records would be truncated."""
     old: dict[str, int] = {}
     for tp in logs.partition_directories():
-        if tp.topic in plan.topics and tp.topic not in known:
+        if tp.topic in plan.topics and tp.topic not in own_topics:
             for name in filter(_LOG.fullmatch, logs.disk.list(str(tp))):
                 file = logs.disk.open(f"{tp}/{name}")
                 head = file.pread(_MAGIC_POSITION + 1, 0)
@@ -456,8 +456,8 @@ class _Security:
                 self._plan.add_problem("quotas", f"quotas {rates} of {dict(pairs)}: {error}")
         quotas = QuotaManager(self._disk, self._settings, {})
         theirs, ours = (
-            [(sorted(entity.parts.items()), sorted(rates.items())) for entity, rates in which.items()]
-            for which in (found, quotas.values)
+            [(sorted(entity.parts.items()), sorted(rates.items())) for entity, rates in table.items()]
+            for table in (found, quotas.values)
         )
         gone = [(entity, [(key, None) for key in rates]) for entity, rates in quotas.values.items()]
         changes: list[QuotaChange] = [

@@ -308,7 +308,7 @@ class Topics:
         failed = [topic for topic in created if topic.name in failures]
         self._move(failed, TopicEvent.FAILED)
         yield from self._finish_deletions(failed)
-        return _known(failures)
+        return _as_client_errors(failures)
 
     def _open_missing(self, topics: Sequence[Topic], now_ms: int) -> Steps[dict[str, Exception]]:
         """Create the missing partitions of topics, with one sync for all directories, and make them usable.
@@ -410,8 +410,8 @@ class Topics:
         for topic in topics:
             # An earlier topic with this name may have left offsets in other partitions.
             earlier = self.offsets_to_delete.get(topic.name)
-            known = {} if earlier is None or earlier.before is None else earlier.before
-            if before := {**known, **ends.get(topic.name, {})}:
+            earlier_ends = {} if earlier is None or earlier.before is None else earlier.before
+            if before := {**earlier_ends, **ends.get(topic.name, {})}:
                 self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), before)
 
     def remove_in_steps(self, topics: Sequence[Topic]) -> Steps[None]:
@@ -510,7 +510,7 @@ class Topics:
         finally:
             for topic in topics:
                 topic.is_growing = False
-        return refused | _known(failures)
+        return refused | _as_client_errors(failures)
 
     def alter(self, changes: Sequence[tuple[Topic, dict[str, str]]]) -> None:
         """Replace topics' own settings, which are validated, in one write. Raises StorageError."""
@@ -696,14 +696,14 @@ def _growth_refusal(topic: Topic, count: int) -> BrokerError | None:
     return None
 
 
-def _known(failures: Mapping[str, Exception]) -> dict[str, BrokerError | StorageError]:
+def _as_client_errors(failures: Mapping[str, Exception]) -> dict[str, BrokerError | StorageError]:
     """Return failures as errors for clients. Raises those that are not errors of the broker or the disk."""
-    known: dict[str, BrokerError | StorageError] = {}
+    errors: dict[str, BrokerError | StorageError] = {}
     for name, failure in failures.items():
         if not isinstance(failure, (BrokerError, StorageError, OSError)):
             raise failure
-        known[name] = KafkaStorageError(str(failure)) if isinstance(failure, OSError) else failure
-    return known
+        errors[name] = KafkaStorageError(str(failure)) if isinstance(failure, OSError) else failure
+    return errors
 
 
 def _bounds(before: Mapping[str, int] | None) -> dict[int, int] | None:

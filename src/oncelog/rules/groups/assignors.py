@@ -61,10 +61,10 @@ def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, i
         readers = sorted((member for member in members if topic in member.topics), key=lambda m: m.order)
         if not readers:
             continue
-        each, more = divmod(count, len(readers))
+        share, extra = divmod(count, len(readers))
         start = 0
         for index, reader in enumerate(readers):
-            end = start + each + (index < more)
+            end = start + share + (index < extra)
             assignment[reader.member_id] += [
                 TopicPartition(topic, partition) for partition in range(start, end)
             ]
@@ -203,7 +203,7 @@ class _Loads:
     def deal(self) -> None:
         """Give each partition that nobody keeps to the least loaded reader; topics with few readers first."""
         turns_of: dict[int, list[tuple[int, int]]] = {}
-        for topic, readers in sorted(self._readers.items(), key=lambda each: (len(each[1]), each[0])):
+        for topic, readers in sorted(self._readers.items(), key=lambda item: (len(item[1]), item[0])):
             kept = self._kept[topic]
             if len(kept) == self._counts[topic] or not readers:
                 continue
@@ -296,8 +296,8 @@ class _Loads:
         partition may have a topic of its own. See test_many_members_come_to_a_few_in_little_work.
         """
         passed: dict[int, tuple[int, int]] = {}
-        found = None
-        while found is None and self._order and self._order[0][0] <= self._load[giver] - 2:
+        move = None
+        while move is None and self._order and self._order[0][0] <= self._load[giver] - 2:
             self._steps_left -= 1
             entry = heapq.heappop(self._order)
             kind = self._kinds[entry[1]]
@@ -306,10 +306,10 @@ class _Loads:
             passed[kind] = entry
             topic = self._first_common(giver, kind)
             if topic is not None:
-                found = giver, topic, entry[1]
+                move = giver, topic, entry[1]
         for entry in passed.values():
             heapq.heappush(self._order, entry)
-        return found
+        return move
 
     def _queue(self, kind: int, done: set[int]) -> bool:
         """Put the least loaded member of one subscription into `_order`, ignoring members that are done.
@@ -333,8 +333,10 @@ class _Loads:
         heap = self._common[giver].get(kind)
         if heap is None:
             self._steps_left -= len(self._topics[giver])
-            wanted = self._subscriptions[kind]
-            heap = self._common[giver][kind] = [topic for topic in self._topics[giver] if topic in wanted]
+            subscription = self._subscriptions[kind]
+            heap = self._common[giver][kind] = [
+                topic for topic in self._topics[giver] if topic in subscription
+            ]
         while heap and heap[0] not in self._held[giver]:
             self._steps_left -= 1
             heapq.heappop(heap)

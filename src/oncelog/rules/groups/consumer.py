@@ -587,7 +587,7 @@ class ConsumerGroup:
         ]
         counts = {name: info.partition_count for name, info in topics.items()}
         for member_id, share in SERVER_ASSIGNORS[self.assignor](subscribers, counts).items():
-            target = frozenset((topics[at.topic].topic_id, at.partition) for at in share)
+            target = frozenset((topics[tp.topic].topic_id, tp.partition) for tp in share)
             if self.targets.get(member_id) != target:
                 self.targets[member_id] = target
                 self.unsaved[RecordKey(TARGET, member_id)] = None

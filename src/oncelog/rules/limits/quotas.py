@@ -178,7 +178,11 @@ class QuotaPrincipal(NamedTuple):
 
 
 class EffectiveQuota(NamedTuple):
-    """The rate of the quota that applies, and the principal that stands for all clients that share it."""
+    """The rate of the quota that applies, and the principal that stands for all clients that share it.
+
+    Their usage is counted together, so a throttled client cannot escape by a new connection. See
+    test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too.
+    """
 
     rate: float
     shared_by: QuotaPrincipal

@@ -54,17 +54,17 @@ class KnownTransaction(NamedTuple):
     partitions: frozenset[TopicPartition]
 
 
-def hanging_reason(opened: OpenTransaction, known: KnownTransaction | None) -> str | None:
-    """Return why a transaction is hanging, or None. `known` is the entry with the same producer id."""
-    if known is None:
+def hanging_reason(opened: OpenTransaction, entry: KnownTransaction | None) -> str | None:
+    """Return why a transaction is hanging, or None. `entry` has the same producer id."""
+    if entry is None:
         # With ACLs, coordinators hide transactional ids that the client may not DESCRIBE.
         return f"no coordinator knows producer id {opened.producer_id}{_YOURS}"
-    if known.producer_epoch != opened.producer_epoch and known.state not in ("PrepareCommit", "PrepareAbort"):
-        return f"{known.transactional_id!r} is at epoch {known.producer_epoch}"
-    if known.state not in UNDER_WAY:
-        return f"{known.transactional_id!r} is in state {known.state}"
-    if opened.tp not in known.partitions:
-        return f"it is not part of the transaction of {known.transactional_id!r}"
+    if entry.producer_epoch != opened.producer_epoch and entry.state not in ("PrepareCommit", "PrepareAbort"):
+        return f"{entry.transactional_id!r} is at epoch {entry.producer_epoch}"
+    if entry.state not in UNDER_WAY:
+        return f"{entry.transactional_id!r} is in state {entry.state}"
+    if opened.tp not in entry.partitions:
+        return f"it is not part of the transaction of {entry.transactional_id!r}"
     return None
 
 
@@ -85,12 +85,12 @@ class HeldBack(NamedTuple):
 
 
 def judge(
-    opened: OpenTransaction, known: KnownTransaction | None, *, now_ms: int, older_than_ms: int
+    opened: OpenTransaction, entry: KnownTransaction | None, *, now_ms: int, older_than_ms: int
 ) -> HeldBack:
     """Return the verdict. It is PERHAPS if the last record of the transaction is younger than this age."""
-    reason = hanging_reason(opened, known)
+    reason = hanging_reason(opened, entry)
     if reason is None:
-        assert known is not None
-        return HeldBack(opened, Hanging.NO, f"{known.transactional_id!r} is {known.state}")
+        assert entry is not None
+        return HeldBack(opened, Hanging.NO, f"{entry.transactional_id!r} is {entry.state}")
     is_old = now_ms - (opened.last_timestamp_ms or 0) >= older_than_ms
     return HeldBack(opened, Hanging.YES if is_old else Hanging.PERHAPS, reason)
