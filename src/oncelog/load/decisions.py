@@ -99,8 +99,9 @@ class Complete(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """Store checkpoints for the `new` files (numbers) in one transaction; then read `files`, which include
-    them.
+    """Store checkpoints for the files `new` in one transaction, then read `files`, which include them.
+
+    Both have numbers of files.
 
     `recheck` as in Resume, but with partly read files too. Check these first: if one of them is another file,
     the others may have changed places, and a new one may be the one that was read.
@@ -125,8 +126,7 @@ def decide_start(
     topic_id: str | None,
     hows: Sequence[str],
 ) -> Resume | Complete | Refused:
-    """Decide what is left of a load. `checkpoints` are those of the first files in order; none for a new
-    load.
+    """Decide what is left of a load. `checkpoints` are those of its first files, in order.
 
     `hows` has format and key of each file now; the key has chosen the partitions of the stored records.
     """
@@ -272,7 +272,7 @@ def _changed_text(checkpoint: FileCheckpoint, source: Source, change: str) -> st
 
 
 class Sized(Protocol):
-    """Anything with a number of records and a size, which transactions are limited by."""
+    """Anything with a number of records and a size in bytes, both of which limit a transaction."""
 
     @property
     def records(self) -> int: ...

@@ -224,8 +224,9 @@ def _reporting_progress(
 
 
 def _count(report: Report, checkpoints: Sequence[FileCheckpoint]) -> None:
-    """Update the report. The bytes of unfinished files are an estimate: positions count decompressed bytes or
-    rows.
+    """Update the report.
+
+    The bytes of unfinished files are an estimate: positions count decompressed bytes, or rows.
     """
     report.records = sum(checkpoint.records for checkpoint in checkpoints) - report.records_before
     report.done_bytes = sum(

@@ -16,9 +16,9 @@ def line_ends(data: Buffer) -> Any:
 
 
 def csv_record_ends(data: Buffer, *, delimiter: str, is_end: bool) -> Any:
-    """Return the position behind every line end that Arrow's CSV reader takes for the end of a record.
+    """Return the position after each line end that Arrow's CSV reader takes for the end of a record.
 
-    `data` begins with a record; `is_end`: the file ends with it. A line ends with \\n, \\r\\n or \\r.
+    `data` begins with a record, and with `is_end` the file ends with it. A line ends with \\n, \\r\\n or \\r.
     """
     column = np.frombuffer(data, np.uint8)
     is_end_byte = column == _NEWLINE

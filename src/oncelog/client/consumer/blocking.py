@@ -355,7 +355,7 @@ class Consumer:
     def fetch_chunks(
         self, tp: TopicPartition, start: int, end: int, isolation: Isolation
     ) -> Iterator[RangeChunk]:
-        """Yield the same batches as chunks, which say which batches are visible at this isolation level.
+        """Yield the same batches as chunks, with the visibility of each batch at this isolation level.
 
         A chunk may begin below `start` and end behind `end`. With READ_COMMITTED, `end` must be at most the
         last stable offset.

@@ -190,8 +190,9 @@ class ConsumerCore:
         self.delivery.drop(tp)
 
     def seek_to(self, partitions: Collection[TopicPartition], to: Reset) -> None:
-        """Read next from the first record or the end, which is looked up. Without partitions, in all
-        assigned.
+        """Read next from the first record or the end, which is looked up.
+
+        Without `partitions`, this applies to all assigned ones.
         """
         for tp in partitions or list(self._states):
             self._look_up(self._state(tp), to)
@@ -333,9 +334,9 @@ class ConsumerCore:
         return self._current(tp, call.expected[tp][1]) is not None
 
     def _ready_partitions(self) -> list[TopicPartition]:
-        """Return the partitions that may be fetched or delivered, starting with another one each time.
+        """Return the partitions that may be fetched or delivered.
 
-        So none starves.
+        The list starts with another one each time, so that none starves.
         """
         ready = [tp for tp, s in self._states.items() if s.fetch_offset is not None and not s.is_paused]
         self._rotation += 1

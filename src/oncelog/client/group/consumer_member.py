@@ -2,8 +2,9 @@
 
 Heartbeats run in the background. Polls carry out the target assignment that they bring, one step at a time.
 Partitions that must go are given back and acknowledged first. Then the committed offsets of the added ones
-are looked up in the background, and these are taken. Partitions that stay are read on meanwhile. Source:
-KIP-848; Kafka's ConsumerMembershipManager.
+are looked up in the background, and these are taken. Partitions that stay are read on meanwhile.
+
+Source: KIP-848; Kafka's ConsumerMembershipManager.
 """
 
 from __future__ import annotations
