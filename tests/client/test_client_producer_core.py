@@ -357,6 +357,39 @@ def test_with_idempotence_off_the_same_networks_double_records() -> None:
     assert doubled > 0
 
 
+@pytest.mark.parametrize("partitioner", ["default", "round_robin", "consistent_random"])
+@pytest.mark.parametrize("batch_size", [0, 300, 16_384])
+def test_the_fast_path_of_send_leaves_the_same_batches_as_append(partitioner: str, batch_size: int) -> None:
+    """`append_to_open_batch` has the steps of `append` inline, because a call more would slow every send."""
+
+    def batches_of(core: ProducerCore, *, has_fast_path: bool) -> list[object]:
+        core.set_identity(PRODUCER_ID, 0)
+        core.set_partition_count("t", 2, 0.0)
+        draw = random.Random(1)
+        for number in range(200):
+            key, partition = draw.choice([None, b"", b"a", b"b"]), draw.choice([None, None, 0, 1])
+            row = (number, key, b"v" * draw.randrange(120), ())
+            callback = print if number % 3 == 0 else None
+            size_bytes = row_size_bytes(*row[1:])
+            if (
+                not has_fast_path
+                or core.append_to_open_batch("t", partition, row, size_bytes, callback) is None
+            ):
+                core.append("t", partition, row, size_bytes, 0.0, callback)
+        return [
+            core.buffered_bytes,
+            *(
+                (tp, batch.rows, batch.size_bytes, batch.result.callbacks)
+                for tp, queue in core._partitions.items()
+                for batch in queue.batches()
+            ),
+        ]
+
+    options = resolve(PRODUCER.parse({"partitioner": partitioner, "batch.size": batch_size}))
+    plain, fast = (ProducerCore(options, metadata(), random.Random(0)) for _ in range(2))
+    assert batches_of(fast, has_fast_path=True) == batches_of(plain, has_fast_path=False)
+
+
 def test_what_waits_for_a_leader_is_not_due_by_itself() -> None:
     """Otherwise the producer's loop would run without a pause until there is a leader."""
     core = ProducerCore(resolve(PRODUCER.parse({"linger.ms": 5})), ClusterMetadata(), random.Random(0))
