@@ -38,7 +38,7 @@ def wait_for_join(client: RawClient, first: str) -> str:
 
 @pytest.mark.parametrize("cut", [0, 1], ids=["whole", "cut off"])
 def test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client(cut: int) -> None:
-    """librdkafka and kafka-python close so: the group kept the member until its session ended.
+    """librdkafka and kafka-python close like this; the group kept the member until its session ended.
 
     A request that is cut off keeps the connection no longer than the join.
     """
@@ -54,7 +54,7 @@ def test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client(cut: i
             second = wait_for_join(client, first)
             frame = encode_request(LeaveGroupRequest(group_id="g", member_id=second), 1, 2, "raw")
             leaver.socket.sendall(frame[: len(frame) - cut])
-        for _ in range(3):  # rounds in which the broker sees the end
+        for _ in range(3):  # rounds of the loop in which the broker notices the disconnect
             client.ask(ApiVersionsRequest(), 0)
         assert busy.ask(join("g", first, **PATIENT), 3).error_code == 0
         wait_until(lambda: broker.metrics()["connections"] == 2)

@@ -42,7 +42,7 @@ _RECORD, _KEYLESS = b"\x0e\0\0\0\2k\1\0", b"\x0c\0\0\0\1\1\0"
 
 
 def bomb(count: int, record: bytes = _RECORD, attributes: int = 0) -> bytearray:
-    """A small batch of very many equal records; its header is honest."""
+    """A small batch of very many equal records, with a correct header."""
     data = compress(Compression.ZSTD, record * count)
     tail = struct.pack(">hiqqqhii", attributes | _ZSTD, count - 1, NOW_MS, NOW_MS, -1, -1, -1, count) + bytes(
         data
@@ -151,7 +151,7 @@ def test_a_batch_in_another_codec_keeps_its_records() -> None:
 def test_a_consumer_reads_a_batch_of_more_records_than_are_decoded_at_once(
     monkeypatch: pytest.MonkeyPatch, limit: int | None
 ) -> None:
-    """Apache Kafka and this broker take such a batch: it may not block who reads the partition."""
+    """Apache Kafka and this broker accept such a batch: it must not block readers of the partition."""
     if limit is not None:
         monkeypatch.setattr(records, "MAX_RECORDS", limit)
     count = (limit or MAX_RECORDS) + 5
@@ -196,7 +196,7 @@ def test_what_stands_before_a_damaged_record_is_handed_out_once(monkeypatch: pyt
     placed = deque([FetchedBatch(0, read_header(data), Verdict.DELIVER)])
     completed = CompletedFetch(TopicPartition("t", 0), data, placed, 12)
     rows, position = completed.take_records(0, 100, check_crcs=True)
-    # Every record of this batch claims offset 0: the parts before the damage are what counts here.
+    # Every record of this batch claims offset 0: only the parts before the damage matter here.
     assert len(rows) == 8 and position == 1
     with pytest.raises(InvalidRecord, match="seek past it"):
         completed.take_records(8, 100, check_crcs=True)
@@ -211,7 +211,7 @@ def test_compaction_and_look_ups_open_a_batch_of_any_number_of_records(
     put(partition, memoryview(numbered(count)))
     search = partition.search_timestamp(NOW_MS, StepCost())
     job = next(search)
-    assert job is not None  # a compressed batch is opened in a thread
+    assert job is not None  # a compressed batch is decompressed in a thread
     job()
     assert _found(search) == 0
     partition.log.roll(NOW_MS)
@@ -242,7 +242,7 @@ def test_readers_refuse_a_batch_of_very_many_records_before_they_open_it(
 
 
 def test_gzip_of_many_members_copies_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each member's rest was copied: members times bytes."""
+    """The rest behind each gzip member was copied: members times bytes."""
     copied: list[int] = []
     make = compression.zlib.decompressobj
 
@@ -265,7 +265,7 @@ def test_gzip_of_many_members_copies_little(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def behind() -> Partition:
-    """A partition whose largest time is below its log start: a look-up finds nothing and reads all."""
+    """A partition whose largest timestamp is below its log start: a lookup reads all and finds nothing."""
     partition = open_partition(log_config=config(segment_bytes=200_000, limits=Limits(search_step_cost=100)))
     put(partition, log_batch(timestamp_ms=NOW_MS + 1_000))
     for _ in range(3_000):
@@ -279,7 +279,7 @@ def _steps(search: Iterator[Any]) -> int:
 
 
 def _found(search: Any) -> int:
-    """Do the rest of a look-up; the offset it finds."""
+    """Run the rest of a lookup; return the offset that it finds."""
     while True:
         try:
             next(search)
@@ -379,7 +379,7 @@ def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pyt
 
 @pytest.mark.parametrize(("count", "jobs"), [(400, 3), (5_000, 5)])
 def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: int) -> None:
-    """Besides the three jobs of a swap: the keys of the batch, and what stays of it."""
+    """Beyond the three calls of a swap: the keys of the batch, and its remaining records."""
     settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "segment_bytes": 1_000_000}
     partition = open_partition(log_config=config(**settings))
     put(partition, log_batch(count=count, value=b"old"))
@@ -432,7 +432,7 @@ def test_compaction_opens_what_may_become_large_in_a_thread(
 
 @pytest.mark.parametrize("codec", Compression, ids=lambda codec: codec.name.lower())
 def test_a_count_that_no_codec_could_hold_is_refused(codec: Compression) -> None:
-    """With 2^31 offsets each, small batches would take a segment each, and its files and descriptor."""
+    """With 2^31 offsets each, every small batch would need a segment, with files and a descriptor."""
     partition = open_partition(log_config=config(max_message_bytes=10_000_000))
     sealed = {"base_timestamp_ms": NOW_MS, "max_timestamp_ms": NOW_MS, "compression": codec}
     count = 300_000  # of the shortest records, all alike

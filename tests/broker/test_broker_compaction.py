@@ -85,7 +85,7 @@ def test_one_round_compacts_what_was_just_closed() -> None:
 @pytest.mark.full("starts a broker nine times; tests/log crashes a compaction at every step")
 @pytest.mark.parametrize("is_transactional", [False, True])
 def test_the_broker_is_killed_while_it_compacts(tmp_path: Path, is_transactional: bool) -> None:
-    """Nothing acknowledged as the newest of its key is lost, nothing aborted comes back."""
+    """No acknowledged newest record of a key is lost, and no aborted one comes back."""
     with BrokerProcess(tmp_path / "data", settings=QUICK) as broker:
         servers = broker.bootstrap_servers
         topic = small(servers)
@@ -115,7 +115,7 @@ def test_the_broker_is_killed_while_it_compacts(tmp_path: Path, is_transactional
             broker.kill()
             broker.start()
         checkpoint = tmp_path / "data" / "cleaner-offset-checkpoint"
-        try:  # a slow machine has not written enough for that yet
+        try:  # a slow machine may not have written enough yet
             wait_until(lambda: checkpoint.exists() and f"{topic} 0 " in checkpoint.read_text(), 200)
         finally:
             stopped.set()
@@ -136,7 +136,7 @@ def _transaction(producer: Producer, topic: str, key: bytes, value: bytes, *, co
 
 
 class Coordinators:
-    """A node without sockets, opened again and again; its logs are compacted when told."""
+    """A node without sockets, opened again and again; the test compacts its logs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -154,7 +154,7 @@ class Coordinators:
         self.node = self._open()
 
     def compact(self) -> None:
-        """Two rounds: what the first closes and syncs, the second compacts."""
+        """Run two rounds: the second compacts the segments that the first closed and synced."""
         for topic in (self.node.transactions.topic, self.node.groups.topic):
             topic.roll_for_compaction(NOW_MS)
         for partition in self.node.log_manager.partitions.values():

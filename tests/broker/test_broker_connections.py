@@ -97,7 +97,7 @@ def test_a_request_cut_off_by_the_end_of_its_connection_does_nothing(
 def test_requests_without_an_answer_are_carried_out_after_the_end(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
-    """A producer with acks=0 closes when the system has taken the last request; one round is 64 of them."""
+    """A producer with acks=0 closes when the system has accepted the last request; a round has 64 of them."""
     request = encode_request(produce_request(topic, batch(b"sent"), acks=0), 9, 1, "x")
     with RawClient(broker.bootstrap_servers) as other:
         other.socket.sendall(request * 1_000)
@@ -119,14 +119,14 @@ def test_a_request_that_waits_ends_what_a_client_that_is_gone_has_left(
 def test_an_answer_ends_what_a_client_that_is_gone_has_left(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
-    """Fetches of a client that was gone were all read, 64 in one step of the broker's thread."""
+    """The fetches of a disconnected client were all carried out, 64 in one step of the broker's thread."""
     for _ in range(4):
         client.ask(produce_request(topic, batch(bytes(900_000))), 9)
     size_bytes = 50_000_000
     fetch = fetch_request([(topic, 0, 0)], partition_max_bytes=size_bytes, max_bytes=size_bytes)
     request = encode_request(produce_request(topic, batch(b"sent"), acks=0), 9, 1, "x")
     with RawClient(broker.bootstrap_servers) as other:
-        # More than the system keeps for the client, which reads none of it.
+        # More than the socket buffers hold; the client reads nothing.
         other.socket.sendall(encode_request(fetch, 12, 1, "x") * 50 + request)
     wait_until(lambda: broker.metrics()["connections"] == 1)
     assert client.offset(topic) == 4
@@ -206,7 +206,7 @@ def test_connections_above_the_limit_are_refused() -> None:
 def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoded they take up to eighty times as much. Small requests are served meanwhile.
 
-    They are there, so that no time-out for incomplete requests runs against them.
+    Their bytes have arrived, so that the time-out of incomplete requests does not run.
     """
     gate, work = threading.Event(), BackgroundRunner._work
     monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)

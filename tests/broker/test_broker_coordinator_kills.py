@@ -42,7 +42,7 @@ def offset(value: int) -> CommittedOffset:
 
 
 class Kill(BaseException):
-    """The process is gone at this point."""
+    """The process ends at this point."""
 
 
 def begun(node: BrokerState) -> ProducerIdAndEpoch:
@@ -126,7 +126,7 @@ def join_and_sync(node: BrokerState, who: ProducerIdAndEpoch) -> None:
 
 
 def state_after_start(disk: MemoryDisk) -> dict[str, Any]:
-    """Return what a start finds, but for ids and offsets that differ from run to run."""
+    """Return the state after a start, without ids and offsets that differ from run to run."""
     node = open_node(disk)
     groups, offsets = node.groups, node.groups.offsets
     state = {
@@ -188,7 +188,7 @@ def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
     is_answered, append_count = False, 0
     while not is_answered:
         state, is_answered = state_after_kill(run, append_count, monkeypatch)
-        # The first append is the decision: nothing may be seen of the request before it, and all behind it.
+        # The first append is the decision: before it nothing of the request is visible, after it all.
         assert state == (after if append_count else before)
         append_count += 1
     assert append_count > 1

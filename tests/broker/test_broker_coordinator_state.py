@@ -52,7 +52,7 @@ TOPICS, GROUPS, IDS = ("t", "u"), ("g", "h"), ("x", "y")
 
 
 def state_of(node: BrokerState) -> dict[str, Any]:
-    """All that coordinators know, but for what Kafka does not keep over a restart either.
+    """The coordinators' whole state, except for what Kafka does not keep over a restart either.
 
     That is the epoch before the last one, for who lost the answer, and everybody's timers.
     """
@@ -235,7 +235,7 @@ AT = TopicPartition("t", 0)
 
 
 class Crash(Exception):
-    """The process is gone at this point."""
+    """The process ends at this point."""
 
 
 @pytest.fixture
@@ -279,7 +279,7 @@ def delete_and_flush(node: BrokerState) -> None:
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: int) -> None:
-    """The process dies in that call of the method, before it does anything."""
+    """Let the process die in the given call of the method, before it does anything."""
     method: Callable[..., Any] = getattr(owner, name)
     left = calls
 
@@ -452,7 +452,7 @@ def test_a_topic_that_could_not_be_made_or_removed_stops_no_start(
 def test_a_partition_that_could_not_be_opened_or_removed_stops_no_start(
     directory: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
-    """Its directory has the topic's id: the start after a kill within another attempt refused that."""
+    """The directory has the topic's id: the start after a kill in a second attempt refused it."""
     settle = log_partition._settle_epochs
 
     def broken(disk: Any, name: str, *rest: Any) -> Any:
@@ -511,7 +511,7 @@ def test_a_full_disk_in_the_midst_of_a_deletion_keeps_no_offsets(
 def test_many_topics_are_deleted_in_as_many_steps_as_one(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted: writes of the file, and looks at all offsets."""
+    """Counts the writes of the file and the scans of all offsets."""
     counts: Counter[str] = Counter()
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -554,7 +554,7 @@ def test_a_deletion_is_forgotten_once_its_tombstones_are_on_the_disk(directory: 
 def test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch, is_log_full: bool
 ) -> None:
-    """Otherwise readers of the next topic of this name begin at them, and pass over its records."""
+    """Otherwise readers of the next topic of this name begin at them, and skip its records."""
     node = opened(directory)
     with monkeypatch.context() as patch:
         if is_log_full:

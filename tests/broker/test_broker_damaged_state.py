@@ -87,7 +87,7 @@ def _produce(client: RawClient, key: str, partition: int, made: bytearray) -> in
 
 
 def flip(data: Path, topic: str, key: str) -> Path:
-    """Flip one bit of the first batch of the key's partition; again restores it."""
+    """Flip one bit of the first batch of the key's partition; a second call restores it."""
     directory = data / f"{topic}-{partition_for(key, PARTITIONS)}"
     log = directory / f"{0:020}.log"
     content = bytearray(log.read_bytes())
@@ -199,7 +199,7 @@ def _open_transactions(client: RawClient) -> dict[int, int]:
 def test_a_record_that_means_nothing_is_named_with_its_offset(
     data: Path, caplog: pytest.LogCaptureFixture, cut: int | None
 ) -> None:
-    """A whole batch with a value of a version nobody knows."""
+    """A valid batch with a value of an unknown version."""
     directory = data / f"{TRANSACTION_STATE}-{partition_for('a', PARTITIONS)}"
     log = directory / f"{0:020}.log"
     size = log.stat().st_size
@@ -235,7 +235,7 @@ def test_offsets_of_a_topic_that_is_deleted_while_they_are_damaged_do_not_come_b
         _delete_topic(client)
         client.create_topic("t", 2)
         assert client.ask(commit_request("b", 7), 8).topics[0].partitions[0].error_code == 0
-    for _ in range(1, starts):  # still damaged: nothing may be taken for done
+    for _ in range(1, starts):  # still damaged: nothing may count as done
         with Broker(data, config=CONFIG) as broker:
             pass
     flip(data, CONSUMER_OFFSETS, "a")

@@ -31,7 +31,7 @@ WAIT_SECONDS = 60
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Jobs of deferred work begin only while it is set."""
+    """Blocking calls of background tasks start only while it is set."""
     event = threading.Event()
     event.set()
     real = BackgroundRunner._run_in_thread
@@ -107,7 +107,7 @@ def look_up(offset: int) -> ListOffsetsRequest:
 
 
 def test_large_requests_are_answered_while_a_job_of_the_log_is_running(gate: threading.Event) -> None:
-    """A sync on a disk that stalls, say. They do not wait for one another's jobs either."""
+    """For example a sync on a disk that stalls. They do not wait for each other's blocking calls either."""
     count = 2 * DEFAULT_LIMITS.request_step_elements + 1
     with Broker() as broker, ExitStack() as stack:
         clients = [stack.enter_context(RawClient(broker.bootstrap_servers)) for _ in range(3)]

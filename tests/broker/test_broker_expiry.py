@@ -22,7 +22,7 @@ DAY_MS = 86_400_000
 
 
 class SteppedNode(GroupNode):
-    """A node whose background work is done when the test says so."""
+    """A node whose background tasks run only when the test runs them."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -45,7 +45,7 @@ class SteppedNode(GroupNode):
         return answer
 
     def begin(self, transactional_id: str) -> Any:
-        """Open a transaction; return who does."""
+        """Open a transaction; return its producer."""
         who = self.init(transactional_id)
         topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name="t", partitions=[0])
         asked = AddPartitionsToTxnRequest(
@@ -85,7 +85,7 @@ def test_groups_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) 
     node.step()
     (used, *_) = groups.group_ids()
     node.ask(commit(used, 6, generation_id_or_member_epoch=-1), 7)
-    groups.expire(node.now_ms)  # a round that begins meanwhile must not double the work
+    groups.expire(node.now_ms)  # a round that starts meanwhile must not repeat the work
     took = rounds_of(node, lambda: len(list(groups.group_ids())))
     assert max(took) <= STEP
     assert sum(took) == COUNT - STEP - 1

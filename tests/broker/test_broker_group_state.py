@@ -82,7 +82,7 @@ class Players:
             self.joins.pop(key, None)
 
     def consumer(self, group: str, client: int, action: int) -> None:
-        """Join (again), beat, leave or commit."""
+        """Join (again), heartbeat, leave or commit."""
         key, member = (group, client), f"m{client}"
         epoch = self.epochs.get(key, 0)
         instance = f"static-{client}" if client == 0 else None
@@ -104,7 +104,7 @@ class Players:
         )
 
     def operator(self, group: str, topic: str, action: int) -> None:
-        """Commit from outside, delete offsets, groups or topics; let time go by; restart."""
+        """Commit from outside, delete offsets, groups or topics; let time pass; restart."""
         if action <= 1:
             self.node.ask(commit(group, action, topic), 7)
         elif action == 2:
@@ -464,7 +464,7 @@ def own_broker() -> Iterator[Broker]:
 
 
 def tried(broker: Broker, message: Any, version: int) -> Any:
-    """The answer on a connection of its own; None where the broker ended it."""
+    """Return the response on a connection of its own; None if the broker closed it."""
     with RawClient(broker.bootstrap_servers) as client:
         client.send(message, version)
         frame = client.read_frame()
@@ -556,7 +556,7 @@ def test_the_metadata_of_a_groups_members_is_bounded(own_broker: Broker) -> None
 
 
 def test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members() -> None:
-    """A member's part was remembered from before, so nobody read the topics, though the group was stable."""
+    """A member's old assignment was kept, so that nobody read the topics although the group was stable."""
     place = GroupNode()
     place.limits = Limits(pattern_step_cost=1)
     place.restart()

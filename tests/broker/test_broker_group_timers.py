@@ -34,7 +34,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def settled(node: GroupNode, group: str, **fields: Any) -> Any:
-    """Join a group and bring its first assignment."""
+    """Join a group and send its first assignment."""
     (joined,) = node.ask(join(group, **fields), 3)
     node.ask(sync(group, joined.member_id, joined.generation_id, {joined.member_id: b"x"}), 3)
     node.pass_time(6_000)  # the deadline of the rebalance, which is earlier than those below
@@ -53,7 +53,7 @@ def test_a_group_is_looked_at_once_for_each_of_its_deadlines(node: GroupNode, ti
         beat = HeartbeatRequest(group_id="g", generation_id=joined.generation_id, member_id=joined.member_id)
         assert node.ask(beat, 3)[0].error_code == 0
         node.pass_time(50_000)
-    # Once a session: what the 500 left behind must not be looked at again and again.
+    # Once per session: the entries that the 500 left behind must not be examined again and again.
     assert len(ticks) <= 8
 
 

@@ -44,7 +44,7 @@ def _sync(joined: JoinGroupResponse, member_ids: list[str]) -> SyncGroupRequest:
 
 
 def test_a_member_that_leaves_right_behind_its_sync(broker: Broker) -> None:
-    """Found by the simulator (seed 287 with 50 faults): its going was handled while the others were told."""
+    """Its departure was handled while the others were notified (simulator, seed 287 with 50 faults)."""
     clients = [RawClient(broker.bootstrap_servers) for _ in range(3)]
     first = clients[0].ask(_join(""), JOIN)
     for client in clients[1:]:

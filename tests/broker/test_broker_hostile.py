@@ -126,7 +126,7 @@ def test_a_client_that_never_says_who_it_is_is_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not hasattr(socket, "TCP_KEEPIDLE"), reason="needs TCP_REPAIR")
 def test_a_peer_that_is_gone_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits in a fetch of a day, so nothing but the system's probes can tell."""
+    """It waits in a fetch of a day, so that only TCP keep-alive can notice."""
     probes = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1}
     monkeypatch.setattr(listener, "KEEP_ALIVE", probes)
     with Broker() as broker, many(broker, 1) as (gone,):
@@ -230,7 +230,7 @@ def test_half_sent_requests_are_bounded_together() -> None:
             with contextlib.suppress(OSError):
                 each.socket.sendall(struct.pack(">i", 2 * MB) + bytes(MB))
             assert broker.metrics()["request_bytes_held"] <= 9 * MB
-        pass_time(broker, 1_500)  # who has just begun counts as quicker than these only when they stand still
+        pass_time(broker, 1_500)  # a new client counts as faster than these only if they make no progress
         with RawClient(broker.bootstrap_servers) as quick:
             quick.create_topic("t", max_message_bytes=4 * MB)
             assert quick.produce("t", batch(b"x" * 3 * MB)).error_code == 0
@@ -238,7 +238,7 @@ def test_half_sent_requests_are_bounded_together() -> None:
 
 
 def test_answers_that_nobody_takes_are_bounded_together() -> None:
-    """Each asks for 40 MB, and again: answers get smaller, then those that take nothing go."""
+    """Each requests 40 MB repeatedly: responses get smaller, then clients that read nothing are closed."""
     limit_bytes = 24 * MB
     config = {"oncelog.queued.max.response.bytes": limit_bytes}
     with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as quick:

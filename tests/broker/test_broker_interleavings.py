@@ -77,7 +77,7 @@ def open_node(disk: Disk, first_uuid: int) -> BrokerState:
 
 
 class Client:
-    """A node, and who asks it: a transactional producer of ids `x` and a consumer of group g."""
+    """A node and its clients: a transactional producer of ids `x` and a consumer of group g."""
 
     def __init__(self, *, syncs: bool) -> None:
         self.node = node = open_node(MemoryDisk(), 1)
@@ -112,7 +112,7 @@ class Client:
         return bool(self.node.log_manager.background) or self.node.flush_queue.has_waiters
 
     def step(self) -> bool:
-        """Do a step, or all syncs that are waited for; return False if there is nothing to do."""
+        """Run a step, or all syncs that are requested; return False if there is nothing to do."""
         background, flush_queue = self.node.log_manager.background, self.node.flush_queue
         if background:
             job = background.step()
@@ -289,11 +289,11 @@ WRITERS: list[Action] = [
     commit_offsets, commit_offsets_by_id, commit_in_transaction, delete_offsets, delete_groups, commit,
     commit_and_raise_epoch, abort, fence, write_markers, join_consumer_group,
 ]  # fmt: skip
-"""Requests that are answered when what they write is synced."""
+"""Requests whose responses wait for a sync."""
 
 
 class Asked:
-    """An action that was begun, and its answer once it is there."""
+    """An action that was started, and its response once it is ready."""
 
     def __init__(self, client: Client, action: Action) -> None:
         self._answers: list[Any] = []
@@ -310,7 +310,7 @@ class Asked:
 
     @property
     def offsets(self) -> dict[TopicPartition, int]:
-        """Return the offsets that OffsetFetch told."""
+        """Return the offsets of an OffsetFetch response."""
         (answer,) = self._answers
         return {
             TopicPartition(topic.name, row.partition_index): row.committed_offset
@@ -335,7 +335,7 @@ def error_codes(message: Any) -> Iterator[int]:
 
 
 class Outcome(NamedTuple):
-    """The error codes of both answers, the offsets that were told, and the state afterwards."""
+    """The error codes of both answers, the returned offsets, and the state afterwards."""
 
     codes: dict[str, set[int]]
     offsets: dict[TopicPartition, int]
@@ -449,7 +449,7 @@ def test_no_request_is_acknowledged_whose_sync_failed(action: Action) -> None:
     client = Client(syncs=True)
     client.is_failing = lambda: True
     request = Asked(client, action)
-    for _ in range(1_000):  # who tries again does so without end
+    for _ in range(1_000):  # the client would retry forever
         if not client.step():
             break
     assert request.codes and 0 not in request.codes

@@ -130,7 +130,7 @@ class Producer:
         return sum(len(batch.records) for batch in self.node.transactions.topic.replay(tp.partition))
 
     def lose_power(self, **sizes: int) -> None:
-        """End the broker, cut logs to sizes that they had, and start the next one."""
+        """Stop the broker, truncate logs to earlier sizes, and start the next one."""
         self.node.log_manager.release()
         for name, tp in (("t0", T0), ("t1", T1), ("offsets", OFFSETS), ("state", STATE)):
             if name in sizes:
@@ -140,7 +140,7 @@ class Producer:
         self.node = self._open()
 
     def restart(self) -> None:
-        """End the broker in order, and start the next one."""
+        """Stop the broker cleanly, and start the next one."""
         self.node.close(NOW_MS)
         self.node = self._open()
 
@@ -186,7 +186,7 @@ def test_a_start_writes_the_marker_that_a_power_loss_took(
 def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
     tmp_path: Path, is_commit: bool
 ) -> None:
-    """The next transaction has another producer id, so nothing would end this one: readers waited for it."""
+    """The next transaction has another producer id, so nothing would end this one, and readers waited."""
     producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
     producer.send(T0, "a")
     size = producer.size(T0)
@@ -204,7 +204,7 @@ def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
 def test_what_a_producer_id_left_open_is_ended_when_another_one_takes_over(
     tmp_path: Path, way: str, when: str
 ) -> None:
-    """Nobody begins a transaction under the older id any more, so nothing would end it: readers waited."""
+    """No transaction of the older id begins any more, so nothing would end it, and readers waited."""
     producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
     sizes = {"state": producer.size(STATE)}
     producer.send(T0, "a", is_classic=way == "classic")
@@ -351,7 +351,7 @@ def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_it
 def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
     producer: Producer, is_ended: bool, is_classic: bool, has_clean_stop: bool
 ) -> None:
-    """The new instance's record counted as a repetition: acknowledged, and not stored."""
+    """The new instance's record counted as a duplicate: it was acknowledged but not stored."""
     producer.send(T0, "first", is_classic=is_classic)
     producer.end(True, is_classic=is_classic)
     state_size = producer.size(STATE)

@@ -59,7 +59,7 @@ OVERRIDES = {
 
 
 class Topic:
-    """A topic `t` on a node, what its readers must see, and the features that act on it."""
+    """A topic `t` on a node, the records that its readers must see, and the features that act on it."""
 
     def __init__(self, draw: Random, *, is_compacted: bool) -> None:
         self.draw, self.is_compacted = draw, is_compacted
@@ -211,7 +211,7 @@ class Topic:
     # Processes
 
     def step(self) -> None:
-        """Do some deferred work; a job of it may be under way afterwards."""
+        """Run some background work; a blocking call of it may be running afterwards."""
         background = self.node.log_manager.background
         for _ in range(self.draw.choice((0, 1, 5))):
             self.run_job()
@@ -274,7 +274,7 @@ def replace_outcome(marker: Written, is_commit: bool) -> Written:
 
 
 def plan(draw: Random, pair: tuple[str, str]) -> Iterator[str]:
-    """Yield what is done, in a drawn order: both features often, records before each, restarts between."""
+    """Yield the actions in a drawn order: both features often, records before each, restarts between."""
     steps = [*pair] * 4
     draw.shuffle(steps)
     for number, feature in enumerate(steps):

@@ -78,7 +78,7 @@ def test_a_backtracking_pattern_holds_nobody_up(client: RawClient, regex: str) -
 def test_a_pattern_that_is_refused_is_an_error_code_on_a_connection_that_lives(
     client: RawClient, regex: str
 ) -> None:
-    regex = regex[:32_000]  # what a string of the protocol holds
+    regex = regex[:32_000]  # the longest string of the protocol
     assert client.ask(heartbeat("m", "refused", regex), 1).error_code == InvalidRegularExpression.code
     assert client.ask(by_pattern(regex), 2).error_code == InvalidRegularExpression.code
 
@@ -107,7 +107,7 @@ def test_a_pattern_matches_whole_texts_as_kafka_does() -> None:
 
 
 class Counting:
-    """`Pattern` that counts what it is asked."""
+    """A `Pattern` that counts its calls."""
 
     matched: list[str]
 

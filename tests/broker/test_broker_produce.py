@@ -160,7 +160,7 @@ def test_batches_come_back_as_they_were_sent(client: RawClient, topic: str, code
     sent = bytes(batch(b"one", None, b"", compression=codec, pid=7, sequence=0))
     client.produce(topic, sent)
     (stored,) = split_batches(client.fetch(topic).records)
-    # Only the base offset and leader epoch (bytes 0-7, 12-15) are the broker's.
+    # The broker sets only the base offset and leader epoch (bytes 0-7, 12-15).
     assert stored[16:] == sent[16:]
     assert [r.value for r in decode_records(stored)] == [b"one", None, b""]
 
@@ -175,7 +175,7 @@ def test_one_megabyte_records(client: RawClient, topic: str) -> None:
 def test_deferred_fetch_and_produce_of_one_connection_answer_in_order(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
-    """The fetch waits for data that only another connection brings; the produce behind it waits too."""
+    """The fetch waits for data of another connection, and the Produce behind it waits too."""
     fetch_id = client.send(fetch_request([(topic, 0, 0)], max_wait_ms=10_000), 12)
     produce_id = client.send(produce_request(topic, batch(b"behind")), 9)
     metadata_id = client.send(produce_request(topic, batch(b"last")), 9)

@@ -36,12 +36,12 @@ def node(tmp_path: Path) -> Iterator[BrokerState]:
 
 @pytest.fixture
 def twin(tmp_path: Path) -> Iterator[BrokerState]:
-    """A second broker, to be asked the same the general way."""
+    """A second broker, which gets the same requests through `produce`."""
     yield from new_node(tmp_path / "twin")
 
 
 class StoppedClock(Clock):
-    """So that two nodes hand out the same producer ids."""
+    """Return an id source that gives two nodes the same producer ids."""
 
     def now_ms(self) -> int:
         return NOW_MS

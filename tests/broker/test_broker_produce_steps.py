@@ -35,7 +35,7 @@ _Data = ProduceRequest.PartitionProduceData
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two batches are opened in a step."""
+    """Limit a step to the decompression of two batches."""
     monkeypatch.setattr(produce, "STEP_COST", 2 * COUNT)
 
 
@@ -68,7 +68,7 @@ def handle(node: BrokerState, message: ProduceRequest, version: int) -> PendingR
 
 
 def finish(node: BrokerState, deferred: PendingResponse) -> tuple[int, list[int]]:
-    """Do the other steps; return how many there were, and the partitions' error codes."""
+    """Run the remaining steps; return their number and the partitions' error codes."""
     answers: list[Any] = []
     deferred.add_done_callback(answers.append)
     steps = 0
@@ -126,7 +126,7 @@ def test_batches_for_a_topic_that_is_made_again_between_the_steps_are_refused() 
 
 
 def test_batches_of_a_transaction_that_ends_between_the_steps_are_refused() -> None:
-    """Behind its marker they would begin a transaction that nobody ends."""
+    """Behind the marker they would start a transaction that nothing ends."""
     node = driven(COMPACTED)
     topic = node.topics.get("t")
     assert topic is not None
@@ -149,7 +149,7 @@ def test_batches_of_a_transaction_that_ends_between_the_steps_are_refused() -> N
 def test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_no_more_batches(
     is_commit: bool,
 ) -> None:
-    """Produce 12 adds its partitions itself; an end of the old kind leaves the epoch as it is."""
+    """Produce 12 adds its partitions itself; EndTxn before version 5 does not raise the epoch."""
     node = driven(COMPACTED)
     transactions, topic = node.transactions, node.topics.get("t")
     assert topic is not None
@@ -167,7 +167,7 @@ def test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_n
 
 @pytest.mark.parametrize("acks", [0, 1])
 def test_a_stop_between_the_steps_writes_to_no_closed_log(acks: int) -> None:
-    """The log told of a disk that refuses: a step of a cancelled request wrote to files that were closed."""
+    """The log reported a failing disk: a step of a cancelled request wrote to closed files."""
     node = driven(COMPACTED)
     deferred = handle(node, request(*((i, records()) for i in range(MANY)), acks=acks), 9)
     assert node.log_manager.background.step() is None
@@ -190,7 +190,7 @@ def test_a_request_goes_with_its_client_unless_it_expects_no_answer() -> None:
 def test_requests_of_several_steps_without_an_answer_are_carried_out_after_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Java's producer with acks=0 closes as soon as the system has taken the last request."""
+    """Java's producer with acks=0 closes as soon as the system has accepted the last request."""
     gate, work = threading.Event(), BackgroundRunner._work
     monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)
     message = request(*((i, records()) for i in range(MANY)), acks=0)

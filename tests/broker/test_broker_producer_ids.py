@@ -34,7 +34,7 @@ BY_CLOCK = NOW_MS << IDS_PER_MS_BITS
         (0, BY_CLOCK + 7, NOW_MS, BY_CLOCK + 8),
         (0, 41, 0, 42),
         (0, 2**63 - 1, NOW_MS, BY_CLOCK),  # a client's own id
-        (0, -1, 2**60, 0),  # a clock that cannot be
+        (0, -1, 2**60, 0),  # an impossible clock
     ],
 )
 def test_ids_begin_above_everything_known(stored: int, seen: int, now_ms: int, first: int) -> None:
@@ -68,7 +68,7 @@ def test_a_lost_file_of_producer_ids_gives_no_id_twice(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_a_restored_backup_gives_no_id_of_producers_that_came_after_it(tmp_path: Path) -> None:
-    """A living producer's id meets no new producer's: else the new one's records count as repetitions."""
+    """No new producer gets the id of a live one: its records would count as duplicates."""
     data, backup = tmp_path / "data", tmp_path / "backup"
     with Broker(data) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
@@ -95,7 +95,7 @@ def test_an_id_near_the_end_does_not_use_up_all_others(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_ids_of_the_transaction_log_are_not_given_again(tmp_path: Path) -> None:
-    """Even if the clock is of no use: it stood at the epoch."""
+    """Even if the clock is useless: it showed the epoch."""
     with Broker(tmp_path) as broker:
         with producer_of(broker.bootstrap_servers, transactional_id="x") as producer:
             producer.init_transactions()

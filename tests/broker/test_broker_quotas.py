@@ -114,7 +114,7 @@ def test_acks_0_is_not_heard_either(admin: Admin, raw: RawClient) -> None:
 def test_what_a_client_over_its_quota_sent_before_its_end_is_carried_out(
     limited: Broker, admin: Admin, raw: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A producer with acks=0 closes when the system has taken its last request; one round is 64 of them."""
+    """A producer with acks=0 closes when the system has accepted its last request; a round has 64 of them."""
     stop_clock(limited)
     raw.create_topic("t")
     request = encode_request(produce_request("t", batch(b"v"), acks=0), 9, 1, "raw")

@@ -61,7 +61,7 @@ class Run:
             assignment_burst_cost=self.rng.choice((1, 20, 20_000)),
         )
         self.is_starved = self.rng.random() < 0.5
-        """True if nothing is done in the background between the heartbeats of the end."""
+        """True if no background task runs between the last heartbeats."""
         self.members = [Member(group, f"m{index}") for group in ("g", "h") for index in range(3)]
         self.start_again()
 
@@ -175,7 +175,7 @@ class Run:
 
 
 def run(seed: int, event_count: int = 60) -> None:
-    """Play a seed. Raises AssertionError if a group does not settle on what it subscribes to."""
+    """Run a seed. Raises AssertionError if a group does not settle on its subscription."""
     running = Run(seed)
     for _ in range(event_count):
         running.act()

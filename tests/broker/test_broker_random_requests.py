@@ -88,7 +88,7 @@ MAX_SEEDS = 500
 
 
 class Run:
-    """One node after the other on one disk, and clients that send anything at any time."""
+    """A sequence of nodes on one disk, and clients that send any request at any time."""
 
     def __init__(self, seed: int, note: Callable[[str], object]) -> None:
         self.note = note
@@ -126,9 +126,9 @@ class Run:
         """Nodes and disks of dead processes, kept: the generators of a node that is freed are closed."""
         self.identities = dict.fromkeys(IDS, ProducerIdAndEpoch(-1, -1))
         self.handed: dict[ProducerIdAndEpoch, object] = {}
-        """Every identity that was handed out, and the request that it answered."""
+        """Every producer id and epoch that was given out, and the request that got it."""
         self.first_seen: dict[bytes, int] = {}
-        """Topic id -> the event after which it was first there."""
+        """Topic id -> the event after which the topic was first seen."""
         self.asked: set[int] = set()
         """Offsets whose commit is not answered yet. Each commit has an offset of its own."""
         self.answered: dict[int, int] = {}
@@ -141,7 +141,7 @@ class Run:
         return next(self.numbers).to_bytes(16, "big")
 
     def start(self) -> None:
-        """Start on what the last process left, perhaps after starts that are killed too."""
+        """Start on the files of the last process, perhaps after further killed starts."""
         while True:
             manager = None
             if self.past and self.rng.random() < 0.25:
@@ -184,7 +184,7 @@ class Run:
         self.start()
 
     def stop(self) -> None:
-        """Stop in order, perhaps on a disk that fails."""
+        """Stop cleanly, perhaps on a failing disk."""
         self.note(f"{self.event}: a stop")
         background = self.node.log_manager.background
         background.on_added = None
@@ -198,8 +198,7 @@ class Run:
         self.die()
 
     def step(self) -> bool:
-        """Do a step of a background task, or a sync that is waited for; return False if there is nothing to
-        do."""
+        """Run a step of a background task, or a requested sync; return False if there is nothing to do."""
         background, flush_queue = self.node.log_manager.background, self.node.flush_queue
         self.syncing += flush_queue.take_due() if flush_queue.has_waiters else []
         if self.syncing and (not background or self.rng.random() < 0.3):
@@ -500,7 +499,7 @@ class Run:
     # Invariants
 
     def look(self) -> None:
-        """Note which topics are there, and check the offsets of those that are."""
+        """Note the existing topics, and check their offsets."""
         for topic in self.node.topics.all():
             self.first_seen.setdefault(topic.topic_id, self.event)
         committed, pending = self.node.groups.offsets.snapshot()
@@ -545,7 +544,7 @@ class Run:
 
 
 def run(seed: int, event_count: int = 150, note: Callable[[str], object] = lambda text: None) -> None:
-    """Play a seed. Raises AssertionError, or what the node raised."""
+    """Run a seed. Raises AssertionError, or any exception of the node."""
     running = Run(seed, note)
     try:
         running.play(event_count)
@@ -579,7 +578,7 @@ def test_random_requests_leave_a_sound_state_in_thousands_of_runs() -> None:
 
 
 def wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take R478's fix out: older requests are let in by what is not durable yet."""
+    """Take R478's fix out: records that are not durable yet admit older requests."""
     monkeypatch.setattr(TransactionCoordinator, "newest", lambda self, transactional_id: [])
 
 

@@ -84,7 +84,7 @@ def test_a_small_segment_size_of_an_older_version_still_opens(tmp_path: Path) ->
 
 
 def describe(client: RawClient, resource_type: int, name: str, key: str) -> list[tuple[str | None, int]]:
-    """Value and source of a setting, the one that holds first."""
+    """Value and source of a setting, the effective one first."""
     resource = Describe.DescribeConfigsResource(
         resource_type=resource_type, resource_name=name, configuration_keys=[key]
     )

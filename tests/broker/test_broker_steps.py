@@ -87,7 +87,7 @@ def handle(node: BrokerState, message: Any) -> Any:
 
 
 def finish(node: BrokerState, deferred: PendingResponse) -> tuple[int, Any]:
-    """Do the steps of an answer; returns how many there were, and the answer."""
+    """Run the steps of a response; return their number and the response."""
     answers: list[Any] = []
     deferred.add_done_callback(answers.append)
     steps = 0
@@ -414,7 +414,7 @@ def test_a_group_of_many_offsets_is_deleted_in_steps_in_which_nobody_may_use_it(
 
 
 def test_a_group_that_time_ends_while_it_is_deleted_in_steps_is_deleted() -> None:
-    """Its only member id was given out and never used."""
+    """Its only member id was given out but never used."""
     node = with_topic(driven(MemoryDisk()))
     commit(node, "g", range(MANY_OFFSETS))
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range")
@@ -499,7 +499,7 @@ def waiting_fetch(node: BrokerState) -> tuple[Topic, PendingResponse]:
 
 
 def append(node: BrokerState, topic: Topic, sequence: int) -> None:
-    """Append a batch of an open transaction, and see whom it wakes."""
+    """Append a batch of an open transaction, and complete the fetches that it satisfies."""
     record = NewRecord(NOW_MS, None, b"v")
     stored = build_batch(
         [record], producer_id=5, producer_epoch=0, base_sequence=sequence, is_transactional=True
@@ -556,7 +556,7 @@ def test_a_waiting_fetch_that_is_read_again_goes_with_its_connection() -> None:
 
 
 def list_many_groups(node: BrokerState, count: int) -> list[PendingResponse]:
-    """Ask `count` times for more groups than a small answer has."""
+    """Send `count` requests for more groups than a small response has."""
     tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", NOW_MS, -1, -1)
     for number in range((FREE_STEPS + 3) * STEP_ELEMENTS):
         node.groups.offsets.commit(f"g{number}", {tp: committed}, NOW_MS)
@@ -590,7 +590,7 @@ def test_places_for_large_answers_are_given_in_the_order_in_which_they_are_asked
     queue.release()
     assert called == ["first"]
     newcomer = list[None]()
-    assert not queue.try_acquire(lambda: newcomer.append(None))  # the place is kept for the first one
+    assert not queue.try_acquire(lambda: newcomer.append(None))  # the slot is reserved for the first one
     assert queue.try_acquire(calls[0])
     queue.remove_waiter(calls[1])
     queue.release()
@@ -763,7 +763,7 @@ def state_of(node: BrokerState, transactional_id: str) -> TransactionState:
 
 
 class HashedPlace(TopicPartition):
-    """Counts how often it is looked at."""
+    """Counts how often it is accessed."""
 
     looked = 0
 
@@ -773,7 +773,7 @@ class HashedPlace(TopicPartition):
 
 
 def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
-    """With 500,000 pending offsets each request for one took 16 ms of the broker's one thread."""
+    """With 500,000 pending offsets each request for one took 16 ms of the broker's only thread."""
     node = open_node(MemoryDisk())
     node.topics.create("t", 100, {}, NOW_MS)
     offsets = node.groups.offsets

@@ -28,12 +28,12 @@ from oncelog.types import Origin
 SETTINGS = BROKER.parse({})
 NAME, OTHER = "t", "other"
 Step = tuple[int, Fault, bool]
-"""The call that meets a fault, the fault, and whether all later calls of the request meet it, too."""
+"""The call that fails, the fault, and True if all later calls of the request fail too."""
 REFUSED = (BrokerError, StorageError, OSError)
 
 
 class World:
-    """Topics over a faulty disk, with what a client was told."""
+    """Topics on a faulty disk, with the responses that a client got."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._uuids = Random(len(disk.list()))
@@ -41,7 +41,7 @@ class World:
         self.is_down = True
 
     def start(self) -> None:
-        """Raises StorageError or OSError when the start is refused, SimulatedCrash when it is killed."""
+        """Start. Raises StorageError or OSError if the start is refused, SimulatedCrash if it is killed."""
         logs = LogManager.open(
             self.disk, node_id=1, new_uuid=lambda: self._uuids.randbytes(16), now_ms=NOW_MS
         )
@@ -55,7 +55,7 @@ class World:
         self.is_down = False
 
     def kill(self) -> None:
-        """End the process; the next one finds what was written."""
+        """End the process; the next one finds the written files."""
         self.disk = FaultyDisk(self.disk.disk.after_kill())
         self.is_down = True
 
@@ -105,7 +105,7 @@ def delete(world: World) -> None:
 
 
 def remake(world: World) -> None:
-    """Make the topic with more partitions, whatever became of the one before."""
+    """Create the topic with more partitions, in any state of the one before."""
     world.delete()
     world.create(NAME, 3)
 
@@ -128,7 +128,7 @@ SCENARIOS: dict[str, tuple[Callable[[World], None], bool, list[list[int] | None]
 
 
 def prepared(scenario: str) -> World:
-    """A broker that was stopped with the topics that a scenario begins with, and started again."""
+    """Return a broker with the topics of a scenario's beginning, stopped and started again."""
     world = World(DISKS[SCENARIOS[scenario][1]])
     world.start()
     return world
@@ -147,7 +147,7 @@ DISKS = {has_topic: _disk(has_topic) for has_topic in (False, True)}
 
 
 def attempt(world: World, scenario: str) -> bool:
-    """Start if need be, and do the request; whether it was answered with success."""
+    """Start if necessary, and send the request; return True if it succeeded."""
     request = SCENARIOS[scenario][0]
     try:
         if world.is_down:
@@ -162,7 +162,7 @@ def attempt(world: World, scenario: str) -> bool:
 
 
 def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
-    """Meet the faults one after the other, then look; whether each was met."""
+    """Inject the faults one after the other, then check; return for each whether it occurred."""
     request, _, *shapes = SCENARIOS[scenario]
     world, allowed = prepared(scenario), shapes[0]
     was_done, met = False, []
@@ -170,7 +170,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
         disk = world.disk
         disk.arm(*step)
         is_done = attempt(world, scenario)
-        # To make it again is to delete it first: a failure leaves less than the success before.
+        # Recreating it deletes it first: a failure leaves less than the success before.
         was_done = is_done or (was_done and request not in (remake, grow_and_remake))
         met.append(disk.is_met)
         world.disk.fail_in = None
@@ -180,7 +180,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
     if not all(met):
         return False
     if not world.is_down and world.topics.get(NAME) is not None:
-        world.fill(NAME)  # what is acknowledged now must not be lost
+        world.fill(NAME)  # records acknowledged from now on must not be lost
         # A growth that was refused may be found by a start, as any request without an answer.
         counts = world.shape(NAME)
         allowed = [counts, [1, 1, 0, 0] if counts == FULL else [1, 1, 1, 0]]
@@ -197,7 +197,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
 
 
 def use_again(world: World) -> None:
-    """The name serves another topic, in its own directories only, and that survives a kill."""
+    """The name can be used for another topic, with its own directories, which survives a kill."""
     world.delete()
     world.create(NAME, 5)
     assert world.shape(NAME) == [0] * 5
@@ -275,7 +275,7 @@ def test_a_deletion_whose_list_is_not_synced_takes_no_record_afterwards() -> Non
 
 
 def fails_to_sync(world: World, request: Callable[[], None]) -> None:
-    """Do a request whose first write of the list is there, but not synced."""
+    """Send a request whose first write of the topics file is written but not synced."""
     step = 0
     while True:
         world.disk.arm(step, Fault.LATE_EIO)

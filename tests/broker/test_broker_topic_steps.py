@@ -50,7 +50,7 @@ OLD, NEW = 3, 9
 
 
 class Broker:
-    """A broker whose background tasks are done step by step."""
+    """A broker whose background tasks the test runs step by step."""
 
     def __init__(self, disk: Any, numbers: Iterator[int]) -> None:
         self.disk, self.numbers = disk, numbers
@@ -78,7 +78,7 @@ class Broker:
         return self.ask(CreateTopicsRequest(topics=[topic], timeout_ms=1000))
 
     def make(self, name: str, partition_count: int) -> None:
-        """Create a topic that must be possible, to the last step."""
+        """Create a topic to the last step; the creation must succeed."""
         answer = self.create(name, partition_count)
         self.finish()
         assert answer.code == 0
@@ -112,7 +112,7 @@ class Broker:
         assert self.steps(2000) < 2000
 
     def retry_deletions(self) -> None:
-        """Do what the broker does every minute."""
+        """Run the periodic tasks of a minute."""
         tick(self.node, NOW_MS + next(self.numbers) * 60_000)
 
     def topic(self, name: str) -> Topic:
@@ -143,7 +143,7 @@ class Broker:
 
 
 class Answer:
-    """An answer that is there, or will be."""
+    """A response that is ready, or will be."""
 
     def __init__(self, answer: Any) -> None:
         self._answers: list[Any] = []
@@ -154,7 +154,7 @@ class Answer:
 
     @property
     def code(self) -> int | None:
-        """The first error code; None while there is no answer."""
+        """The first error code; None while there is no response."""
         if not self._answers:
             return None
         rows = next(getattr(self._answers[0], key) for key in ("topics", "results", "responses")
@@ -325,7 +325,7 @@ def test_a_topic_that_is_made_while_files_of_another_are_removed_is_unknown_for_
 
 
 class Play:
-    """Random requests for a few names, steps, faults and restarts, and what they may lead to."""
+    """Random requests for a few names, steps, faults and restarts, and their possible results."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -333,7 +333,7 @@ class Play:
         self.stored: dict[bytes, dict[int, int]] = {}
         """The number of acknowledged records, by topic id, then by partition."""
         self.doomed: set[bytes] = set()
-        """Ids of topics whose deletion was asked for."""
+        """Ids of topics whose deletion was requested."""
         self.shown: dict[bytes, tuple[str, int]] = {}
         """Topics that clients have found, with the most partitions that they have had."""
 
@@ -397,7 +397,7 @@ class Play:
                     assert topic.partitions[index].log_end_offset >= end_offset
 
     def end(self) -> None:
-        """Without faults every name can be deleted, leaves nothing, and serves again after a kill."""
+        """Without faults every topic can be deleted, leaves nothing, and can be recreated after a kill."""
         self.broker.disk.fail_in = None
         self.broker.finish()
         self.broker.retry_deletions()

@@ -305,7 +305,7 @@ def test_a_request_makes_no_more_partitions_than_one_may(tmp_path: Path) -> None
 
 @pytest.mark.behaviour("I17")
 def test_a_partition_that_a_start_made_survives_a_power_loss() -> None:
-    """A crash ended the topic's creation behind its name in the list of topics."""
+    """A crash interrupted the topic's creation after its entry in the topics file."""
     tp, made_by_start = TopicPartition("t", 1), 0
     for crash_after in range(1, 10_000, 5):
         disk = MemoryDisk()

@@ -59,11 +59,11 @@ S = TransactionState
 
 
 class Crash(Exception):
-    """The process is gone at this point."""
+    """The process ends at this point."""
 
 
 class Place:
-    """A data directory, opened again and again; `node` is the present process."""
+    """A data directory, opened again and again; `node` is the current process."""
 
     def __init__(self, directory: Path, **settings: object) -> None:
         self.directory = directory
@@ -289,7 +289,7 @@ def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path)
 def test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable(
     tmp_path: Path,
 ) -> None:
-    """AddPartitionsToTxn was answered NOT_COORDINATOR, for its sync failed, or not answered yet."""
+    """AddPartitionsToTxn got NOT_COORDINATOR, because its sync failed, or no response yet."""
     place = Place(tmp_path / "data", log_flush_interval_messages=1, oncelog_transaction_version=0)
     node = place.node
     node.topics.create("t", 1, {}, NOW_MS)
@@ -389,7 +389,7 @@ def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp
     assert place.log(PARTITIONS[0]) == ["value"], "power may go now, and the decision with it"
     place.crash()
     assert place.state() is S.PREPARE_COMMIT
-    # The start synced what it found before the coordinator read it.
+    # The start synced the log before the coordinator read it.
     state = place.node.topics.partition(decided.partition.topic_partition)[1]
     assert decided.last_offset < state.recovery_point
     assert place.log(PARTITIONS[0]) == ["value", "<commit>"]
@@ -421,7 +421,7 @@ def produce(node: BrokerState, who: ProducerIdAndEpoch, value: bytes, version: i
 
 
 def flush_all(node: BrokerState) -> None:
-    """One round of what the edge does: sync what waits, then tell."""
+    """Do a round as the server does: sync the partitions that need it, then report."""
     for partition in node.flush_queue.take_due():
         partition.flush()
         node.flush_queue.complete(partition, None)
@@ -456,7 +456,7 @@ def test_a_broker_without_transactions_makes_no_topics(place: Place) -> None:
 
 
 def test_the_coordinators_topics_are_not_for_clients() -> None:
-    """Deleting them or changing their partitions would make the coordinators forget or look elsewhere."""
+    """Deleting them or changing their partitions would lose the coordinators' state or misplace its keys."""
     with Broker() as broker, RawClient(broker.bootstrap_servers) as client:
         request = InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=1_000)
         assert client.ask(request, 4).error_code == 0

@@ -37,7 +37,7 @@ _PartitionOffset = OffsetCommitRequest.OffsetCommitRequestPartition
 
 
 class _Place:
-    """A node on a disk in memory, whose syncs happen when the test says so."""
+    """A node on a disk in memory, whose syncs the test runs."""
 
     def __init__(self, **overrides: object) -> None:
         self.overrides = {"log.flush.interval.messages": 1, **overrides}
@@ -90,7 +90,7 @@ class _Place:
 
 
 class _Worst(Random):
-    """Dice by which nothing is left that was not synced."""
+    """A random source for a power loss that loses everything unsynced."""
 
     def random(self) -> float:
         return 0.9
@@ -250,7 +250,7 @@ def test_readers_see_up_to_the_last_sync_when_the_disk_fails(monkeypatch: pytest
 
 
 def test_a_sync_that_could_not_begin_is_asked_for_again() -> None:
-    """A flush without a descriptor, say: nothing else may ever be written to the partition."""
+    """For example a flush without a file descriptor; nothing else may be written to the partition."""
     place = _Place()
     place.produce(b"A")
     for partition in place.node.flush_queue.take_due():
@@ -267,7 +267,7 @@ def test_what_readers_saw_before_a_kill_they_see_after_it() -> None:
     place.flush()
     place.produce(b"B")
     place.kill()
-    # The checkpoint of recovery points is older than the sync; what was found again is synced first.
+    # The checkpoint of recovery points is older than the sync; recovered records are synced first.
     assert place.partition.recovery_point == place.partition.log_end_offset == 2
     assert place.values() == [b"A", b"B"]
 

@@ -34,7 +34,7 @@ from oncelog.wire.primitives import UNBOUNDED
 SIZE = 20_000
 SCALE = 50
 ELEMENT_BYTES = 8_000
-"""Memory for an element, its share of the answer, and what is remembered of it."""
+"""Memory for an element, its share of the response, and the state that is kept of it."""
 ONCE_BYTES = 4_000_000
 """Memory that does not grow with the request: a broker's settings with their descriptions, say."""
 APIS = [api for api in API_BY_NAME.values() if api.key in OFFERED]
@@ -48,7 +48,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def elements(value: Any) -> Iterator[Any]:
-    """All elements of all arrays of a message, however deep."""
+    """Yield the elements of all arrays of a message, also nested ones."""
     if isinstance(value, list):
         yield from value
         for each in value:
@@ -59,7 +59,7 @@ def elements(value: Any) -> Iterator[Any]:
 
 
 def carry_out(node: BrokerState, worst: WorstRequest) -> tuple[int, int]:
-    """Do what a connection does; returns (elements read, bytes of the answer)."""
+    """Handle the request as a connection does; return (elements read, bytes of the response)."""
     frame = memoryview(bytearray(worst.frame()))
     try:
         header = decode_request_header(frame)
@@ -83,7 +83,7 @@ def carry_out(node: BrokerState, worst: WorstRequest) -> tuple[int, int]:
 def assert_bounded(worst: WorstRequest) -> None:
     node = open_node(MemoryDisk())
     node.topics.create("t", 1, {}, NOW_MS)
-    carry_out(node, worst)  # compiles what it needs
+    carry_out(node, worst)  # compiles the decoder
     tracemalloc.start()
     try:
         _, answer_bytes = carry_out(node, worst)
@@ -119,7 +119,7 @@ def test_a_request_above_its_limit_is_refused_before_its_elements_are_made(api: 
             continue
         body = memoryview(worst.body)
         with pytest.raises(PeerError, match="above its limit"):
-            api.request.decode(worst.version, body, max_elements=10)  # its first use makes the decoder
+            api.request.decode(worst.version, body, max_elements=10)  # the first use builds the decoder
         tracemalloc.start()
         try:
             with pytest.raises(PeerError, match="above its limit"):
