@@ -1,4 +1,4 @@
-"""What the tests of operations share."""
+"""Fixtures of the operations tests."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from oncelog.testing import broker_process
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that starts a hundred times in a row meets a busy machine once."""
+    """Allow more time for starts: one of a hundred in a row meets a busy computer."""
     monkeypatch.setattr(broker_process, "READY_TIMEOUT_S", 120.0)

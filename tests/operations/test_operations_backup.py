@@ -1,4 +1,4 @@
-"""A copy of the directory of a running broker, made as docs/operations.md says."""
+"""Backups: a copy of a running broker's directory, made as docs/operations.md describes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SETTINGS = {
 
 
 def update(source: Path, target: Path) -> None:
-    """What `rsync -a --delete` does: files that differ in size or time are copied, what is gone goes."""
+    """Copy as `rsync -a --delete` does: files of another size or time are copied, missing ones removed."""
     for path in sorted(target.rglob("*"), reverse=True):
         there = source / path.relative_to(target)
         if not there.exists():
             path.rmdir() if path.is_dir() else path.unlink()
-    # Checkpoints and small files last, and late partitions first: the order is to prove nothing.
+    # Checkpoints and small files last, late partitions first: the order must not matter.
     for path in sorted(source.rglob("*"), reverse=True):
         copy = target / path.relative_to(source)
         try:
@@ -41,7 +41,7 @@ def update(source: Path, target: Path) -> None:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, copy)
         except FileNotFoundError:
-            pass  # rsync says "vanished" (24) and goes on
+            pass  # rsync reports a vanished file (exit code 24) and continues
 
 
 def _is_same(path: Path, copy: Path) -> bool:
@@ -54,7 +54,7 @@ def _is_same(path: Path, copy: Path) -> bool:
 @pytest.mark.behaviour("I17", "T6")
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_a_copy_whose_last_pass_was_frozen(tmp_path: Path, rounds: int) -> None:
-    """It has all that was acknowledged before, transactions whole in all partitions, and nobody noticed."""
+    """The copy has all records acknowledged before it and whole transactions; the load is not disturbed."""
     target = tmp_path / "copy"
     with (
         BrokerProcess(tmp_path / "data", settings=SETTINGS) as broker,
@@ -71,7 +71,7 @@ def test_a_copy_whose_last_pass_was_frozen(tmp_path: Path, rounds: int) -> None:
             shutil.copytree(target, opened)
             with BrokerProcess(opened, settings=SETTINGS) as copy:
                 load.check(copy.bootstrap_servers, told)
-                # It is a whole broker: transactions of the load's own id and a group go on.
+                # The copy is a complete broker: the load's transactional id and its group continue.
                 topic = new_topic(copy.bootstrap_servers)
                 with producer_of(copy.bootstrap_servers, transactional_id=load.pairs) as producer:
                     producer.init_transactions()
@@ -106,7 +106,7 @@ def test_a_copy_has_the_groups_positions(tmp_path: Path) -> None:
 
 
 def initialized(client: RawClient) -> tuple[int, int]:
-    """Return what a new instance of a transactional id gets, however often it has to ask."""
+    """Return the producer id and epoch of a new instance of a transactional id, after any retries."""
     request = InitProducerIdRequest(transactional_id="id", transaction_timeout_ms=60_000)
     while (response := client.ask(request, 4)).error_code:
         assert error_for_code(response.error_code).retriable
@@ -115,7 +115,7 @@ def initialized(client: RawClient) -> tuple[int, int]:
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one(tmp_path: Path, is_open: bool) -> None:
-    """With oncelog.fence.transactions; without it the epochs of the new instances come to the old one's."""
+    """This needs oncelog.fence.transactions: otherwise the new instances reach the epoch of the old one."""
     config: dict[str, object] = {"transaction.state.log.num.partitions": 1}
     producer = None
     with Broker(tmp_path / "data", config=config) as broker:
@@ -145,4 +145,4 @@ def test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one(tmp_path:
             error = error_for_code(client.ask(request, 3).error_code)
             assert isinstance(error, ProducerFenced | InvalidProducerIdMapping)
         if is_open:
-            assert client.offset("t") == 2  # the record and the marker that aborts it
+            assert client.offset("t") == 2  # the record and its abort marker

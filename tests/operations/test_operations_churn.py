@@ -1,7 +1,8 @@
-"""What clients make and leave behind does not pile up: topics, groups, transactional ids, connections.
+"""State that clients create and abandon does not pile up: topics, groups, transactional ids, connections.
 
-Counted are the objects and the entries of containers that the broker reaches, its descriptors and its files.
-Memory is not: it depends on the allocator. The short run moves the clock; the long one takes ten minutes.
+The test counts the objects and container entries that the broker reaches, its descriptors and its files. It
+does not measure memory, which depends on the allocator. The short run moves the clock; the long one takes ten
+minutes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ LONG_ROUNDS = 1_500
 PATIENCE_S = 240
 SLACK = Counter(
     {
-        # The coordinators' logs: what is shorter than 256 KiB is not compacted.
+        # The coordinators' logs: those below 256 KiB are not compacted.
         "files of coordinators": 60,
         "AbortedTransaction": 1500,
         "TransactionIndex._entries": 1500,
@@ -61,7 +62,7 @@ SLACK = Counter(
         # Names of deleted topics, until there are a thousand.
         "TopicPatterns._in_order": 1000,
         "TopicPatterns._listed": 1000,
-        # Partitions in checkpoints that are written now and then.
+        # Partitions in checkpoints, which are written periodically.
         "LogManager._written_points": 10,
         "LogManager._recovery_points": 10,
         "LogManager._log_starts": 10,
@@ -69,17 +70,17 @@ SLACK = Counter(
         "LogManager._cleaned": 10,
     }
 )
-"""Bounded numbers, small beside what the long run does."""
+"""Bounded numbers, small compared to the number of operations of the long run."""
 
 
 class Churn:
-    """Clients that come, do something and go, the politer ones with a farewell."""
+    """Clients that connect, do something and disconnect, some of them cleanly."""
 
     def __init__(self, address: str) -> None:
         self.address, self.chance, self.rounds = address, random.Random(1), 0
 
     def play(self) -> None:
-        """One of everything."""
+        """Use each kind of client once."""
         number, self.rounds = self.rounds, self.rounds + 1
         topic = f"churn-{number}"
         with RawClient(self.address) as client:
@@ -101,7 +102,7 @@ class Churn:
         client.ask(FetchRequest(session_id=0, session_epoch=0, max_wait_ms=0, topics=wanted), 12)
 
     def _groups(self, client: RawClient, topic: str, number: int) -> None:
-        """One of each protocol; every third is left to its session timeout."""
+        """Join one group of each protocol. Every third member is left to its session time-out."""
         classic, consumer, is_polite = f"classic-{number}", f"consumer-{number}", number % 3 != 0
         joined = client.ask(join(classic, session_timeout_ms=6_000), 3)
         client.ask(sync(classic, joined.member_id, joined.generation_id, {joined.member_id: b"x"}), 3)
@@ -125,7 +126,7 @@ class Churn:
             producer.abort_transaction() if number % 4 == 0 else producer.commit_transaction()
 
     def _abandon_transaction(self, client: RawClient, number: int) -> None:
-        """Left open, until the broker aborts it."""
+        """Leave a transaction open until the broker aborts it."""
         transactional_id = f"left-{number}"
         client.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id]), 4)
         begun = client.ask(
@@ -142,7 +143,7 @@ class Churn:
         )
 
     def _strangers(self) -> None:
-        """Connections that say nothing, nonsense or half of something."""
+        """Open connections that send nothing, random bytes, or a part of a request."""
         host, _, port = self.address.rpartition(":")
         for said in (b"", self.chance.randbytes(8), b"\0\0\0\x40\0\x12\0\0"):
             with socket.create_connection((host, int(port)), timeout=60) as stranger:
@@ -150,14 +151,14 @@ class Churn:
 
 
 class Census:
-    """Everything of a broker that may pile up, counted in the broker's own thread."""
+    """The objects of a broker that may pile up, counted in the broker's own thread."""
 
     def __init__(self, broker: Broker) -> None:
         assert broker._running is not None and broker._thread is not None
         self._running, self._thread, self._directory = broker._running, broker._thread, Path(broker.data_dir)
 
     def pass_time(self, ms: int) -> None:
-        """Set the broker's clock forward and let it do what is due."""
+        """Set the broker's clock forward and run the work that is due."""
 
         async def go_on() -> None:
             set_wall_clock(self._running.clock, ms)
@@ -175,12 +176,12 @@ class Census:
         for folder, folders, files in os.walk(self._directory):
             is_of_coordinator = Path(folder).name.startswith("__")
             counts["directories"] += len(folders)
-            if folder != str(self._directory):  # its own files are checkpoints, as many as there are kinds
+            if folder != str(self._directory):  # files of the top directory are checkpoints, one per kind
                 counts["files of coordinators" if is_of_coordinator else "files"] += len(files)
         return counts
 
     def wait_until_no_more_than(self, before: Counter[str], then: Callable[[], None]) -> None:
-        """Return when nothing is there in greater number; fails with what is."""
+        """Wait until no number is greater than before. Fail with those that are."""
         more: Counter[str] = Counter()
         for _ in attempts(lambda: f"more than before: {dict(more)}", PATIENCE_S):
             if not (more := self.take() - before - SLACK):
@@ -189,7 +190,7 @@ class Census:
 
 
 def _count(root: object) -> Counter[str]:
-    """Count what `root` leads to: objects of this package by class, entries of containers by their owner."""
+    """Count everything reachable from `root`: objects by class, entries of containers by their owner."""
     seen, ahead, counts = set[int](), [(root, "")], Counter[str]()
     while ahead:
         thing, owner = ahead.pop()

@@ -1,4 +1,4 @@
-"""Disks that are full, may not be written, or are not ours, under load and at the start."""
+"""Disks that are full, read-only or of another owner, under load and at the start."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SMALL = {
 
 
 def refusal_of(client: RawClient) -> int:
-    """What an idempotent batch for the topic `probe` is answered."""
+    """Return the error code for an idempotent batch to the topic `probe`."""
     return int(client.produce("probe", batch(bytes(5000))).error_code)
 
 
 def refusal_of_session(client: RawClient) -> int:
-    """What a new transactional id is answered: 0 until there is no room for a small record either."""
+    """Return the error code for a new transactional id: 0 while there is space for a small record."""
     asked = InitProducerIdRequest(transactional_id="x" * 500, transaction_timeout_ms=60_000)
     return int(client.ask(asked, 4).error_code)
 
@@ -44,7 +44,7 @@ def refusal_of_session(client: RawClient) -> int:
     "ending", ["no end", *(pytest.param(end, marks=pytest.mark.soak) for end in ("SIGKILL", "SIGTERM"))]
 )
 def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
-    """Nothing acknowledged is lost, readers read, and with room again everybody goes on by himself."""
+    """No acknowledged record is lost, consumers read, and all clients recover once there is space."""
     with (
         mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=32m", "tmpfs") as disk,
         BrokerProcess(disk / "data", log_file=tmp_path / "broker.log", settings=SMALL) as broker,
@@ -59,7 +59,7 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
         load.check(told=told)
         with producer_of(broker.bootstrap_servers, delivery_timeout_ms=1500, request_timeout_ms=500) as late:
             sent = late.send("probe", bytes(5000))
-            # It may be stored: a broker says the same when the batch is written and only its sync failed.
+            # It may be stored: the error is the same if the batch was written and only its sync failed.
             with pytest.raises(DeliveryUnknown, match=r"last error: KAFKA_STORAGE_ERROR.* No space left"):
                 sent.result(60)
         wait_for(lambda: refusal_of_session(client) == errors.NotCoordinator.code)
@@ -77,7 +77,7 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
 
 
 def serve(data_dir: Path, *prefix: str) -> subprocess.CompletedProcess[str]:
-    """`oncelog serve` that is expected to end by itself."""
+    """Run `oncelog serve`, which must end by itself."""
     command = [*prefix, sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir", str(data_dir)]
     command += ["--listen", "127.0.0.1:0"]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -96,12 +96,12 @@ def test_a_read_only_disk_at_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("denied", [".", "t-0/{}.log"])
 def test_files_that_belong_to_somebody_else(tmp_path: Path, denied: str) -> None:
-    """Started as root once, say, and as a user of its own ever after."""
+    """The broker was started as root once, for example, and as another user from then on."""
     data_dir = tmp_path / "data"
     with Broker(data_dir) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         client.produce("t", batch(b"x"))
-    # Root may read everything, unless it gives that up.
+    # Root may read everything, unless it drops its privileges.
     prefix = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     if prefix and shutil.which("setpriv") is None:
         pytest.skip("root may read everything: there is no setpriv to give that up")
@@ -117,7 +117,7 @@ def test_files_that_belong_to_somebody_else(tmp_path: Path, denied: str) -> None
 @pytest.mark.soak
 @pytest.mark.behaviour("I7", "I17")
 def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
-    """As ext4 does with errors=remount-ro: readers go on, and after repair and restart all do."""
+    """ext4 does so with errors=remount-ro. Consumers continue; after repair and restart producers do, too."""
     image = tmp_path / "image"
     with image.open("wb") as file:
         file.truncate(96 << 20)
@@ -127,7 +127,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
     how = ("-o", "loop,errors=remount-ro", str(image))
     with ExitStack() as stack:
         disk = stack.enter_context(mounted(tmp_path / "disk", *how))
-        # What is not synced may be lost with the disk's journal, as by a power loss.
+        # Data that are not synced may be lost with the file system's journal, as in a power loss.
         settings = SMALL | {"log.flush.interval.messages": 1}
         broker = BrokerProcess(disk / "data", log_file=tmp_path / "broker.log", settings=settings)
         broker.start()
@@ -137,7 +137,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
         load = stack.enter_context(Load(broker.bootstrap_servers, padding=300))
         load.wait_for_progress()
         with frozen(broker):
-            # ext4 may tell a sync that meets the error that all is well; none is under way now.
+            # ext4 may report success to a sync during which the error occurs. None is running now.
             pause(1)
             trigger_error(disk)
         wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)
@@ -154,7 +154,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
 
 
 def trigger_error(disk: Path) -> None:
-    """Have the kernel find an error in the ext4 that is mounted there."""
+    """Make the kernel find an error in the ext4 file system that is mounted there."""
     found = subprocess.run(
         ["findmnt", "-no", "SOURCE", str(disk)], capture_output=True, text=True, timeout=240
     )

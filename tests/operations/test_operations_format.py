@@ -1,4 +1,4 @@
-"""The directory of another broker, and what it finds when it comes back."""
+"""The directory of another broker is taken over and given back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncelog.testing.broker_process import BrokerProcess
 
 @pytest.mark.soak
 def test_the_directory_of_apache_kafka_is_taken_and_given_back(tmp_path: Path, kafka_class_path: str) -> None:
-    """Records, transactions and topics are there for ours, and for Apache Kafka afterwards."""
+    """Records, transactions and topics survive in Oncelog, and afterwards in Apache Kafka."""
     kafka = ApacheKafka(directory=tmp_path / "kafka")
     kafka.start()
     try:

@@ -1,4 +1,4 @@
-"""SIGTERM under load, once and again; SIGKILL a hundred times in a row."""
+"""SIGTERM under load, also repeated; SIGKILL a hundred times in a row."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from oncelog.testing.process import STOP_TIMEOUT_S
 
 @pytest.fixture
 def heeds_hangup() -> Iterator[None]:
-    """Start brokers that end at SIGHUP, though the tests run under nohup, which has it ignored."""
+    """Start brokers that end at SIGHUP, even if the tests run under nohup, which ignores it."""
     handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, handler)
 
 
 def end(broker: BrokerProcess, *signals: signal.Signals) -> int:
-    """Its exit code after these signals, one right after the other."""
+    """Return the exit code after these signals, sent one right after the other."""
     process = broker._process
     assert process is not None
     for number in signals:
@@ -39,7 +39,8 @@ def end(broker: BrokerProcess, *signals: signal.Signals) -> int:
 @pytest.mark.behaviour("I17")
 @pytest.mark.usefixtures("heeds_hangup")
 def test_a_stop_under_load(tmp_path: Path) -> None:
-    """It ends by itself, clients come back, and the next start has nothing to recover; however impatient."""
+    """The broker ends, clients reconnect, and the next start has nothing to recover, even if signals
+    repeat."""
     settings = {"log.flush.interval.messages": 1}
     with (
         BrokerProcess(tmp_path / "data", settings=settings) as broker,
@@ -90,7 +91,7 @@ def test_a_signal_during_the_start_leaves_what_was_there(tmp_path: Path) -> None
 @pytest.mark.behaviour("I17", "T6")
 @pytest.mark.parametrize("flush_messages", [1, 2**63 - 1], ids=["synced", "not synced"])
 def test_killed_a_hundred_times_in_a_row(tmp_path: Path, flush_messages: int) -> None:
-    """With an audit after each: nothing lost, nothing doubled, every transaction whole."""
+    """An audit after each kill finds no lost or doubled record, and whole transactions."""
     chance = random.Random(100)
     settings = {"log.flush.interval.messages": flush_messages, "log.flush.offset.checkpoint.interval.ms": 500}
     with (

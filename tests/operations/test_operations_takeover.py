@@ -1,4 +1,4 @@
-"""Data directories that Apache Kafka 4.3.0 left (tests/golden), and ours with a small file lost: row I27."""
+"""Data directories of Apache Kafka 4.3.0 (tests/golden), and ours without one small file: behaviour I27."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from oncelog.wire.stored import (
 GOLDEN = Path(__file__).parents[1] / "golden"
 CONFIG = {"node.id": 1, "log.retention.check.interval.ms": 50, "log.cleaner.backoff.ms": 50}
 KEPT = {"forever": 8, "table": 5, "again": 5}
-"""Records that Kafka's settings keep; all but three of `forever` are a month old and more."""
+"""Records that Kafka's settings keep. All except three of `forever` are more than a month old."""
 SECURED = {
     **CONFIG,
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -76,7 +76,7 @@ def refusal(data: Path, **more: object) -> str:
     with pytest.raises(StorageError) as refused:
         Broker(data, config={**CONFIG, **more}).start()
     after = sorted(path.name for path in data.iterdir())
-    # What was marked as deleted goes; all else is there, the mark of the clean stop too.
+    # Directories marked as deleted are removed. Everything else stays, the clean-shutdown marker too.
     assert {*after} - {".lock"} == {name for name in before if not name.endswith("-delete")} - {".lock"}
     return str(refused.value)
 
@@ -95,7 +95,7 @@ def test_what_kafkas_settings_keep_is_kept_and_the_rest_is_deleted(plain: Path) 
     assert told["bank"]["max.message.bytes"].value == "2000000"
     compacted = {name for name in names if told[name]["cleanup.policy"].value == "compact"}
     assert compacted == {"table", *INTERNAL_TOPICS}
-    # Kafka's own log is as it was, and stays so.
+    # Kafka's metadata log is unchanged, and stays so.
     assert (plain / DIRECTORY / f"{0:020}.log").stat().st_size > 0
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         assert len(client.values("forever")) == 8
@@ -124,7 +124,7 @@ def test_transactions_and_offsets_of_kafkas_go_on(plain: Path) -> None:
         assert admin.group_offsets("of-done")[TopicPartition("bank", 0)].offset == 7
         assert not admin.group_offsets("of-undone")
         assert committed(broker.bootstrap_servers) == [b"done-0", b"done-1"]
-        # The producer's next instance aborts what is open.
+        # The producer's next instance aborts the open transaction.
         with producer_of(broker.bootstrap_servers, transactional_id="open") as producer:
             producer.init_transactions()
             with producer.transaction():
@@ -133,7 +133,7 @@ def test_transactions_and_offsets_of_kafkas_go_on(plain: Path) -> None:
 
 
 def committed(servers: str) -> list[bytes | None]:
-    """Of topic bank, sorted."""
+    """Return the values of topic bank, sorted."""
     config = {"bootstrap.servers": servers, "isolation.level": "read_committed"}
     with Consumer(config) as consumer:
         partitions = [TopicPartition("bank", index) for index in (0, 1)]
@@ -148,7 +148,7 @@ def committed(servers: str) -> list[bytes | None]:
 
 @pytest.mark.behaviour("I27", "T6")
 def test_a_transaction_that_kafka_had_decided_is_finished(plain: Path) -> None:
-    """Kafka was killed after the decision to commit and before its markers: the logs are cut there."""
+    """Kafka was killed after the decision to commit and before its markers, so the logs end there."""
     cut_at_marker(plain, "bank-0", "bank-1", "__consumer_offsets-0", "__consumer_offsets-1")
     for index in (0, 1):
         cut_last_complete(plain / f"__transaction_state-{index}")
@@ -178,7 +178,7 @@ def cut_at_marker(data: Path, *directories: str) -> None:
 
 
 def cut_last_complete(directory: Path) -> None:
-    """Cut a log of transactions where 'done' is completed."""
+    """Cut the transaction log before the record that completes 'done'."""
     log = directory / f"{0:020}.log"
     content = memoryview(log.read_bytes())
     for position, header in iter_batches(content):
@@ -227,7 +227,7 @@ def test_partitions_that_are_elsewhere_stop_the_start(plain: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_partitions_whose_checkpoints_were_replaced_stop_the_start(plain: Path) -> None:
-    """Of several log.dirs that are copied into one, each brings checkpoint files of its own."""
+    """If several log.dirs are copied into one, each has checkpoint files of its own."""
     path = plain / "recovery-point-offset-checkpoint"
     content = path.read_text()
     lines = [line for line in content.splitlines()[2:] if not line.startswith("forever ")]
@@ -250,7 +250,7 @@ def test_damaged_metadata_stops_the_start_with_the_files_name(plain: Path) -> No
 
 @pytest.mark.behaviour("I27")
 def test_directories_without_settings_stop_the_start_or_are_kept_for_ever(plain: Path) -> None:
-    """No metadata of Kafka's is here (metadata.log.dir was another directory), no list of ours."""
+    """There is neither Kafka's metadata log (metadata.log.dir was elsewhere) nor our list of topics."""
     shutil.rmtree(plain / DIRECTORY)
     text = refusal(plain)
     assert "topic table: its directory exists, but its settings do not" in text
@@ -288,7 +288,7 @@ def test_directories_that_a_failed_creation_left_do_not_stop_the_start(tmp_path:
 
 @pytest.mark.behaviour("I27")
 def test_a_directory_that_an_older_version_took_over_gets_kafkas_settings(plain: Path) -> None:
-    """0.4.1 took every directory for a topic without settings, Kafka's metadata log too."""
+    """Regression: 0.4.1 took every directory for a topic without settings, even Kafka's metadata log."""
     with Broker(plain, config=CONFIG):
         pass
     (plain / "oncelog-takeover.json").unlink()
@@ -308,7 +308,7 @@ def test_a_directory_that_an_older_version_took_over_gets_kafkas_settings(plain:
 
 
 def append_metadata(data: Path, *records: bytes) -> None:
-    """What Kafka would append to its metadata."""
+    """Append records to the metadata log, in the form in which Kafka writes them."""
     log = data / DIRECTORY / f"{0:020}.log"
     content = memoryview(log.read_bytes())
     end = [header for _, header in iter_batches(content)][-1].last_offset + 1
@@ -337,7 +337,8 @@ def test_when_kafka_has_run_since_its_settings_are_taken_again(plain: Path) -> N
 
 @pytest.mark.behaviour("I27")
 def test_when_kafka_has_run_since_its_segments_lack_no_index(plain: Path) -> None:
-    """Kafka makes a `.txnindex` with the first aborted transaction of a segment, we with each segment."""
+    """Kafka creates a `.txnindex` at the first aborted transaction of a segment, Oncelog with each
+    segment."""
     with Broker(plain, config=CONFIG) as broker, admin_of(broker) as admin:
         admin.delete_records({TopicPartition("forever", 0): -1})  # so that a segment begins
         with producer_of(broker.bootstrap_servers) as producer:
@@ -390,7 +391,7 @@ def test_a_snapshot_of_kafkas_stands_for_the_records_before_it(plain: Path) -> N
 @pytest.mark.behaviour("I27")
 @pytest.mark.parametrize("has_metadata", [True, False], ids=["kraft", "zookeeper"])
 def test_records_of_an_old_message_format_stop_the_start(plain: Path, has_metadata: bool) -> None:
-    """Apache Kafka still reads them. Ours would cut them off as what is no batch."""
+    """Apache Kafka still reads such records. Recovery would truncate them as invalid batches."""
     body = struct.pack(">bbqii", 1, 0, 1_500_000_000_000, -1, 3) + b"old"
     message = struct.pack(">I", zlib.crc32(body)) + body
     log = max((plain / "forever-0").glob("*.log"))
@@ -404,7 +405,7 @@ def test_records_of_an_old_message_format_stop_the_start(plain: Path, has_metada
         plain, **{"oncelog.takeover.accept": accepted}
     )
     assert log.read_bytes() == content
-    log.write_bytes(bytes(100))  # what a power loss leaves
+    log.write_bytes(bytes(100))  # as a power loss may leave it
     with Broker(plain, config={**CONFIG, "oncelog.takeover.accept": accepted}):
         pass
 
@@ -425,7 +426,7 @@ class Crash(BaseException):
 def test_a_crash_between_any_two_writes_of_a_takeover_is_finished_by_the_next_start(
     secured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two entities with quotas, so that these are several changes."""
+    """Set quotas of two entities, so that there are several changes."""
     append_metadata(secured, *(quota_record(name) for name in ("x", "y")))
     done = 0
     while True:
@@ -480,7 +481,7 @@ def quota_record(user: str) -> bytes:
 def test_a_directory_whose_records_retention_deleted_is_not_taken_for_one_of_a_failed_creation(
     tmp_path: Path,
 ) -> None:
-    """Removed and made again it would give the offsets again that consumers have read."""
+    """A topic that is removed and created again would reuse offsets that consumers have read."""
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
     (directory := tmp_path / "t-0").joinpath(f"{0:020}.log").unlink()
@@ -531,7 +532,7 @@ def test_a_topic_that_kafka_put_aside_and_made_again_stops_the_start(plain: Path
 
 @pytest.mark.behaviour("I27")
 def test_a_topic_with_a_long_name_that_kafka_put_aside_stops_the_start(plain: Path) -> None:
-    """Kafka cuts the name, since a directory's has at most 255 characters."""
+    """Kafka truncates the name: a directory's name has at most 255 characters."""
     name = "n" * 240
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic(name)
@@ -572,7 +573,7 @@ def test_what_changed_here_only_is_kept_when_kafka_has_run_since(secured: Path) 
         running = broker._running
         assert running is not None and running.node.authorizer is not None
         assert len(running.node.authorizer.acls) == 1
-    # Changed on both sides: nobody can tell which holds.
+    # Changed on both sides: neither value is known to be newer.
     append_metadata(secured, removal_of_an_acl(secured))
     assert "oncelog-acls.json differs" in refusal(secured, **SECURED)
 
@@ -584,7 +585,7 @@ def removal_of_an_acl(data: Path) -> bytes:
 
 @pytest.mark.behaviour("I27")
 def test_partitions_beyond_the_list_of_topics_stop_the_start(tmp_path: Path) -> None:
-    """A list of an older moment: what the later partitions hold would be hidden."""
+    """With an older list of topics, the records of later partitions would be hidden."""
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         older = (tmp_path / "oncelog-topics.json").read_text()
@@ -601,7 +602,7 @@ def test_partitions_beyond_the_list_of_topics_stop_the_start(tmp_path: Path) -> 
 def test_a_partition_of_which_only_other_nodes_have_all_stops_the_start(
     plain: Path, is_changed: bool
 ) -> None:
-    """Nobody is in sync, and the eligible leaders (KIP-966) are others: this copy lacks records."""
+    """No replica is in sync and the eligible leaders (KIP-966) are others, so this copy lacks records."""
     metadata = read_metadata(RealDisk(plain))
     (bank,) = (topic for topic in metadata.topics.values() if topic.name == "bank")
     if is_changed:
@@ -647,7 +648,8 @@ def test_settings_of_groups_that_kafka_stores_are_told(plain: Path) -> None:
 
 
 def test_empty_partitions_count_where_the_list_of_topics_is_lost(tmp_path: Path) -> None:
-    """Groups belong to partitions of `__consumer_offsets` by the number of all, the empty ones too."""
+    """The partition of a group depends on the partition count of `__consumer_offsets`, empty ones
+    included."""
     config = {**CONFIG, "offsets.topic.num.partitions": 7, "oncelog.takeover.accept": "settings"}
     at = TopicPartition("t", 0)
     with Broker(tmp_path, config=config) as broker, admin_of(broker) as admin:

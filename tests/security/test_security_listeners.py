@@ -128,7 +128,7 @@ def broker(
 
 
 def configs(broker: Broker, certificates: Certificates, others: Certificates) -> dict[str, dict[str, str]]:
-    """What a client of each listener is given."""
+    """Return the settings for a client of each listener."""
     at = broker.listeners
     return {
         "PLAINTEXT": {"bootstrap.servers": at["PLAINTEXT"]},
@@ -180,7 +180,7 @@ def test_each_has_its_protocol_settings_and_principal(
 def test_librdkafka_stays_on_the_listener_it_came_by(
     broker: Broker, certificates: Certificates, others: Certificates
 ) -> None:
-    """What Metadata and FindCoordinator tell it is of its own protocol, or it would get nowhere."""
+    """Metadata and FindCoordinator return addresses of the client's own protocol."""
     from confluent_kafka import Consumer, Producer
 
     given = configs(broker, certificates, others)

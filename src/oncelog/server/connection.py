@@ -102,6 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = self.address = ""
         """HOST:PORT and IP address of the client."""
         self.active_ms = self.opened_ms = server.clock.now_ms()
+        """Time of the latest bytes sent or received, and time of the accept."""
         self.is_closing = False
         self.is_gone = False
         """True once the transport has ended. Requests received before may still be carried out."""
@@ -122,7 +123,9 @@ class Connection(asyncio.BufferedProtocol):
         )
         self._quotas = node.quotas
         self._is_write_paused = self._is_read_paused = False
-        self._is_processing_backlog = self._is_turn_scheduled = False
+        self._is_processing_backlog = False
+        self._is_turn_scheduled = False
+        """True if a turn of the event loop is scheduled in which the backlog is processed."""
 
     # --- asyncio's callbacks
 

@@ -92,17 +92,22 @@ class Server:
         )
         _check_sizes(settings)
         self.acceptors = [Acceptor(listener, listen) for listener in listeners]
-        keys = "sasl.oauthbearer.jwks.endpoint.url"
-        self._token_keys = WatchedFile(settings[keys], keys) if settings[keys] else None
+        setting = "sasl.oauthbearer.jwks.endpoint.url"
+        self._token_keys = WatchedFile(settings[setting], setting) if settings[setting] else None
         self.receive_view = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+        """The buffer into which all connections receive."""
         self.connections: dict[Connection, None] = {}
+        """All connections, oldest first."""
         self._ids = count(1)
         self._flush_pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="oncelog-flush")
         self._flushing: dict[asyncio.Future[None], None] = {}
+        """Flushes that run in a thread."""
         self._timer: asyncio.TimerHandle | None = None
+        """The timer of the broker's next deadline, which is at `_timer_ms`."""
         self._timer_ms = 0
         self._sweeper: asyncio.Handle | None = None
         self._close_count = 0
+        """Connections closed for a cause since the last sweep."""
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -234,6 +239,7 @@ class Server:
         if self._close_count > MAX_LOGGED_CLOSES:
             log_event("warning", "more connections closed", count=self._close_count - MAX_LOGGED_CLOSES)
         self._close_count = 0
+        """Connections closed for a cause since the last sweep."""
         self._sweep_slice(list(self.connections))
 
     def _sweep_slice(self, connections: list[Connection]) -> None:
