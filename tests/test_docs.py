@@ -118,6 +118,20 @@ def test_tests_that_documents_name_exist(path: Path) -> None:
     assert missing == []
 
 
+def test_tests_that_comments_of_the_source_name_exist() -> None:
+    """A comment that explains odd code names the test that guards it: here a renamed test is noticed."""
+    tests = [path for folder in ("tests", "packages") for path in (ROOT / folder).rglob("*.py")]
+    known = {path.stem for path in tests}
+    known |= {name for path in tests for name in re.findall(r"def (test_\w+)", path.read_text())}
+    named = {
+        (str(path.relative_to(ROOT)), name)
+        for path in (ROOT / "src").rglob("*.py")
+        for name in re.findall(r"\b(test_\w+)\b", path.read_text())
+    }
+    assert len(named) > 150
+    assert sorted((path, name) for path, name in named if name not in known) == []
+
+
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "docs/glossary.md"])
 def test_files_of_the_source_that_a_guide_names_exist(name: str) -> None:
     named = set(re.findall(r"`([\w.-]+/[\w./-]*\.py)`", (ROOT / name).read_text()))

@@ -194,7 +194,8 @@ def _possibly_changed(
     """Return the finished (or partly read) files that may have changed, or may be other files now.
 
     Equal sizes and times of change prove nothing for files with different names: archives, copies that keep
-    times, and fixed-width exports produce such files. Guard: test_a_file_that_comes_late_and_sorts_first.
+    times, and fixed-width exports produce such files. Guard:
+    test_a_file_that_comes_late_and_sorts_first_is_not_taken_for_the_one_that_was_read.
     """
     return tuple(
         index

@@ -393,7 +393,7 @@ class LocalLog:
         """Sync partition.metadata, the leader epochs and the directory.
 
         They are not synced when a partition is created: until the first flush, the list of topics is the
-        durable truth.
+        durable truth. See test_a_new_partition_that_was_flushed_survives_a_power_loss.
         """
         for name in (PARTITION_METADATA, LEADER_EPOCHS):
             sync_file(self.disk, f"{self.directory}/{name}", rewrites=self._rewrites_small_files)

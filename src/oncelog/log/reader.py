@@ -99,6 +99,7 @@ def find_cursor(segments: SegmentList, offset: int) -> ReadCursor | None:
     """Return where the batch that holds `offset` begins, or the first one after it; None at the end.
 
     Raises CorruptMessage where the log is damaged: to continue after the damage would lose records silently.
+    See test_what_follows_a_damage_can_be_read.
     """
     for segment in segments.from_offset(offset):
         if segment.end_offset <= offset:

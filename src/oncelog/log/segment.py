@@ -186,7 +186,7 @@ class Segment:
             self._walk_from_index(self._interval_bytes, verify=False)
             if largest[0] > self.max_timestamp_ms:
                 # The walk ends at damage. Retention must not take the records after it for older ones. See
-                # test_an_index_made_again_up_to_a_damage_keeps_the_largest_time.
+                # test_retention_sees_the_times_behind_a_damage.
                 self.max_timestamp_ms, self.max_timestamp_offset = largest
         self.end_offset = end_offset
 

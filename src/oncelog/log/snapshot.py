@@ -6,7 +6,8 @@ format:
     last sequence i32, last offset i64, offset delta i32, timestamp i64, coordinator epoch i32,
     first offset of the open transaction i64 (-1 none)
 It has only the last batch. `%020d.producers` has all five and the time of the last append, so that a retry
-over a restart is recognised however old it is. Kafka's tools ignore it:
+over a restart is recognised however old it is (test_our_file_keeps_everything_and_is_bound_to_its_snapshot).
+Kafka's tools ignore it:
     version i16 = 1 | CRC-32C u32 of byte 6 to the end | the snapshot's CRC u32 | count i32
     | the ids, i64 each | the lengths, u16 each | the entries as `producer_state.pack_entry` returns them
 Both are written from an image of the table, a part at a time, so that a million ids delay no request. A

@@ -158,7 +158,7 @@ def decide_append(
     """
     if entry is not None and origin is _CLIENT and verification is None and _is_plain_next(entry, batch):
         # The fast path. The next batch cannot be a duplicate: to equal a remembered one, the five batches
-        # would have to cover all 2^31 sequences.
+        # would have to cover all 2^31 sequences. See test_agrees_with_a_model_that_forgets_nothing.
         return _make(Store, (_successor(entry, batch, base_offset, now_ms),))
     if origin is _CLIENT:
         if batch.base_sequence is None:
