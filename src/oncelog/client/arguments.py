@@ -1,8 +1,8 @@
 """Arguments of the public calls, checked before anything is sent.
 
-A str is a collection of letters and a TopicPartition one of a str and an int, so that a call which simply
-iterates takes a single name apart: `delete_topics("x1")` would delete the topics `x` and `1`. Every call that
-takes several items takes a single one as well, and refuses with MisuseError what is neither.
+A call that only iterated over its argument would take a single name apart, because a str is a collection of
+characters: `delete_topics("x1")` would delete the topics `x` and `1`. The same holds for a TopicPartition. So
+a call that takes several items also takes a single one, and raises MisuseError for anything else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from oncelog.types import OffsetAndMetadata, TopicPartition
 T = TypeVar("T")
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 _MAX_STRING_BYTES = 32_767
-"""Of a string in a request."""
+"""Limit of a string in a request."""
 
 
 def items_of(value: Iterable[T] | T, kind: type[T], what: str) -> list[T]:
-    """Return `value` as a list of `kind`; a single one counts as a list of one. Raises MisuseError."""
+    """Return a list of `kind` from one item or several. Raises MisuseError for other items."""
     if isinstance(value, kind):
         return [value]
     if isinstance(value, (str, bytes, bytearray, memoryview)) or not isinstance(value, Iterable):
@@ -39,7 +39,7 @@ def names_of(value: Iterable[str] | str, what: str = "topic names (str)") -> lis
 
 
 def topic_of(value: str) -> str:
-    """Return a topic's name. Raises MisuseError when it is no str."""
+    """Return a topic's name. Raises MisuseError if it is not a str."""
     if not isinstance(value, str):
         raise MisuseError(f"a topic's name must be a str, not {value!r}")
     return value
@@ -73,14 +73,14 @@ def by_partition(value: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
 def offsets_of(
     value: Mapping[TopicPartition, OffsetAndMetadata | int],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return offsets to commit, bare numbers made OffsetAndMetadata. Raises MisuseError."""
+    """Return offsets to commit, with plain numbers converted to OffsetAndMetadata. Raises MisuseError."""
     return {tp: _offset(tp, offset) for tp, offset in by_partition(value).items()}
 
 
 def headers_of(
     value: Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None],
 ) -> tuple[tuple[str, bytes | None], ...]:
-    """Return headers as pairs; a mapping gives its items. Raises MisuseError."""
+    """Return headers as pairs of name and value, from pairs or a mapping. Raises MisuseError."""
     if isinstance(value, Mapping):
         value = value.items()
     elif isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
@@ -112,22 +112,22 @@ def _offset(tp: TopicPartition, value: OffsetAndMetadata | int) -> OffsetAndMeta
     if not isinstance(value, OffsetAndMetadata):
         return OffsetAndMetadata(offset_of(tp, value))
     if value.leader_epoch is not None:
-        _whole(value.leader_epoch, _INT32_MAX, f"the leader epoch of {tp}")
+        _checked_int(value.leader_epoch, _INT32_MAX, f"the leader epoch of {tp}")
     _check_metadata(tp, value.metadata)
     return value._replace(offset=offset_of(tp, value.offset))
 
 
 def offset_of(tp: TopicPartition, value: Any) -> int:
-    """Return an offset of a partition. Raises MisuseError for what no log can hold."""
-    return _whole(value, _INT64_MAX, f"the offset of {tp}")
+    """Return an offset of a partition. Raises MisuseError unless it is an int from 0 to 2^63 - 1."""
+    return _checked_int(value, _INT64_MAX, f"the offset of {tp}")
 
 
-def _whole(value: Any, largest: int, what: str) -> int:
+def _checked_int(value: Any, max_value: int, what: str) -> int:
     if not hasattr(value, "__index__") or isinstance(value, bool):
         raise MisuseError(f"{what} must be an int, not {value!r}")
     number = operator.index(value)
-    if not 0 <= number <= largest:
-        raise MisuseError(f"{what} must lie between 0 and {largest}; got {number}")
+    if not 0 <= number <= max_value:
+        raise MisuseError(f"{what} must lie between 0 and {max_value}; got {number}")
     return number
 
 

@@ -279,7 +279,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
     ),
     Mutant(
         "any number is an offset",
-        ((arguments, "_whole", _any_number),),
+        ((arguments, "_checked_int", _any_number),),
         findings=("R272",),
         guards=("client/test_client_arguments.py::test_what_is_no_offset_is_refused_before_it_is_sent",),
     ),
