@@ -33,7 +33,7 @@ def limit(partition: Partition, **limits: Any) -> None:
 
 
 def open_partition(disk: Disk | None = None, log_config: LogConfig | None = None, **how: Any) -> Partition:
-    """A new directory is made durable, as whoever makes a topic does."""
+    """Open a partition; make a new directory durable, as the creation of a topic does."""
     how = {"topic_id": TOPIC_ID, "now_ms": NOW_MS, "clean_shutdown": False, **how}
     disk = MemoryDisk() if disk is None else disk
     is_new = not disk.exists(str(TP))
@@ -54,7 +54,7 @@ def batch(
     timestamp_ms: int = NOW_MS,
     **how: Any,
 ) -> memoryview:
-    """A batch as a client sends it; numbered when `sequence` is given (pid 7 unless told)."""
+    """Return a batch as a client sends it, idempotent if it has a `sequence` (of pid 7 by default)."""
     if sequence is not None:
         pid = 7 if pid is None else pid
         how |= {"producer_id": pid, "producer_epoch": epoch, "base_sequence": sequence}
@@ -75,7 +75,7 @@ def put_marker(partition: Partition, data: memoryview, *, now_ms: int = NOW_MS) 
 
 
 def read_all(partition: Partition, max_bytes: int = 1 << 20) -> bytes:
-    """Every stored byte, by as many reads as it takes."""
+    """Return every stored byte, by as many reads as it takes."""
     offset, parts = partition.log_start_offset, []
     while offset < partition.log_end_offset:
         found = partition.read(offset, max_bytes)

@@ -163,7 +163,7 @@ class LogMachine(RuleBasedStateMachine):
     def open_partition(self) -> None:
         topic_id = self.incarnation.to_bytes(16, "big")
         self.partition = self.manager.open_partition(TP, self.config(), topic_id, self.now_ms)
-        self.disk.sync_directory()  # as whoever creates a topic does
+        self.disk.sync_directory()  # as the creation of a topic does
 
     def do(self, call: Callable[[], T], pending: Written | None = None) -> T:
         """Do what may be the last that the process does. `pending`: a batch that is being written."""
@@ -221,8 +221,8 @@ class LogMachine(RuleBasedStateMachine):
         is_unsure = any(self.durable_end <= batch.base_offset < start for batch in model.batches)
         # Asked in any case: the model must forget what is lost in a hole.
         if is_power_loss and ((self.is_compacted and self.has_holes()) or is_unsure):
-            # What is remembered of records that were deleted before they were synced, or that are lost in a
-            # hole, depends on the snapshots that were left.
+            # Records may be deleted before they are synced, or lost in a hole. Then the snapshots that are
+            # left decide what is remembered of their producers.
             self.check_views()
             self.recreate()
             return
@@ -543,7 +543,7 @@ class LogMachine(RuleBasedStateMachine):
         self.start_process(self.disk)
         self.settle(None, is_power_loss=False)
 
-    # What is seen
+    # Checks
 
     def check_views(self, max_bytes: int = 300) -> None:
         partition, model = self.partition, self.model

@@ -49,7 +49,7 @@ class Written:
 
 @dataclass
 class KnownProducer:
-    """What a partition must remember of a producer id. `batches`: (last sequence, last offset)."""
+    """The expected memory of a producer id. `batches` has (last sequence, last offset)."""
 
     epoch: int
     append_ms: int
@@ -97,7 +97,7 @@ class LogModel:
         return known
 
     def next_of(self, pid: int) -> tuple[int, int]:
-        """Return the epoch and the sequence with which the producer goes on."""
+        """Return the epoch and the sequence with which the producer continues."""
         one = self.producers().get(pid)
         if one is None:
             return 0, 0
@@ -206,7 +206,7 @@ def read_rows(partition: Partition, offset: int, isolation: Isolation, max_bytes
 
 
 def read_stored(partition: Partition) -> list[Stored]:
-    """Return every stored batch that can be read, in order, whoever may see it."""
+    """Return every stored batch that can be read, in order, visible or not."""
     found: list[Stored] = []
     offset = partition.log_start_offset
     while offset < partition.log_end_offset:

@@ -68,7 +68,7 @@ class Record(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What the transactions in a model's records came to, as offsets."""
+    """The outcomes of the transactions in a model's records, as offsets."""
 
     aborted: set[int]
     open: dict[int, list[int]]

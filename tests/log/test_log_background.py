@@ -1,4 +1,4 @@
-"""Work in slices: large snapshots while appends go on, crashes in their middle, rounds and deletions."""
+"""Background work: large snapshots beside appends, crashes during them, rounds and deletions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Driven:
         self.added += 1
 
     def step(self) -> bool:
-        """Whether anything is left."""
+        """Run a step, and return True if tasks are left."""
         call = self.background.step()
         if call is not None:
             with suppress(OSError):  # the next step of its task gets the error
@@ -108,7 +108,7 @@ def test_a_crash_at_every_step_of_a_snapshot(ends: str) -> None:
 
 
 def _crash_in_snapshot(step: int | None) -> tuple[list[tuple[int, int]], MemoryDisk, int, int]:
-    """What was flushed, the disk, and its steps when the snapshot began and ended."""
+    """Return the recovery point, the disk, and its steps when the snapshot began and ended."""
     disk, driven = MemoryDisk(), Driven()
     partition = open_partition(disk, SMALL, background=driven.background)
     stored = _fill_until_roll(partition)
@@ -136,7 +136,7 @@ def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
             driven.step()
     driven.finish()
     assert Snapshots(disk, str(TP)).offsets() == [bases[0], bases[2]]
-    # What the missing one would have allowed waits for nothing: the newer one says more.
+    # The newer snapshot also covers what the missing one would have allowed, so nothing waits.
     assert partition.delete_records(bases[1], NOW_MS) == bases[1]
     assert partition.segment_count == 2
     driven.finish()
@@ -277,7 +277,7 @@ def test_a_round_looks_at_one_partition_a_step_and_a_failing_one_stops_no_other(
 
 
 def test_closing_ends_the_rounds_under_way() -> None:
-    """What is closed must not be written to any more."""
+    """A closed partition must not be written to any more."""
     disk = MemoryDisk()
     manager = _manager(disk)
     partitions = _open(manager, 3)
@@ -351,10 +351,10 @@ KINDS = {"L": Kind.LOG, "R": Kind.REQUEST, "J": Kind.REQUEST_WITH_CALLS}
     ("tasks", "expected"),
     [
         # A letter is the kind of a task. A dot is a plain step, an asterisk a blocking call that never ends.
-        ("L... L..", "0 1 0 1 0"),  # tasks of a kind take turns
-        ("L... R.. J.", "0 1 2 0 1 0"),  # and so do the kinds,
-        ("L... R. R. R.", "0 1 0 2 0 3"),  # however many tasks another kind has
-        ("L*. L.. R..", "0* 2 2"),  # a call delays its kind, and no other
+        ("L... L..", "0 1 0 1 0"),  # Tasks of a kind take turns.
+        ("L... R.. J.", "0 1 2 0 1 0"),  # So do the kinds.
+        ("L... R. R. R.", "0 1 0 2 0 3"),  # The number of tasks of another kind does not matter.
+        ("L*. L.. R..", "0* 2 2"),  # A call delays only its own kind.
         ("J*. J. R.. L..", "3 2 0* 3 2"),
         ("L.*. L.. J..", "0 2 1 2 0*"),
         ("L*. J*. R...", "0* 2 1* 2 2"),

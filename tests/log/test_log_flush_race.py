@@ -1,4 +1,4 @@
-"""A flush in its thread while requests go on: it looks at the partition between any two lines."""
+"""A flush in its thread beside requests: it may see the partition between any two lines."""
 
 from __future__ import annotations
 

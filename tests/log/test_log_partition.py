@@ -255,7 +255,7 @@ def test_bounds_of_reading() -> None:
 
 @pytest.mark.parametrize(("position", "damage"), [(0, 0x7F), (8, 0x7F), (8, 0xFF)])
 def test_damage_at_rest_is_an_error_and_no_gap(position: int, damage: int) -> None:
-    """The second batch's offset or length: a reader is told, and does not go on behind it unaware."""
+    """The second batch has a wrong offset or length: a reader gets an error and does not skip it."""
     disk = MemoryDisk()
     partition = open_partition(disk, config(segment_bytes=200))
     sizes = [len(batch(number)) for number in range(5)]

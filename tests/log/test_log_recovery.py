@@ -1,4 +1,4 @@
-"""Starting again: torn tails, lost indexes, bad snapshots, retries that straddle a restart, expiry."""
+"""Recovery: torn tails, lost indexes, bad snapshots, retries over a restart, expiry."""
 
 from __future__ import annotations
 
@@ -565,7 +565,7 @@ def test_a_transaction_index_made_again_outlives_a_kill_right_after_the_start() 
 
 @pytest.mark.parametrize("position", [16, 23, 25], ids=["format", "last offset below", "last offset"])
 def test_what_follows_a_damage_can_be_read(position: int) -> None:
-    """Found by the simulator: whoever went on behind the damaged batch met it again."""
+    """Found by the simulator: a reader that continued after the damaged batch met it again."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     size = len(batch(0, pid=1))
@@ -619,7 +619,7 @@ def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> 
 @pytest.mark.behaviour("I20")
 @pytest.mark.parametrize("others", [{}, {"pid": 2, "is_transactional": True}], ids=["plain", "mixed"])
 def test_a_damaged_header_tells_nothing_of_producers(others: dict[str, object]) -> None:
-    """Where snapshots are lost, what is below the recovery point is read again."""
+    """Without snapshots, the log below the recovery point is read again."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, **others))  # type: ignore[arg-type]
@@ -689,7 +689,7 @@ def test_a_gap_within_a_segment_tells_that_the_one_behind_it_is_no_loss() -> Non
 
 @pytest.mark.parametrize("name", ["notes.log.cleaned", "notes.log.swap", "notes.log", "0.old.log"])
 def test_a_file_of_another_name_stops_no_start(name: str) -> None:
-    """Not even one after a crash amid a swap."""
+    """Not even an index that a crash during a swap left."""
     disk = MemoryDisk()
     put(open_partition(disk), batch(0))
     segment = f"{TP}/{0:020d}.log"

@@ -12,7 +12,7 @@ from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log import scan
 from oncelog.log.background import BackgroundQueue
 from oncelog.log.producers import PartitionProducers
-from oncelog.log.scan import HEADERS, FoundBatch, scan_headers
+from oncelog.log.scan import HEADERS, ScannedBatch, scan_headers
 from oncelog.log.snapshot import Snapshots
 from oncelog.testing.memory_disk import MemoryDisk, MemoryFile
 from oncelog.wire.batch import HEADER_BYTES, read_header, stamp
@@ -79,7 +79,7 @@ def test_blocks_hold_every_header_once(block: int) -> None:
     limits = Limits(scan_block_headers=block)
     file = _log_of([bytes(size) for size in (10, 90_000, 20, 5000, 70_000, 1, 1)])
     found = list(scan_headers(file, 0, file.size(), limits))
-    expected = [item for item in scan.scan(file, 0, file.size()) if isinstance(item, FoundBatch)]
+    expected = [item for item in scan.scan(file, 0, file.size()) if isinstance(item, ScannedBatch)]
     rows = np.frombuffer(b"".join(part.headers for part in found), HEADERS)
     assert rows["base_offset"].tolist() == [item.header.base_offset for item in expected]
     assert rows["max_timestamp_ms"].tolist() == [item.header.max_timestamp_ms for item in expected]

@@ -40,7 +40,7 @@ class Writer:
     may_repeat: StoredBatch | None = None
 
     def write(self, action: str, count: int) -> Iterator[StoredBatch]:
-        """What a correct broker stores, its offsets still to be given."""
+        """Yield the batches that a correct broker stores, without offsets."""
         if action == "data":
             self.is_open, self.may_repeat = self.kind != "plain", None
             yield self._data(count)
@@ -145,12 +145,12 @@ def ended(log: list[StoredBatch]) -> list[Ended]:
 
 
 def is_raised(log: list[StoredBatch], one: Ended) -> bool:
-    """Whether the marker has a higher epoch than the data."""
+    """Return True if the marker has a higher epoch than the data."""
     return (log[one.marker].producer_epoch or 0) > (log[one.data[0]].producer_epoch or 0)
 
 
 def is_followed_by_data(log: list[StoredBatch], one: Ended) -> bool:
-    """Whether the epoch was raised, and its producer's next batch is data, no repeated or later marker."""
+    """Return True if the epoch was raised and the producer's next batch is data."""
     who = log[one.marker].producer_id
     following = next((batch for batch in log[one.marker + 1 :] if batch.producer_id == who), None)
     return is_raised(log, one) and following is not None and not following.is_control

@@ -1,4 +1,4 @@
-"""What compaction keeps: the range, the keys, tombstones, markers, the last words of producers."""
+"""Compaction: the dirty range, keys, tombstones, markers, and the last batches of producers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Partitions on disk: segments, indexes, snapshots, recovery. All I/O goes through the Disk port."""
+"""Partitions on disk: segments, indexes, snapshots and recovery. I/O goes through `oncelog.log.disk.Disk`."""

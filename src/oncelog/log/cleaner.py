@@ -18,7 +18,7 @@ from oncelog.log.background import BackgroundTask, BlockingCall
 from oncelog.log.config import LogConfig
 from oncelog.log.index import AbortedTransaction
 from oncelog.log.local_log import LocalLog
-from oncelog.log.scan import BadBatch, FoundBatch, scan
+from oncelog.log.scan import BadBatch, ScannedBatch, scan
 from oncelog.log.segment import Segment
 from oncelog.log.segment_swap import CLEANED, discard, discard_leftovers, make_swap, take_place
 from oncelog.rules.storage.compaction import (
@@ -302,8 +302,8 @@ class Compaction:
                 continue
             if not self._log.owns_segments([segment]):
                 return end_offset
-            for found in _batches(segment):
-                header = found.header
+            for batch in _batches(segment):
+                header = batch.header
                 items += 1
                 if (
                     header.last_offset >= self._dirty.first_offset
@@ -311,7 +311,7 @@ class Compaction:
                     and not _is_aborted(header, transactions)
                 ):
                     items += header.records_count
-                    yield from _note_keys(found, latest, self._step_items)
+                    yield from _note_keys(batch, latest, self._step_items)
                 if latest.is_full:
                     return header.last_offset + 1
                 if items >= self._step_items:
@@ -334,8 +334,8 @@ class Compaction:
         try:
             items = 0
             for segment in group:
-                for found in _batches(segment):
-                    items += 1 + (yield from self._take(output, found, cleaner, end_offset))
+                for batch in _batches(segment):
+                    items += 1 + (yield from self._take(output, batch, cleaner, end_offset))
                     if items >= self._step_items:
                         items = 0
                         yield None
@@ -362,12 +362,12 @@ class Compaction:
         return is_complete
 
     def _take(
-        self, output: Segment, found: FoundBatch, cleaner: Cleaner, end_offset: int
+        self, output: Segment, batch: ScannedBatch, cleaner: Cleaner, end_offset: int
     ) -> Generator[BlockingCall | None, None, int]:
         """Write what stays of a batch, and return how many records it had."""
-        header = found.header
+        header = batch.header
         if header.base_offset >= end_offset:
-            self._append(output, found.bytes(), header)
+            self._append(output, batch.bytes(), header)
             # Without its entry, the next round would take aborted data before this marker for committed. See
             # test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry.
             if header.is_control and (entry := self._aborted_by_marker.get(header.last_offset)) is not None:
@@ -377,7 +377,7 @@ class Compaction:
         rewritten: list[bytearray | memoryview | None] = []
         # A batch of many records takes long. Nothing else uses `cleaner` meanwhile.
         yield from _do(
-            lambda: rewritten.append(self._rewritten(found, retention, cleaner)), header, self._step_items
+            lambda: rewritten.append(self._rewritten(batch, retention, cleaner)), header, self._step_items
         )
         (kept,) = rewritten
         if kept is not None:
@@ -390,16 +390,16 @@ class Compaction:
         output.append(batch, header.last_offset, header.max_timestamp_ms, self._config)
 
     def _rewritten(
-        self, found: FoundBatch, retention: Retention, cleaner: Cleaner
+        self, batch: ScannedBatch, retention: Retention, cleaner: Cleaner
     ) -> bytearray | memoryview | None:
         """Return what stays of a batch, None for nothing."""
-        header = found.header
+        header = batch.header
         horizon_ms = _horizon_ms(header)
         if retention.drops_all:
             return rewrite_batch(header, [], horizon_ms) if retention.keeps_header else None
         kept: list[DecodedRecord] = []
         # In parts, so that only the records that stay are in memory, however many the batch has.
-        for records in iter_records(found.data, found.data_position, name_errors=LOSSLESS):
+        for records in iter_records(batch.data, batch.data_position, name_errors=LOSSLESS):
             kept += (
                 record
                 for record in records
@@ -413,7 +413,7 @@ class Compaction:
             return None
         needs_horizon = needs_horizon and horizon_ms is None
         if len(kept) == header.records_count and not needs_horizon:
-            return found.bytes()
+            return batch.bytes()
         if needs_horizon:
             horizon_ms = min(self._now_ms + self._config.delete_retention_ms, INT64_MAX)
         return rewrite_batch(header, kept, horizon_ms)
@@ -447,19 +447,19 @@ def _do(call: BlockingCall, header: BatchHeader, step_items: int) -> BackgroundT
         call()
 
 
-def _note_keys(found: FoundBatch, latest: LatestOffsets, step_items: int) -> BackgroundTask:
+def _note_keys(batch: ScannedBatch, latest: LatestOffsets, step_items: int) -> BackgroundTask:
     """Note the offsets of the keys of a batch, in bounded steps."""
     parts: list[Iterator[list[DecodedRecord]]] = []
     records: list[DecodedRecord] = []
-    left = found.header.records_count
+    left = batch.header.records_count
 
     def decode() -> None:
         if not parts:
-            parts.append(iter_records(found.data, found.data_position, name_errors=LOSSLESS))
+            parts.append(iter_records(batch.data, batch.data_position, name_errors=LOSSLESS))
         records[:] = next(parts[0])
 
     while left:
-        yield from _do(decode, found.header, step_items)
+        yield from _do(decode, batch.header, step_items)
         left -= len(records)
         for start in range(0, len(records), step_items):
             if start:
@@ -469,12 +469,12 @@ def _note_keys(found: FoundBatch, latest: LatestOffsets, step_items: int) -> Bac
                     latest.note(record.key, record.offset)
 
 
-def _batches(segment: Segment) -> Iterator[FoundBatch]:
+def _batches(segment: Segment) -> Iterator[ScannedBatch]:
     """Yield the batches of a segment. Raises KafkaStorageError at bytes that are no batch."""
-    for found in scan(segment.file, 0, segment.size_bytes, limits=segment.limits):
-        if isinstance(found, BadBatch):
-            raise KafkaStorageError(f"{segment.log_path} at position {found.position}: {found.reason}")
-        yield found
+    for batch in scan(segment.file, 0, segment.size_bytes, limits=segment.limits):
+        if isinstance(batch, BadBatch):
+            raise KafkaStorageError(f"{segment.log_path} at position {batch.position}: {batch.reason}")
+        yield batch
 
 
 def _is_aborted(header: BatchHeader, transactions: SeenTransactions) -> bool:

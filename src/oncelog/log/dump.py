@@ -12,7 +12,7 @@ from typing import Any
 
 from oncelog.errors import BrokerError, StorageError
 from oncelog.log.disk import Disk
-from oncelog.log.scan import BadBatch, FoundBatch, scan
+from oncelog.log.scan import BadBatch, ScannedBatch, scan
 from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_SUFFIX, TXN_SUFFIX
 from oncelog.log.snapshot import (
     FULL_SUFFIX,
@@ -54,24 +54,24 @@ def dump_log(disk: Disk, path: str, *, print_records: bool = False) -> Iterator[
     """Yield a row per batch, with its records if requested."""
     file = disk.open(path)
     try:
-        for found in scan(file, 0, file.size()):
-            if isinstance(found, BadBatch):
-                raise StorageError(f"{disk.describe(path)} at position {found.position}: {found.reason}")
+        for batch in scan(file, 0, file.size()):
+            if isinstance(batch, BadBatch):
+                raise StorageError(f"{disk.describe(path)} at position {batch.position}: {batch.reason}")
             try:
-                row = _batch_row(found)
+                row = _batch_row(batch)
             except BrokerError as error:
-                raise StorageError(f"{disk.describe(path)} at position {found.position}: {error}") from error
+                raise StorageError(f"{disk.describe(path)} at position {batch.position}: {error}") from error
             if print_records:
-                row["records"] = _record_rows(disk, path, found)
+                row["records"] = _record_rows(disk, path, batch)
             yield row
             if not row["is_valid"]:
-                raise StorageError(f"{disk.describe(path)} at position {found.position}: wrong checksum")
+                raise StorageError(f"{disk.describe(path)} at position {batch.position}: wrong checksum")
     finally:
         file.close()
 
 
-def _batch_row(found: FoundBatch) -> Row:
-    header: BatchHeader = found.header
+def _batch_row(batch: ScannedBatch) -> Row:
+    header: BatchHeader = batch.header
     return {
         "base_offset": header.base_offset,
         "last_offset": header.last_offset,
@@ -83,20 +83,20 @@ def _batch_row(found: FoundBatch) -> Row:
         "partition_leader_epoch": header.partition_leader_epoch,
         "is_transactional": header.is_transactional,
         "is_control": header.is_control,
-        "position": found.position,
+        "position": batch.position,
         "timestamp_type": header.timestamp_type.name,
         "max_timestamp_ms": header.max_timestamp_ms,
         "size_bytes": header.size_bytes,
         "compression": header.compression.name.lower(),
         "crc": header.crc,
-        "is_valid": verify_crc(found.data, found.data_position, header.size_bytes),
+        "is_valid": verify_crc(batch.data, batch.data_position, header.size_bytes),
     }
 
 
-def _record_rows(disk: Disk, path: str, found: FoundBatch) -> list[Row]:
+def _record_rows(disk: Disk, path: str, batch: ScannedBatch) -> list[Row]:
     try:
-        if found.header.is_control:
-            control = decode_control(found.bytes(), verify=False)
+        if batch.header.is_control:
+            control = decode_control(batch.bytes(), verify=False)
             if control is None:
                 return []
             kind = control.type.name if control.type is not None else "unknown"
@@ -111,11 +111,11 @@ def _record_rows(disk: Disk, path: str, found: FoundBatch) -> list[Row]:
                 "value": _text(record.value),
                 "headers": {name: _text(value) for name, value in record.headers},
             }
-            for records in iter_records(found.bytes(), verify=False, name_errors="backslashreplace")
+            for records in iter_records(batch.bytes(), verify=False, name_errors="backslashreplace")
             for record in records
         ]
     except BrokerError as error:
-        raise StorageError(f"{disk.describe(path)} at position {found.position}: {error}") from error
+        raise StorageError(f"{disk.describe(path)} at position {batch.position}: {error}") from error
 
 
 def _text(data: bytes | None) -> str | None:
@@ -156,8 +156,8 @@ def _dump_index(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
             previous = relative
             if log is None:
                 continue
-            found = next(scan(log, log_position, log.size()), None)
-            if not isinstance(found, FoundBatch) or found.header.last_offset != base + relative:
+            batch = next(scan(log, log_position, log.size()), None)
+            if not isinstance(batch, ScannedBatch) or batch.header.last_offset != base + relative:
                 raise StorageError(
                     f"{disk.describe(path)} at position {position}: no batch ending at offset"
                     f" {base + relative} begins at position {log_position} of the log"
@@ -187,8 +187,8 @@ def _dump_times(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
 def _timestamps_of(disk: Disk, log_path: str) -> dict[int, int]:
     log = disk.open(log_path)
     try:
-        found = (item for item in scan(log, 0, log.size()) if isinstance(item, FoundBatch))
-        return {item.header.last_offset: item.header.max_timestamp_ms for item in found}
+        batches = (item for item in scan(log, 0, log.size()) if isinstance(item, ScannedBatch))
+        return {batch.header.last_offset: batch.header.max_timestamp_ms for batch in batches}
     finally:
         log.close()
 

@@ -105,10 +105,10 @@ class PartitionProducers:
         """Load a snapshot, without expired producers; ids already in the table get only the older batches."""
         entries = snapshot.producers
         if len(self.table):
-            known = {pid: entry for pid in entries if (entry := self.table.get(pid)) is not None}
-            for producer_id, entry in known.items():
+            newer = {pid: entry for pid in entries if (entry := self.table.get(pid)) is not None}
+            for producer_id, entry in newer.items():
                 self.table.put(producer_id, with_older(entry, unpack_entry(entries[producer_id])))
-            entries = {pid: packed for pid, packed in entries.items() if pid not in known}
+            entries = {pid: packed for pid, packed in entries.items() if pid not in newer}
         entries = {
             producer_id: packed
             for producer_id, packed in entries.items()
@@ -294,11 +294,11 @@ class PartitionProducers:
 
     def snapshot_from(self, offset: int) -> int | None:
         """Return the offset of the oldest snapshot on disk at or above an offset, None without one."""
-        return min((known for known in self._snapshot_offsets if known >= offset), default=None)
+        return min((other for other in self._snapshot_offsets if other >= offset), default=None)
 
     def snapshot_up_to(self, offset: int) -> int | None:
         """Return the offset of the newest snapshot on disk at or below an offset, None without one."""
-        return max((known for known in self._snapshot_offsets if known <= offset), default=None)
+        return max((other for other in self._snapshot_offsets if other <= offset), default=None)
 
     def keep_snapshots(self, offsets: Iterable[int], synced_to: int) -> BlockingCall:
         """Forget all snapshots but these and the two next to `synced_to`; return a call that removes them."""

@@ -11,7 +11,7 @@ from oncelog.errors import CorruptMessage
 from oncelog.limits import Limits
 from oncelog.log.background import BlockingCall
 from oncelog.log.disk import Buffer
-from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, scan
+from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, ScannedBatch, scan
 from oncelog.log.segment import Segment
 from oncelog.log.segments import SegmentList
 from oncelog.types import Compression
@@ -117,20 +117,20 @@ def find_cursor(segments: SegmentList, offset: int) -> ReadCursor | None:
 def _scan_to(start: int, segment: Segment, offset: int) -> ReadCursor | None:
     damage: BadBatch | None = None
     suspect: ReadCursor | None = None
-    for found in _scan_past_damage(segment, start):
-        if isinstance(found, BadBatch):
-            damage = found
+    for batch in _scan_past_damage(segment, start):
+        if isinstance(batch, BadBatch):
+            damage = batch
             continue
-        header = found.header
+        header = batch.header
         if header.last_offset < header.base_offset:
-            damage = BadBatch(found.position, f"a batch claims to end at offset {header.last_offset}")
+            damage = BadBatch(batch.position, f"a batch claims to end at offset {header.last_offset}")
             continue
         if header.last_offset < offset:
             continue
         if header.base_offset > offset and (damage or suspect):
             break  # so the damaged bytes hold the offset
-        cursor = ReadCursor(segment, found.position)
-        if header.base_offset >= offset or verify_crc(found.bytes(), 0, header.size_bytes):
+        cursor = ReadCursor(segment, batch.position)
+        if header.base_offset >= offset or verify_crc(batch.bytes(), 0, header.size_bytes):
             return cursor
         suspect = suspect or cursor  # it may claim more offsets than it holds
     if suspect is None and damage is not None:
@@ -138,17 +138,17 @@ def _scan_to(start: int, segment: Segment, offset: int) -> ReadCursor | None:
     return suspect
 
 
-def _scan_past_damage(segment: Segment, start: int) -> Iterator[FoundBatch | BadBatch]:
+def _scan_past_damage(segment: Segment, start: int) -> Iterator[ScannedBatch | BadBatch]:
     position: int | None = start
     reached = segment.base_offset
     while position is not None:
         behind = None
-        for found in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
-            yield found
-            if isinstance(found, BadBatch):
-                behind = segment.behind(found.position, reached)
+        for batch in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
+            yield batch
+            if isinstance(batch, BadBatch):
+                behind = segment.behind(batch.position, reached)
             else:
-                reached = found.header.base_offset + 1
+                reached = batch.header.base_offset + 1
         position = behind
 
 
@@ -226,12 +226,12 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
     while (segment := _first_with(segments, timestamp_ms, start_offset)) is not None:
         relative = max(segment.times.offset_before(timestamp_ms), start_offset - segment.base_offset)
         position, step_cost = segment.index.position_for(relative), segment.limits.search_step_cost
-        for found in _scan_for(segment, position, start_offset):
-            header, is_next_step = found.header, False
+        for batch in _scan_for(segment, position, start_offset):
+            header, is_next_step = batch.header, False
             cost.spent += 1 + header.size_bytes // _BYTES_PER_COST
             if header.max_timestamp_ms >= timestamp_ms and header.last_offset >= start_offset:
                 records: list[FoundTime | None] = []
-                call = partial(_append_first_record, records, found, timestamp_ms, start_offset)
+                call = partial(_append_first_record, records, batch, timestamp_ms, start_offset)
                 cost.spent += header.records_count
                 # Decompressing a batch may take long whatever its size: 10 KB can become 256 MB.
                 if header.records_count > step_cost or header.compression is not Compression.NONE:
@@ -255,21 +255,21 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
     return None
 
 
-def _scan_for(segment: Segment, position: int, start_offset: int) -> Iterator[FoundBatch]:
+def _scan_for(segment: Segment, position: int, start_offset: int) -> Iterator[ScannedBatch]:
     """Yield the batches from a position on, for a search of records at or after an offset.
 
     Raises CorruptMessage at damage that may hold such a record, and skips other damage. See
     test_a_look_up_by_time_does_not_pass_over_a_damage and
     test_a_look_up_by_time_takes_no_notice_of_a_damage_below_the_log_start.
     """
-    for found in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
-        if isinstance(found, BadBatch):
-            cursor = _scan_to(found.position, segment, start_offset)
+    for batch in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
+        if isinstance(batch, BadBatch):
+            cursor = _scan_to(batch.position, segment, start_offset)
             if cursor is None:
-                raise _damaged(segment, found.position, found.reason)
+                raise _damaged(segment, batch.position, batch.reason)
             yield from _scan_for(segment, cursor.position, start_offset)
             return
-        yield found
+        yield batch
 
 
 def _first_with(segments: SegmentList, timestamp_ms: int, start_offset: int) -> Segment | None:
@@ -280,14 +280,14 @@ def _first_with(segments: SegmentList, timestamp_ms: int, start_offset: int) -> 
 
 
 def _append_first_record(
-    records: list[FoundTime | None], found: FoundBatch, timestamp_ms: int, start_offset: int
+    records: list[FoundTime | None], batch: ScannedBatch, timestamp_ms: int, start_offset: int
 ) -> None:
-    records.append(_first_record_at(found, timestamp_ms, start_offset))
+    records.append(_first_record_at(batch, timestamp_ms, start_offset))
 
 
-def _first_record_at(found: FoundBatch, timestamp_ms: int, start_offset: int) -> FoundTime | None:
-    payload = payload_of(found.bytes(), 0, found.header, verify=True)
-    record = find_record_at_time(payload, found.header, timestamp_ms, start_offset)
+def _first_record_at(batch: ScannedBatch, timestamp_ms: int, start_offset: int) -> FoundTime | None:
+    payload = payload_of(batch.bytes(), 0, batch.header, verify=True)
+    record = find_record_at_time(payload, batch.header, timestamp_ms, start_offset)
     return None if record is None else FoundTime(*record)
 
 
@@ -297,8 +297,8 @@ def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCos
         newest = max(segments, key=lambda segment: segment.max_timestamp_ms)
         if newest.max_timestamp_ms < 0:
             return None
-        found = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
-        if found is not None or any(segment is newest for segment in segments):
-            return found
+        record = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
+        if record is not None or any(segment is newest for segment in segments):
+            return record
         # Deleted or compacted meanwhile, with the record: another record has the largest time now. See
         # test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_job.

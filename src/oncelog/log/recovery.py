@@ -434,18 +434,18 @@ def _replay_batches(
     an error.
     """
     noted_from = segment.transactions_from
-    for found in scan(segment.file, block.position, block.end, limits=segment.limits):
-        if isinstance(found, BadBatch):
+    for batch in scan(segment.file, block.position, block.end, limits=segment.limits):
+        if isinstance(batch, BadBatch):
             break  # the last one of the block, if its length is damaged
-        header = found.header
+        header = batch.header
         if header.last_offset < start:
             continue
         try:
-            if header.producer_id is not None and not verify_crc(found.bytes(), 0, header.size_bytes):
+            if header.producer_id is not None and not verify_crc(batch.bytes(), 0, header.size_bytes):
                 raise CorruptMessage("the checksum is wrong")
-            aborted = recovered.producers.replay(header, found.bytes(), now_ms)
+            aborted = recovered.producers.replay(header, batch.bytes(), now_ms)
         except BrokerError:
-            segment.damaged.setdefault(found.position, found.position + header.size_bytes)
+            segment.damaged.setdefault(batch.position, batch.position + header.size_bytes)
             continue
         if aborted is not None and noted_from is not None and aborted.last_offset >= noted_from:
             segment.transactions.append(aborted)

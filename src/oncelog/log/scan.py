@@ -41,7 +41,7 @@ _MAX_OFFSETS = 1 << 31
 """The offsets of one segment: indexes store them as 32-bit distances from its base offset."""
 
 
-class FoundBatch(NamedTuple):
+class ScannedBatch(NamedTuple):
     """A batch in a log file, whole at `data_position` of `data` until the next step of the scan."""
 
     position: int
@@ -75,7 +75,7 @@ def scan(
     verify: bool = False,
     max_batch_bytes: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
-) -> Iterator[FoundBatch | BadBatch]:
+) -> Iterator[ScannedBatch | BadBatch]:
     """Yield the batches from `position` to `end`. A BadBatch ends the scan: a torn or damaged tail.
 
     `verify` also checks each checksum. `max_batch_bytes` None allows any size that fits the file.
@@ -108,7 +108,7 @@ def scan(
         if verify and not verify_crc(chunk, start, size):
             yield BadBatch(position, f"the checksum of the batch at offset {header.base_offset} is wrong")
             return
-        yield tuple.__new__(FoundBatch, (position, header, view, start))
+        yield tuple.__new__(ScannedBatch, (position, header, view, start))
         position += size
 
 
@@ -123,7 +123,7 @@ def find_behind(
         return claimed_end
     if position < claimed_end < end:
         found = next(scan(file, claimed_end, end, verify=True, limits=limits), None)
-        if isinstance(found, FoundBatch) and found.header.base_offset > offset:
+        if isinstance(found, ScannedBatch) and found.header.base_offset > offset:
             return claimed_end
     return find_batch(file, position + 1, end, offset + 1, limits)
 
@@ -147,7 +147,7 @@ def find_batch(
                 found = next(
                     scan(file, begin, begin + length + LOG_OVERHEAD_BYTES, verify=True, limits=limits), None
                 )
-                if isinstance(found, FoundBatch):
+                if isinstance(found, ScannedBatch):
                     return begin
             index = chunk.find(_MAGIC, index + 1)
         position += max(len(chunk) - _MAGIC_POSITION, 1)

@@ -20,8 +20,8 @@ from oncelog.log.partition_disk import PartitionDisk
 from oncelog.log.scan import (
     HEADERS,
     BadBatch,
-    FoundBatch,
     HeaderBlock,
+    ScannedBatch,
     find_behind,
     scan,
     scan_headers_past_damage,
@@ -211,11 +211,11 @@ class Segment:
             position = 0
         if position and not self.is_batch_at(position):
             position = 0
-        for found in scan(self.file, position, self.size_bytes, limits=self.limits):
-            if isinstance(found, BadBatch):
+        for batch in scan(self.file, position, self.size_bytes, limits=self.limits):
+            if isinstance(batch, BadBatch):
                 return False
-            if found.header.last_offset >= offset:
-                return verify_crc(found.bytes(), 0, found.header.size_bytes)
+            if batch.header.last_offset >= offset:
+                return verify_crc(batch.bytes(), 0, batch.header.size_bytes)
         return False
 
     def rebuild(
@@ -308,16 +308,16 @@ class Segment:
         damage. See test_a_start_takes_any_flipped_bit_below_the_recovery_point.
         """
         for begin, end in self.whole_parts(position):
-            for found in scan_headers_past_damage(self.file, begin, end, self.base_offset, self.limits):
-                if isinstance(found, HeaderBlock):
-                    yield found
+            for item in scan_headers_past_damage(self.file, begin, end, self.base_offset, self.limits):
+                if isinstance(item, HeaderBlock):
+                    yield item
                 else:
-                    self.damaged[found.position] = found.end
+                    self.damaged[item.position] = item.end
 
     def is_batch_at(self, position: int) -> bool:
         """Return True if a batch seems to begin at a position, as an index says."""
-        found = next(scan(self.file, position, self.size_bytes, limits=self.limits), None)
-        return isinstance(found, FoundBatch)
+        batch = next(scan(self.file, position, self.size_bytes, limits=self.limits), None)
+        return isinstance(batch, ScannedBatch)
 
     def whole_parts(self, position: int) -> Iterator[tuple[int, int]]:
         """Yield the (begin, end) ranges from a position on that are not known to be damaged."""
@@ -379,8 +379,8 @@ class Segment:
         last = index.last()
         if last is None:
             return
-        found = next(scan(self.file, last[1], self.size_bytes, limits=self.limits), None)
-        if not isinstance(found, FoundBatch) or found.header.last_offset != self.base_offset + last[0]:
+        batch = next(scan(self.file, last[1], self.size_bytes, limits=self.limits), None)
+        if not isinstance(batch, ScannedBatch) or batch.header.last_offset != self.base_offset + last[0]:
             raise StorageError(f"{self._describe(last[1])}: the index points at no batch")
 
     def _walk_from_index(self, index_interval_bytes: int, *, verify: bool) -> BadBatch | None:
@@ -396,19 +396,19 @@ class Segment:
 
     def _walk(self, position: int, index_interval_bytes: int, *, verify: bool) -> BadBatch | None:
         last = self.index.last()
-        for found in scan(self.file, position, self.size_bytes, verify=verify, limits=self.limits):
-            if isinstance(found, BadBatch):
-                return found
-            header = found.header
+        for batch in scan(self.file, position, self.size_bytes, verify=verify, limits=self.limits):
+            if isinstance(batch, BadBatch):
+                return batch
+            header = batch.header
             is_growing = self.end_offset <= header.base_offset <= header.last_offset
             if not is_growing or not self.fits(header.last_offset):
-                return BadBatch(found.position, f"offset {header.base_offset} comes after {self.end_offset}")
-            if last is not None and found.position == last[1]:
+                return BadBatch(batch.position, f"offset {header.base_offset} comes after {self.end_offset}")
+            if last is not None and batch.position == last[1]:
                 self._note_first_indexed(header)
             else:
                 self._note_gap(header)
                 self._note(
-                    found.position,
+                    batch.position,
                     header.size_bytes,
                     header.last_offset,
                     header.max_timestamp_ms,
@@ -438,10 +438,10 @@ class Segment:
         self.first_timestamp_ms, self._is_first_read = self._read_first_timestamp(), True
 
     def _read_first_timestamp(self) -> int | None:
-        found = next(scan(self.file, 0, self.size_bytes, limits=self.limits), None)
-        if not isinstance(found, FoundBatch) or found.header.max_timestamp_ms < 0:
+        batch = next(scan(self.file, 0, self.size_bytes, limits=self.limits), None)
+        if not isinstance(batch, ScannedBatch) or batch.header.max_timestamp_ms < 0:
             return None
-        return found.header.max_timestamp_ms
+        return batch.header.max_timestamp_ms
 
     def fits(self, last_offset: int) -> bool:
         """Return True if the indexes can store an offset relative to the base."""

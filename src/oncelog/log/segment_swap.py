@@ -86,9 +86,9 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
     end_offset = base_offset + 1
     try:
         # Past damage: otherwise some of the segments that it replaces would stay beside it.
-        for found in scan_headers_past_damage(file, 0, file.size(), base_offset):
-            if isinstance(found, HeaderBlock):
-                end_offset = read_header(found.headers, len(found.headers) - 61).last_offset + 1
+        for item in scan_headers_past_damage(file, 0, file.size(), base_offset):
+            if isinstance(item, HeaderBlock):
+                end_offset = read_header(item.headers, len(item.headers) - 61).last_offset + 1
     finally:
         file.close()
     return end_offset

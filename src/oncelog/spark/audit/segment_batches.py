@@ -23,7 +23,7 @@ from oncelog.audit.partition import StoredBatch
 from oncelog.errors import ConfigError, CorruptMessage, InvalidRecord, StorageError
 from oncelog.log.checkpoint import CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS, decode_offsets
 from oncelog.log.index import decode_aborted
-from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, FoundBatch, find_batch, find_behind, scan
+from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, ScannedBatch, find_batch, find_behind, scan
 from oncelog.log.segment import LOG_SUFFIX, TXN_SUFFIX
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.spark.audit.topic_batches import (
@@ -284,7 +284,7 @@ class Damage(NamedTuple):
     next_offset: int | None
 
 
-def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterator[FoundBatch | Damage]:
+def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterator[ScannedBatch | Damage]:
     """Yield every sound batch of a segment file, and every damaged range between or after them."""
     position: int | None = 0
     due = base_offset
@@ -385,7 +385,7 @@ def _no_batch(
     return no_batch(damage.offset, last_offset, problem, is_torn=torn is not None)
 
 
-def _judged(found: FoundBatch, judge: VisibilityFilter | None, *, check_records: bool) -> StoredBatch:
+def _judged(found: ScannedBatch, judge: VisibilityFilter | None, *, check_records: bool) -> StoredBatch:
     batch = stored_batch(found.data, found.data_position, found.header, None, check_records=check_records)
     if judge is None:
         return batch

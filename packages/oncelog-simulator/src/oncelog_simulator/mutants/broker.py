@@ -284,7 +284,7 @@ MUTANTS = [
     Mutant(
         "older markers are let in",
         ((markers, "_check_marker", nothing),),
-        guards=("rules/test_rules_marker.py::test_row",),
+        guards=("rules/test_rules_markers.py::test_row",),
     ),
     Mutant("a marker goes to one partition only", ((_COORDINATOR, "_write_markers", _one_marker),)),
     Mutant("an abort is written as a commit", ((_COORDINATOR, "_write_markers", _always_commit),)),
@@ -337,19 +337,19 @@ MUTANTS = [
         "a lost attempt counts as a refusal",
         ((_SEQUENCES, "on_no_outcome", _surely_not_stored),),
         guards=(
-            "rules/test_rules_sending.py::test_a_batch_that_may_be_stored_is_never_renumbered_in_safe_mode",
+            "rules/test_rules_sequencer.py::test_a_batch_that_may_be_stored_is_never_renumbered_in_safe_mode",
         ),
     ),
     Mutant(
         "the first batch of an id is not alone",
         ((_SEQUENCES, "_window", property(lambda self: self.limit)),),
-        guards=("rules/test_rules_sending.py::test_the_first_batch_of_an_id_goes_alone",),
+        guards=("rules/test_rules_sequencer.py::test_the_first_batch_of_an_id_goes_alone",),
     ),
     Mutant(
         "acknowledged batches do not count among the five",
         ((_SEQUENCES, "may_assign_sequence", _count_unacknowledged),),
         guards=(
-            "rules/test_rules_sending.py::test_acknowledged_batches_count_as_long_as_one_before_them_is_not",
+            "rules/test_rules_sequencer.py::test_acknowledged_batches_count_as_long_as_one_before_them_is_not",
         ),
     ),
     Mutant("what may be stored is numbered again", ((_SEQUENCES, "_is_unsettled", false),), world=FORGETFUL),

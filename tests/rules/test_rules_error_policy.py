@@ -1,4 +1,4 @@
-"""tests/tables/reactions.txt: what a producer does about a code, by its mode."""
+"""tests/tables/error_policy.txt: what a producer does about a code, by its mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from oncelog.errors import ERROR_BY_CODE
 from oncelog.rules.idempotence.error_policy import Mode, error_policy_for
 
-TABLE = Path(__file__).parents[1] / "tables" / "reactions.txt"
+TABLE = Path(__file__).parents[1] / "tables" / "error_policy.txt"
 NAMES = {cls.kafka_name: code for code, cls in ERROR_BY_CODE.items()}
 ROWS = [line.split() for line in TABLE.read_text().splitlines() if line and line[0] not in "# "]
 

@@ -1,4 +1,4 @@
-"""Which decision ends a transaction whose marker a power loss took."""
+"""The decision that ends a transaction whose marker a power loss took."""
 
 from __future__ import annotations
 
