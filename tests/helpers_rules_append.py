@@ -1,4 +1,4 @@
-"""The notation of tests/tables/append.txt and marker.txt, read and written."""
+"""Read and write the notation of tests/tables/append.txt and marker.txt."""
 
 from __future__ import annotations
 

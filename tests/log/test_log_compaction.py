@@ -1,4 +1,4 @@
-"""A compacted partition: what stays, at which offsets, through restarts and a crash at every step."""
+"""Compaction of a partition: the records that stay, through restarts and a crash at every step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def compact(partition: Partition, now_ms: int = NOW_MS) -> bool:
 
 
 def batches(partition: Partition) -> list[tuple[int, Any, memoryview]]:
-    """(base offset, header, bytes) of what is stored, by reads from each next offset."""
+    """Return (base offset, header, bytes) of each stored batch, by reads from each next offset."""
     found, offset = [], partition.log_start_offset
     while offset < partition.log_end_offset:
         piece = partition.read(offset, 1 << 20)
@@ -60,7 +60,7 @@ def batches(partition: Partition) -> list[tuple[int, Any, memoryview]]:
 
 
 def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | None]]:
-    """(offset, key, value) of what a read_committed reader sees."""
+    """Return (offset, key, value) of each record that a read_committed reader sees."""
     upper = partition.last_stable_offset
     aborted = partition.aborted_transactions(0, upper)
     seen = VisibilityFilter(Isolation.READ_COMMITTED, [(a.producer_id, a.first_offset) for a in aborted])
@@ -76,7 +76,7 @@ def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | Non
 
 
 def newest(partition: Partition) -> dict[bytes | None, bytes]:
-    """Each key's value, without those whose newest record is a tombstone."""
+    """Return the value of each key, without keys whose newest record is a tombstone."""
     values = {key: value for _, key, value in committed(partition)}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -88,7 +88,7 @@ def fill(partition: Partition, rounds: int = 10, keys: int = 3) -> None:
 
 
 def test_a_header_name_that_is_not_utf8_is_kept_as_it_is() -> None:
-    """Kafka stores such a name where the topic is not compacted; its setting may change later."""
+    """Kafka stores such a name on a topic that is not compacted, and the setting may change later."""
     disk = MemoryDisk()
     plain = open_partition(disk, config(**{**SETTINGS, "cleanup_policy": "delete"}))
     several = [NewRecord(NOW_MS, key, b"v", (("abcd", b"1"),)) for key in (b"a", b"b")]
@@ -157,7 +157,8 @@ def test_a_restart(clean: bool) -> None:
 
 
 def test_producers_are_rebuilt_from_what_stayed() -> None:
-    """Without any snapshot: the header of the last batch of a living producer is kept, empty or not."""
+    """It works without a snapshot, because the header of an active producer's last batch stays, even if
+    empty."""
     disk = MemoryDisk()
     partition = opened(disk)
     write(partition, b"k", b"of seven", sequence=0, pid=7, epoch=3)
@@ -249,7 +250,7 @@ def test_markers_of_forgotten_producers_go_wholly() -> None:
 
 @pytest.mark.parametrize("retention_ms", [INT64_MAX, INT64_MAX - NOW_MS + 1, INT64_MAX - NOW_MS])
 def test_tombstones_that_stay_for_ever_survive_rounds_and_restarts(retention_ms: int) -> None:
-    """Their delete horizon was more than the format holds, and no round of compaction came to an end."""
+    """Their delete horizon did not fit the format, and every round of compaction failed."""
     disk, kept = MemoryDisk(), config(**SETTINGS, delete_retention_ms=retention_ms)
     partition = open_partition(disk, kept)
     write(partition, b"gone", b"old")
@@ -278,7 +279,8 @@ def test_an_open_transaction_holds_compaction_back() -> None:
 
 @pytest.mark.parametrize("transactions", [1, 300])
 def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) -> None:
-    """A power loss took it, its transaction was aborted, and what that had replaced was gone for good."""
+    """A power loss took the commit and the transaction was aborted; the superseded records were gone for
+    good."""
     partition = opened()
     write(partition, b"k0", b"synced")
     for pid in range(transactions):
@@ -304,7 +306,7 @@ def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) ->
 
 
 def test_compaction_does_not_wait_for_a_marker_without_end() -> None:
-    """The marker lay in the active segment, nothing more was written, and no flush was due."""
+    """The marker was in the active segment, no record followed it, and no flush was due."""
     partition = opened()
     write(partition, b"k0", b"replaced", sequence=0, pid=7, is_transactional=True)
     for number in range(9):
@@ -329,7 +331,7 @@ def test_more_keys_than_fit_take_several_rounds() -> None:
 
 
 class World:
-    """Random work on a few keys by two producers, with transactions; compaction comes between."""
+    """Random transactions of two producers on a few keys, with compaction between them."""
 
     def __init__(self, draw: Random, log_config: LogConfig = COMPACTED, keys: int = 4) -> None:
         self.disk = MemoryDisk()
@@ -395,7 +397,7 @@ def test_readers_see_the_same_state_before_and_after(seed: int) -> None:
 def test_readers_see_the_same_however_few_keys_fit_the_map(
     seed: int, max_keys: int, keys: int, segment_bytes: int
 ) -> None:
-    """A round may end anywhere in a segment, also between an aborted record and its marker."""
+    """A round may end anywhere in a segment, even between an aborted record and its marker."""
     limits = Limits(max_compaction_keys=max_keys)
     log_config = config(
         limits=limits, **{**SETTINGS, "segment_bytes": segment_bytes}, delete_retention_ms=1_000
@@ -466,7 +468,7 @@ def test_a_power_loss_amid_a_swap_keeps_aborted_records_hidden() -> None:
 
 
 def test_an_index_of_what_is_replaced_is_not_taken_over() -> None:
-    """A kill left the index of a log that was removed. Oncelog up to 0.5.0 made none for the new one."""
+    """A kill left the index of a removed log. Oncelog up to 0.5.0 created none for the new log."""
     disk, partition = half_cleaned()
     partition.close(NOW_MS)
     stem = f"orders-0/{0:020d}"
@@ -480,7 +482,7 @@ def test_an_index_of_what_is_replaced_is_not_taken_over() -> None:
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**9))
 def test_lost_entries_of_aborted_transactions_are_restored_from_their_markers(seed: int) -> None:
-    """Compaction up to 0.4.1 could lose any of them."""
+    """Compaction up to 0.4.1 could lose any of the entries."""
     draw = Random(seed)
     world = World(draw)
     for _ in range(3):
@@ -502,7 +504,7 @@ def test_lost_entries_of_aborted_transactions_are_restored_from_their_markers(se
 
 
 def prepared() -> tuple[MemoryDisk, Partition]:
-    """Compacted once, so that small segments are there to be put together, and dirty again."""
+    """Return a partition that was compacted once, with small segments to merge and new dirty records."""
     world = World(Random(4))
     for _ in range(40):
         world.step()
@@ -599,7 +601,7 @@ def test_a_damaged_batch_changes_nothing() -> None:
 
 
 def test_a_damaged_commit_gets_no_index_entry() -> None:
-    """A flipped bit may turn it into an abort, whose entry would hide committed records."""
+    """A flipped bit may turn a commit into an abort, whose entry would hide committed records."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, is_transactional=True))
@@ -616,7 +618,7 @@ def test_a_damaged_commit_gets_no_index_entry() -> None:
 
 
 def test_a_damage_in_what_is_swapped_in_leaves_nothing_of_the_old_segments() -> None:
-    """The start took a damaged length for the end, and kept some of the segments that it replaces."""
+    """The start took a damaged length for the end of the log, and kept some of the replaced segments."""
     disk = MemoryDisk()
     partition = open_partition(disk, config(segment_bytes=200))
     for number in range(12):

@@ -1,4 +1,4 @@
-"""A crash at every byte: what was acknowledged is there, whole, once, and producers are remembered."""
+"""A crash at every byte: acknowledged records are there once and whole, and producers are remembered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = config(segment_bytes=400, index_interval_bytes=100)
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_no_power_loss_takes_the_first_segment_alone(is_killed: bool) -> None:
-    """The name of the second one was kept by chance: the log began there, and a transaction was torn."""
+    """A power loss kept only the second segment's name: the log began there, inside a transaction."""
     for seed in range(60):
         disk = MemoryDisk()
         partition = _open_with_chores_pending(disk)
@@ -39,7 +39,7 @@ def test_no_power_loss_takes_the_first_segment_alone(is_killed: bool) -> None:
 
 
 def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
-    """The one before was gone for good, and the third one's name was kept by chance: the log began there."""
+    """A power loss kept only the third segment's name after the first was deleted: the log began there."""
     for crash_after in range(12):
         for seed in range(30):
             disk = MemoryDisk()
@@ -70,7 +70,7 @@ def _open_with_chores_pending(disk: MemoryDisk) -> Partition:
 
 
 class Story:
-    """Batches of two producers and a transaction, over several segments; what was acknowledged."""
+    """Append batches of two producers and a transaction to several segments; return the acknowledged ones."""
 
     def __init__(self) -> None:
         self.acknowledged: list[tuple[int, bytes]] = []
@@ -104,7 +104,7 @@ def _steps() -> int:
 
 
 class _Counting(MemoryDisk):
-    """Notes how many steps there were after each change: a write of many bytes is one change."""
+    """A disk that notes the number of steps after each change. A write of many bytes is one change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def _stored(partition: Partition) -> list[tuple[int, bytes]]:
 
 
 def _retries_are_known(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> None:
-    """Each producer's newest five are still duplicates, with the offset they had."""
+    """Check that the newest five batches of each producer are still duplicates, with their old offsets."""
     for pid in (1, 2):
         mine = [(o, d) for o, d in acknowledged if d[43:51] == pid.to_bytes(8, "big")][-5:]
         for offset, data in mine:
@@ -188,7 +188,7 @@ def assert_survived(steps: Iterable[int]) -> None:
 
 
 def _as_stored(data: bytes | None) -> bytes:
-    """From the leader epoch on, as stamped."""
+    """Return the stamped batch from its leader epoch on."""
     return bytes(4) + (data or b"")[16:]
 
 

@@ -1,4 +1,4 @@
-"""Deferred work that goes by path, while partitions are deleted, created again, trimmed and compacted."""
+"""Deferred work that uses paths, while partitions are deleted, recreated, trimmed and compacted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def topic_id(number: int) -> bytes:
 
 
 class Driven:
-    """A data directory whose deferred work waits until it is stepped; jobs run when the test says so."""
+    """A data directory whose background tasks and blocking calls run when the test says so."""
 
     def __init__(self, disk: Disk, limits: Limits = DEFAULT_LIMITS) -> None:
         self.disk, self.limits = disk, limits
@@ -72,7 +72,7 @@ class Driven:
         self.partition = self.open()
 
     def step(self) -> None:
-        """One step of deferred work; a job it wants done is kept."""
+        """Run one step of a task, and keep its blocking call."""
         if self.manager.background and self.call is None:
             self.call = self.manager.background.step()
 
@@ -89,7 +89,7 @@ class Driven:
             self.run_job()
 
     def until_job(self, name: str) -> None:
-        """Run deferred work up to the job of that name, which then waits."""
+        """Run steps up to the blocking call of that name, which then waits."""
         while self.manager.background:
             self.step()
             if self.call is not None and _name_of(self.call) == name:
@@ -98,7 +98,7 @@ class Driven:
         raise AssertionError(f"no job {name}")
 
     def stop(self) -> None:
-        """Stop cleanly: as the broker does, a job in its thread is waited for."""
+        """Stop cleanly. Like the broker, wait for a blocking call in its thread."""
         self.run_job()
         self.manager.background.on_added = None
         self.manager.close(NOW_MS)
@@ -109,7 +109,7 @@ def _name_of(running: RunningCall) -> str:
 
 
 def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | None]]:
-    """(offset, key, value) of what a read_committed reader sees."""
+    """Return (offset, key, value) of each record that a read_committed reader sees."""
     upper = partition.last_stable_offset
     aborted = partition.aborted_transactions(partition.log_start_offset, upper)
     seen = VisibilityFilter(Isolation.READ_COMMITTED, [(a.producer_id, a.first_offset) for a in aborted])
@@ -125,7 +125,7 @@ def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | Non
 
 @contextmanager
 def before_path_call(number: int, act: Callable[[], None]) -> Iterator[None]:
-    """Do something just before the partition's disk is called by path for the `number`-th time."""
+    """Run a function just before the `number`-th call of the partition's disk with a path."""
     left = [number]
 
     def hooked(name: str) -> Callable[..., Any]:
@@ -150,7 +150,7 @@ def before_path_call(number: int, act: Callable[[], None]) -> Iterator[None]:
 
 
 class DeferredMachine(RuleBasedStateMachine):
-    """`rows` is what a read_committed reader of the present topic must be able to see."""
+    """A recreated topic. `rows` are the records that its read_committed readers must see."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ TestDeferredMachine.settings = settings(max_examples=100, stateful_step_count=40
 
 
 class RealDeferredMachine(DeferredMachine):
-    """The same on the real disk, whose files are opened when they are first used."""
+    """The real disk opens files when they are first used."""
 
     def new_disk(self) -> Disk:
         self.temporary = tempfile.TemporaryDirectory()
@@ -304,7 +304,7 @@ def fill(partition: Partition, count: int = 30) -> None:
 
 
 def written_again(world: Driven) -> list[bytes]:
-    """Create the topic again and write to it."""
+    """Recreate the topic and write to it."""
     world.recreate()
     for number in range(5):
         data = batch(number, pid=9, key=b"n%d" % number, value=b"new", is_transactional=True)
@@ -332,7 +332,7 @@ def test_queued_deletions_leave_a_topic_of_the_same_name_alone(world: Driven) ->
 
 @pytest.mark.parametrize("in_steps", [False, True])
 def test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk(in_steps: bool) -> None:
-    """It had that of the deleted one: its records were compacted above the point from which a start reads."""
+    """It had the deleted partition's point, so its records were compacted above the point to recover from."""
     world = Driven(MemoryDisk(), Limits(partitions_per_step=1))
     world.manager.open_partition(OTHER, config(**SETTINGS), topic_id(1), NOW_MS)
     fill(world.partition, 60)
@@ -377,7 +377,7 @@ def test_a_swap_that_waits_for_its_thread_leaves_a_topic_of_the_same_name_alone(
 
 
 def test_a_flush_that_waits_for_its_thread_tells_a_new_topic_nothing(world: Driven) -> None:
-    """It wrote the old topic's aborted transactions, which hid committed records of the new one."""
+    """The flush wrote the old topic's aborted transactions, which hid committed records of the new topic."""
     put(world.partition, batch(0, pid=9, value=b"old", is_transactional=True))
     put_marker(world.partition, marker(9, commit=False))
     flush = world.partition.flush
@@ -389,7 +389,7 @@ def test_a_flush_that_waits_for_its_thread_tells_a_new_topic_nothing(world: Driv
 
 @pytest.mark.parametrize("what", ["flush", "job"])
 def test_a_topic_is_created_again_between_any_two_calls_of_deferred_work(what: str) -> None:
-    """A thread that looked up one path of the old topic must not find the new one's by the next."""
+    """A thread that resolved one path of the old topic must not resolve the next one to the new topic."""
     acts = 0
     for number in itertools.count(1):
         world = Driven(MemoryDisk())
@@ -486,7 +486,7 @@ def test_a_kill_amid_the_deletion_of_many_segments_brings_none_back() -> None:
 
 
 def test_what_compaction_replaced_is_closed_in_the_thread() -> None:
-    """The names are gone: the last close of a file frees its blocks, 0.3 s for a gigabyte."""
+    """Their names are gone, so the last close frees the blocks, which takes 0.3 s for a gigabyte."""
     world = Driven(MemoryDisk())
     for number in range(12):
         put(world.partition, batch(key=b"k", value=b"%d" % number + bytes(100)))
@@ -517,7 +517,7 @@ def test_what_compaction_replaced_is_closed_in_the_thread() -> None:
 
 @pytest.mark.parametrize("is_real", [False, True])
 def test_compaction_keeps_the_files_time(is_real: bool, tmp_path: Path) -> None:
-    """Records without timestamps are as old as their file, for retention and min.compaction.lag.ms."""
+    """For retention and min.compaction.lag.ms, records without timestamps are as old as their file."""
     world = Driven(RealDisk(tmp_path) if is_real else MemoryDisk())
     for number in range(12):
         put(world.partition, batch(key=b"k", value=b"%d" % number + bytes(100), timestamp_ms=-1))

@@ -1,4 +1,4 @@
-"""One conformance suite for both disks; and a disk that is full or broken under a partition."""
+"""A conformance suite for both disks, and partitions on a full or broken disk."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_real_files_close_while_another_thread_syncs(tmp_path: Path) -> None:
 
 
 def test_closing_a_file_does_not_wait_for_its_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop closes files of deleted topics, while a thread may sync gigabytes of them."""
+    """The event loop closes files of deleted topics while a thread may sync gigabytes of them."""
     has_begun, may_end, was_valid = threading.Event(), threading.Event(), []
 
     def slow_sync(fd: int) -> None:
@@ -283,7 +283,7 @@ def test_a_failed_sync_takes_the_partition_offline() -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("operation", ["create", "write"])
 def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -> None:
-    """No sync failed, so the next flush makes all of it durable: aborted transactions and the log."""
+    """No sync failed, so the next flush makes aborted transactions and the log durable."""
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     disk.sync_directory()

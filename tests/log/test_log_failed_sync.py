@@ -1,4 +1,4 @@
-"""A sync that fails, a restart of the process, a power loss. On Linux its pages are clean, not durable."""
+"""A failed sync, a restart and a power loss. On Linux the unsynced pages are clean, but not durable."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_real_disk_writes_again_what_is_there(tmp_path: Path) -> None:
 
 
 def test_records_without_a_timestamp_are_kept_as_long_as_their_file_is_young() -> None:
-    """Kafka's LogSegment.largestTimestamp."""
+    """Return the time of the newest record, as Kafka's LogSegment.largestTimestamp does."""
     disk, now = MemoryDisk(), [NOW_MS]
     disk.now_ms = lambda: now[0]
     partition = open_partition(disk, config(segment_bytes=500, retention_ms=7 * 86_400_000))
@@ -121,7 +121,7 @@ def test_the_real_disk_knows_when_a_file_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("work", ["retention", "snapshot", "compaction"])
 def test_a_directory_that_cannot_be_synced_takes_the_partition_offline(work: str) -> None:
-    """A later sync of the directory would succeed, though names are lost that the failed one had to store."""
+    """A later sync of the directory would succeed, although names from before the failed sync are lost."""
     disk, policy = MemoryDisk(), "compact" if work == "compaction" else "delete"
     log_config = config(segment_bytes=500, cleanup_policy=policy)
     partition = open_partition(disk, log_config)

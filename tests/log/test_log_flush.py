@@ -1,4 +1,4 @@
-"""Flushing: beside appends in another thread, and of closed segments by the node's clock."""
+"""Flushes beside appends in another thread, and timed flushes of closed segments."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_closed_segments_open_without_reading_their_indexes() -> None:
 
 
 def test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline() -> None:
-    """Found by seed 2243: nothing was synced yet, so nothing is lost, and the next flush makes up for it."""
+    """Found by seed 2243. No sync was tried yet, so nothing is lost, and the next flush succeeds."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, is_transactional=True))
@@ -148,7 +148,7 @@ def test_a_start_needs_few_descriptors_however_many_segments_it_checks(
 
 
 def test_a_checkpoint_gives_up_the_descriptors_of_closed_segments(tmp_path: Path) -> None:
-    """Thousands of segments that a reader passed through must not keep thousands of descriptors."""
+    """A reader of thousands of segments must not leave thousands of file descriptors open."""
 
     def open_files() -> int:
         return _open_files(tmp_path)

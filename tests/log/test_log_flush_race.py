@@ -18,7 +18,7 @@ from oncelog.testing.memory_disk import MemoryDisk
 def test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Readers would be given the aborted records after a power loss, for nothing would note them again."""
+    """After a power loss, readers would see the aborted records, because nothing would index them again."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, pid=7, is_transactional=True))
@@ -41,7 +41,7 @@ def test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry(
 
 
 def test_a_flush_misses_no_segment_while_others_are_replaced() -> None:
-    """Compaction puts one segment in the place of several; a flush asks meanwhile for what it must sync."""
+    """Compaction replaces several segments by one while a flush looks up the segments to sync."""
     partition = open_partition(log_config=config(segment_bytes=200))
     for sequence in range(12):
         put(partition, batch(sequence, pid=1))

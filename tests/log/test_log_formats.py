@@ -1,4 +1,4 @@
-"""Golden bytes of every file, and Apache Kafka's own tool reading our directory."""
+"""Golden bytes of every file, and Apache Kafka's tool on a directory of Oncelog."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKED = {1: pack_entry(ENTRY), 2: pack_entry(BARE)}
 
 
 def _written(table: ProducerTable) -> tuple[bytes, bytes]:
-    """Kafka's file and ours."""
+    """Return the snapshot in Kafka's format and in full."""
     disk = MemoryDisk()
     disk.mkdir("d")
     run(Snapshots(disk, "d").write(5, table.image()))
@@ -102,7 +102,7 @@ def test_every_damaged_byte_is_noticed(which: int) -> None:
 
 @pytest.mark.behaviour("I19", "I20")
 def test_many_producers_of_every_kind() -> None:
-    """The columns that make a large snapshot quick say the same as one entry at a time."""
+    """The column-wise encoding of large snapshots equals the encoding entry by entry."""
     expected = {}
     for pid in range(4000):
         batches = tuple(RememberedBatch(pid + n, pid * 9 + n, n, 10**12 + n) for n in range(pid % 6))

@@ -1,4 +1,4 @@
-"""The data directory: lock, identity, checkpoints, deletion, clean and unclean stops."""
+"""The data directory: lock, ids, checkpoints, deletion, clean and unclean stops."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_identity_is_kept() -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_killed: bool) -> None:
-    """The offsets of a topic that is long gone must not become the beginning of another of its name."""
+    """The checkpoints of a deleted topic must not give a new topic of that name its first offset."""
     disk = MemoryDisk()
     _open(disk).close(NOW_MS)
     kept = TopicPartition("__cluster_metadata", 0)
@@ -119,7 +119,7 @@ def test_a_lost_end_lowers_the_recovery_point_on_disk() -> None:
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["deleted", "deletion-at-start"])
 def test_a_deleted_partition_that_is_a_symbolic_link_stops_no_start(tmp_path: Path, is_stopped: bool) -> None:
-    """Somebody moves a large partition to another volume; that volume's directory may be a mount point."""
+    """A large partition may be moved to another volume, and its directory may be a mount point."""
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     manager = _open(RealDisk(data))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
@@ -140,7 +140,7 @@ def test_a_deleted_partition_that_is_a_symbolic_link_stops_no_start(tmp_path: Pa
 
 
 def test_a_link_to_a_volume_that_is_not_mounted_refuses_the_start_and_stays(tmp_path: Path) -> None:
-    """The start removed the link, and the next one began an empty log."""
+    """The start removed the link, and the next start created an empty log."""
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     manager = _open(RealDisk(data))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
@@ -163,7 +163,7 @@ def test_a_link_to_a_volume_that_is_not_mounted_refuses_the_start_and_stays(tmp_
 def test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records(
     tmp_path: Path, error: int
 ) -> None:
-    """The start took the directory for missing, could not make it, and removed it with its records."""
+    """The start took the directory for missing, failed to create it, and removed it with its records."""
     manager = _open(RealDisk(tmp_path))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
     manager.close(NOW_MS)
@@ -209,7 +209,7 @@ def test_the_format_of_a_new_directory_is_marked() -> None:
 
 
 def test_a_directory_without_the_mark_is_upgraded() -> None:
-    """Apache Kafka's, or one of before there was the mark; nothing else in the file is lost."""
+    """The file is Apache Kafka's or older than the key; the rest of it is kept."""
     disk = MemoryDisk()
     kafka = b"#\n#Fri Nov 21\ncluster.id=abc\ndirectory.id=d\nnode.id=1\nversion=1\nother=x\n"
     disk.replace("meta.properties", kafka)
@@ -313,7 +313,7 @@ def test_a_topic_made_again_knows_nothing_of_the_old_one() -> None:
 
 
 def test_a_damaged_topic_id_is_an_error_that_names_the_file_and_what_to_do() -> None:
-    """Found by the simulator (seed 76 with rot): a flipped bit in the id still is an id."""
+    """Found by the simulator (seed 76 with rot): an id with a flipped bit is still a valid id."""
     disk = MemoryDisk()
     manager = _open(disk)
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch(0))
@@ -337,7 +337,7 @@ def test_another_topic_of_the_same_name_is_noticed() -> None:
 
 
 def test_a_stop_and_a_start_wait_for_few_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """17,000 directories took minutes: systemd killed the broker, and the next start served as late."""
+    """17,000 directories took minutes: systemd killed the broker, and the next start served just as late."""
     monkeypatch.setattr("oncelog.log.manager.MAX_PROMPT_DELETIONS", 3)
     disk = MemoryDisk()
     manager = _open(disk)
@@ -475,7 +475,7 @@ def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
 
 
 def test_a_full_disk_refuses_no_start_that_restores_lost_index_entries() -> None:
-    """The entries serve readers from memory, and the next start looks again."""
+    """Readers use the entries in memory, and the next start looks again."""
     disk, settings = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
     manager = _open(disk)
     partition = manager.open_partition(TP, settings, TOPIC_ID, NOW_MS)
@@ -526,7 +526,7 @@ def test_a_lost_index_of_aborted_transactions_shows_nothing_to_readers(is_stoppe
 
 
 def test_a_partition_that_cannot_be_compacted_keeps_no_other() -> None:
-    """Whatever its compaction raises, even a fault of ours: the round ended there, for all behind it."""
+    """Any error, even a bug, ended the round for all later partitions."""
     log_config = config(cleanup_policy="compact", segment_bytes=300, min_cleanable_dirty_ratio="0.1")
     manager = _open(MemoryDisk())
     names = (TP, TopicPartition(TP.topic, 1))
@@ -550,7 +550,7 @@ def test_a_partition_that_cannot_be_compacted_keeps_no_other() -> None:
 
 
 def test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read() -> None:
-    """The round kept each error to its end, and with it the opened batch: up to 256 MB of each partition."""
+    """The round kept each error, and with it a decompressed batch of up to 256 MB per partition."""
     opened_bytes = 8 << 20
     unreadable = bytearray(batch(count=2, value=bytes(opened_bytes), compression=Compression.ZSTD))
     unreadable[HEADER_BYTES:] = compress(Compression.ZSTD, bytes(opened_bytes))
@@ -584,7 +584,7 @@ _FIRST_LOG = f"{0:020d}.log"
 def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
     call: tuple[str, str], then: str
 ) -> None:
-    """With too many open files, say, the partition was offline until a restart."""
+    """With too many open files, for example, the partition was offline until a restart."""
     disk = MemoryDisk()
     settings = {"segment_bytes": 300, "index_interval_bytes": 50, "min_cleanable_dirty_ratio": "0.1"}
     compacted = config(cleanup_policy="compact", **settings)
@@ -620,7 +620,7 @@ def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
 
 
 def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
-    """The next start put it in the place of what had become of these segments meanwhile."""
+    """The next start replaced the newer content of these segments by it."""
     disk, compacted = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
     manager = _open(disk)
     partition = manager.open_partition(TP, compacted, TOPIC_ID, NOW_MS)
@@ -635,7 +635,7 @@ def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
 
 @pytest.mark.parametrize("then", ["kill", "stop"])
 def test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments(then: str) -> None:
-    """The next round wrote one segment in place of two; a start put what was left of one beside it."""
+    """The next round merged two segments, and a start put the leftover of one beside the result."""
     disk = MemoryDisk()
     settings = {"cleanup_policy": "compact", "index_interval_bytes": 50, "min_cleanable_dirty_ratio": 0.01}
     small, large = (config(segment_bytes=size_bytes, **settings) for size_bytes in (300, 3000))
@@ -672,7 +672,7 @@ def test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments(then: 
 
 
 def test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed() -> None:
-    """A stop left the other partitions as they were, and a deletion left the files open."""
+    """A stop did not close the other partitions, and a deletion left the files open."""
     disk, other = MemoryDisk(), TopicPartition("other", 0)
     manager = _open(disk)
     manager.background.on_added = lambda: None

@@ -1,4 +1,4 @@
-"""Thousands of partitions: what opening, closing and deleting them costs in syncs and open files."""
+"""The cost of opening, closing and deleting thousands of partitions, in syncs and open files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTITIONS = [TopicPartition("t", number) for number in range(30)]
 
 
 class CountingDisk(MemoryDisk):
-    """Counts calls by name."""
+    """A disk that counts calls by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def test_idle_partitions_take_no_descriptors(tmp_path: Path) -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("left", [b"", b"version: 0\ntopic_", bytes(43)])
 def test_a_torn_topic_id_is_written_again(left: bytes) -> None:
-    """It is not synced when a partition is made: the list of topics knows it."""
+    """It is not synced when a partition is created, because the list of topics has it."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0))
@@ -188,7 +188,7 @@ def test_producers_are_described_in_bounded_parts() -> None:
 
 
 class Looked(OrderedDict[int, int]):
-    """Counts the open transactions that are looked at."""
+    """A dict that counts the open transactions that are examined."""
 
     count = 0
 
@@ -200,7 +200,7 @@ class Looked(OrderedDict[int, int]):
 
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_many_open_transactions_end_in_turn(is_reversed: bool) -> None:
-    """Each abort looked at all that were open still: 80,000 in one partition took half a minute."""
+    """Each abort examined all open transactions: 80,000 in one partition took half a minute."""
     Looked.count = 0
     partition = open_partition()
     partition._producers.open_transactions = Looked()

@@ -59,7 +59,7 @@ def _corrupt(disk: MemoryDisk, name: str, position: int = -1) -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_a_retry_that_straddles_a_restart(clean: bool) -> None:
-    """All five, not only the newest: Kafka's snapshot alone would know one."""
+    """All five batches are remembered; Kafka's snapshot alone would have only the newest."""
     disk = MemoryDisk()
     partition = _filled(disk)
     before = (partition.describe_producers(), read_all(partition))
@@ -170,7 +170,7 @@ def test_recovery_reads_from_the_recovery_point_on() -> None:
 @pytest.mark.parametrize("position", [-1, 10, 16, 20], ids=["record", "length", "format", "checksum"])
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_damage_below_the_recovery_point_is_no_torn_tail(clean: bool, position: int) -> None:
-    """Found by the simulator: one flipped bit, an index made again, and all that followed was cut off."""
+    """Found by the simulator: after one flipped bit and a rebuilt index, all that followed was cut off."""
     disk, large = MemoryDisk(), config(index_interval_bytes=100)
     partition = open_partition(disk, large)
     size = len(batch(0, pid=1))
@@ -192,7 +192,7 @@ def test_damage_below_the_recovery_point_is_no_torn_tail(clean: bool, position: 
 
 
 def _closed_without_snapshots(how: LogConfig) -> tuple[dict[str, bytes], list[tuple[str, int, int]]]:
-    """Files of a partition that was closed, and each batch's file, position and size."""
+    """Return the files of a closed partition, and the file, position and size of each batch."""
     disk = MemoryDisk()
     partition = open_partition(disk, how)
     put(partition, batch(0, pid=1))
@@ -216,7 +216,8 @@ def _closed_without_snapshots(how: LogConfig) -> tuple[dict[str, bytes], list[tu
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 @pytest.mark.parametrize("segment_bytes", [400, 1 << 20], ids=["small segments", "one segment"])
 def test_a_start_takes_any_flipped_bit_below_the_recovery_point(segment_bytes: int, clean: bool) -> None:
-    """Found by the simulator: replay trusted what nobody had looked at, and the broker did not start."""
+    """Found by the simulator: replay trusted bytes that nothing had verified, and the broker did not
+    start."""
     how = config(segment_bytes=segment_bytes, index_interval_bytes=100)
     files, places = _closed_without_snapshots(how)
     for number, (name, position, size) in enumerate(places[:-1]):
@@ -256,7 +257,8 @@ def test_replay_goes_on_behind_a_length_that_claims_too_much() -> None:
 @pytest.mark.parametrize("position", [-1, 10, 16], ids=["record", "length", "format"])
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_damage_at_the_end_of_a_segment_takes_no_later_segment_with_it(clean: bool, position: int) -> None:
-    """Found by the simulator (seed 307): a last batch that claims more than there is was a torn tail."""
+    """Found by the simulator (seed 307): a last batch with a length past the end was taken for a torn
+    tail."""
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     size = len(batch(0, pid=1))
@@ -329,7 +331,7 @@ def test_a_lost_index_of_aborted_transactions_is_made_again(clean: bool) -> None
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "unreadable"])
 def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry(is_lost: bool) -> None:
-    """A part of the file, or an empty one, would pass for whole at the next start."""
+    """The next start would take a partial or empty file for complete."""
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     for number in range(5):
@@ -361,7 +363,7 @@ def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_e
 
 
 def test_segments_without_an_index_of_aborted_transactions_are_foreign_until_they_have_one() -> None:
-    """Apache Kafka makes the file with its first entry, so a missing one proves nothing there."""
+    """Apache Kafka creates the file with its first entry, so a missing one proves nothing."""
     disk = MemoryDisk()
     _filled(disk).close(NOW_MS)
     names = _names(disk, ".txnindex")
@@ -397,7 +399,7 @@ def test_open_transactions_survive(clean: bool) -> None:
 
 @pytest.mark.behaviour("I19")
 def test_idle_producers_expire_by_the_time_of_their_append() -> None:
-    """A back-fill of old records keeps its de-duplication; Kafka's would be gone at the next scan."""
+    """Loading old records keeps de-duplication; in Kafka the next expiration would end it."""
     partition = open_partition(log_config=config(expiration_ms=DAY_MS))
     put(partition, batch(0, pid=1, timestamp_ms=1000))
     put(partition, batch(0, pid=2, is_transactional=True))
@@ -443,7 +445,7 @@ def test_leftovers_are_swept() -> None:
 @pytest.mark.parametrize("torn_bytes", [0, 10], ids=["whole-batches", "torn"])
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_a_log_that_lost_its_synced_end_hides_no_new_records(clean: bool, torn_bytes: int) -> None:
-    """A disk that lies about a sync, or a file copied in part: the offsets of what is lost come again."""
+    """After a lost sync or a partial copy, the offsets of lost records are assigned again."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, pid=1, is_transactional=True))
@@ -528,7 +530,7 @@ def test_a_long_segment_is_snapshotted_between_rolls() -> None:
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_indexes_that_kafka_preallocated(clean: bool) -> None:
-    """Zeros at the end of the active segment's indexes, as a killed Java broker leaves them."""
+    """A killed Java broker leaves zeros at the end of the active segment's indexes."""
     disk = MemoryDisk()
     partition = _filled(disk)
     put(partition, batch(0, pid=5, is_transactional=True))
@@ -545,7 +547,7 @@ def test_indexes_that_kafka_preallocated(clean: bool) -> None:
 
 
 def test_a_transaction_index_made_again_outlives_a_kill_right_after_the_start() -> None:
-    """Found by the simulator: the second start took the segment as good, and aborted records were seen."""
+    """Found by the simulator: the second start trusted the segment, and readers saw aborted records."""
     disk, small = MemoryDisk(), config(segment_bytes=200)
     partition = open_partition(disk, small)
     put(partition, batch(0, pid=9, is_transactional=True))
@@ -583,7 +585,7 @@ def test_what_follows_a_damage_can_be_read(position: int) -> None:
 
 
 def test_a_log_that_ends_below_what_was_synced_is_told() -> None:
-    """Neither a kill nor a power loss leaves that: a file is missing, or was copied too early."""
+    """Neither a kill nor a power loss causes this: a file is missing, or was copied too early."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     for number in range(3):
@@ -599,7 +601,7 @@ def test_a_log_that_ends_below_what_was_synced_is_told() -> None:
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 @pytest.mark.parametrize("is_empty", [True, False], ids=["files", "directory"])
 def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> None:
-    """Else a group whose offset is behind the end later passes over records that came meanwhile."""
+    """Otherwise a group with an offset above the end would later skip new records."""
     disk = MemoryDisk()
     _filled(disk).close(NOW_MS)
     if is_empty:
@@ -643,7 +645,7 @@ def test_a_damaged_header_tells_nothing_of_producers(others: dict[str, object]) 
 
 
 def _compacted(disk: MemoryDisk) -> Partition:
-    """Three keys in segments of about two records, of which compaction left the newest few and gaps."""
+    """Return a log of three keys in small segments, of which compaction left the newest records and gaps."""
     partition = open_partition(disk, SMALL_TABLE)
     for number in range(24):
         put(partition, batch(key=b"%d" % (number % 3), value=bytes(90)))
@@ -661,7 +663,7 @@ def _compacted(disk: MemoryDisk) -> Partition:
 def test_what_compaction_left_is_kept_whatever_the_recovery_point_is(
     now_compacted: bool, cleaned_to: int
 ) -> None:
-    """Apache Kafka compacts what its checkpoint does not call synced, and the checkpoint may be lost."""
+    """Apache Kafka compacts above the recovery point in its checkpoint, and the checkpoint may be lost."""
     disk = MemoryDisk()
     stored = read_all(_compacted(disk))
     again = open_partition(
@@ -702,7 +704,8 @@ def test_a_file_of_another_name_stops_no_start(name: str) -> None:
 
 @pytest.mark.behaviour("I17")
 def test_what_recovery_removed_stays_removed_after_a_power_loss() -> None:
-    """The end of a segment was lost, so the next one goes. It must not come back behind newer records."""
+    """The end of a segment was lost, so the next one is removed. It must not come back after newer
+    records."""
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     while partition.segment_count < 3:
@@ -746,7 +749,7 @@ def test_a_compacted_log_ends_where_its_last_batch_does() -> None:
 
 @pytest.mark.behaviour("I17")
 def test_a_second_power_loss_does_not_bring_a_torn_end_back() -> None:
-    """A start cuts a torn end off. The cut must be synced before what follows in a new segment is."""
+    """A start cuts off a torn end. The cut must be synced before records in a later segment are."""
     small = config(segment_bytes=3 * len(batch()), flush_messages=1)
     disk = MemoryDisk()
     partition = open_partition(disk, small)
@@ -789,7 +792,7 @@ def _delete_all(partition: Partition) -> None:
 def test_a_write_that_could_not_be_undone_ends_no_log(
     roll: Callable[[Partition], None], is_clean: bool
 ) -> None:
-    """Behind a part of a batch the next segment began: a start cut the log there, with all that followed."""
+    """The next segment began after a partial batch: a start cut the log there, with all that followed."""
     disk = MemoryDisk()
     partition = _filled(disk, 4)
     file = Path(partition.file_at(partition.log_end_offset)).name
@@ -812,7 +815,7 @@ def test_a_write_that_could_not_be_undone_ends_no_log(
 
 
 def test_a_stop_undoes_a_failed_write() -> None:
-    """A part of a batch stayed at the end of a partition to which nothing else had happened."""
+    """A partial batch stayed at the end of a partition that was otherwise unchanged."""
     disk = MemoryDisk()
     partition = _filled(disk, 4)
     partition.close(NOW_MS)

@@ -1,4 +1,4 @@
-"""Replaying by columns says the same as replaying batch by batch; scanning headers reads little."""
+"""Replay by columns equals replay batch by batch, and a scan of headers reads few bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _producers() -> PartitionProducers:
 
 
 def _random_headers(rng: Random) -> bytes:
-    """Anything a log may hold: epochs that change, producers without one, coordinators' batches."""
+    """Return random batches: changing epochs, producers without one, coordinators' batches."""
     headers, offset = [], rng.randrange(1000)
     for _ in range(rng.randrange(1, 60)):
         count = rng.randrange(1, 4)
@@ -54,7 +54,7 @@ def test_columns_say_the_same_as_batches(seed: int) -> None:
 
 
 class CountingFile(MemoryFile):
-    """Counts the bytes that were read."""
+    """A file that counts the bytes that are read."""
 
     def __init__(self, disk: MemoryDisk, path: str) -> None:
         super().__init__(disk, disk.inode(path), path)
@@ -129,7 +129,7 @@ def test_transactions_between_plain_batches_are_replayed() -> None:
 
 
 def test_batches_to_be_verified_are_kept_for_a_bounded_number_of_producers() -> None:
-    """Anybody can name producer ids that nobody has."""
+    """Any client can send producer ids that were never assigned."""
     log = _producers()
     count = DEFAULT_LIMITS.max_verifying_producers
     for producer_id in range(count + 10):

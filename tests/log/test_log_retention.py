@@ -31,7 +31,7 @@ def _filled(count: int = 9, disk: MemoryDisk | None = None, **settings: object) 
 @pytest.mark.parametrize("has_indexes", [True, False])
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_what_a_failed_roll_left_hides_no_records(is_clean: bool, has_indexes: bool, later: int) -> None:
-    """Up to 0.5.0 a failed roll left an empty log file, and the segment before took what followed."""
+    """Up to 0.5.0 a failed roll left an empty log file, and the previous segment got the next records."""
     disk, small = MemoryDisk(), config(segment_bytes=7 * SIZE, index_interval_bytes=2 * SIZE)
     partition = open_partition(disk, small)
     for _ in range(6 + later):
@@ -56,7 +56,7 @@ def test_what_a_failed_roll_left_hides_no_records(is_clean: bool, has_indexes: b
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_an_empty_segment_where_the_log_ends_stays(is_clean: bool) -> None:
-    """A log that was rolled by time, or by retention, ends with one."""
+    """A log that was rolled by time or by retention ends with an empty segment."""
     disk = MemoryDisk()
     partition = _filled(disk=disk)
     partition.delete_records(None, NOW_MS)  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ def test_producers_are_remembered_though_their_records_are_deleted() -> None:
 
 
 def test_deleted_batches_are_remembered_though_their_snapshot_is_lost() -> None:
-    """Found by the simulator: what was left of the log was read, and a newer snapshot not looked at."""
+    """Found by the simulator: recovery read the rest of the log and ignored a newer snapshot."""
     disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
     partition = open_partition(disk, small)
     for number in range(13):
@@ -218,7 +218,7 @@ def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> 
 def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known(
     checkpoint: int | None,
 ) -> None:
-    """A snapshot within a segment tells of those that were deleted; the next roll takes one that is lost."""
+    """A snapshot inside a segment covers the deleted segments; a power loss takes that of the next roll."""
     disk, small, partition = _second_segment_without_snapshot()
     partition.delete_records(3, NOW_MS)  # takes a snapshot within the second segment
     assert partition.segment_count == 1
@@ -239,7 +239,7 @@ def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segment
 
 @pytest.mark.parametrize("target", [9, 14], ids=["some", "all"])
 def test_a_power_loss_amid_deleting_segments_leaves_no_hole(target: int) -> None:
-    """It may keep the removal of a newer segment and lose that of an older one."""
+    """A power loss may keep the removal of a newer segment and lose that of an older one."""
 
     def filled(disk: MemoryDisk) -> Partition:
         partition = open_partition(disk, config(segment_bytes=3 * SIZE))
@@ -304,7 +304,7 @@ def free_full_disk(partition: Partition, disk: MemoryDisk) -> None:
 
 
 def test_a_full_disk_with_unflushed_aborts_gets_room() -> None:
-    """The flush that the deletion waits for needed room for the index of aborted transactions."""
+    """The deletion waits for a flush, which needed room for the index of aborted transactions."""
     log_config = config(segment_bytes=9 * SIZE, index_interval_bytes=SIZE)
     for room in range(0, 2_000, 97):
         disk = MemoryDisk()
@@ -335,7 +335,7 @@ def test_a_full_disk_with_unflushed_aborts_gets_room() -> None:
 
 @pytest.mark.parametrize("is_run_by_driver", [False, True])
 def test_a_full_disk_with_one_segment_gets_room(is_run_by_driver: bool) -> None:
-    """Neither its indexes nor a first producer snapshot have room; its offset index makes some."""
+    """Neither the indexes nor a first producer snapshot fit; removing the offset index makes room."""
     disk, log_config, background = MemoryDisk(), config(index_interval_bytes=SIZE), BackgroundQueue()
     if is_run_by_driver:
         background.on_added = lambda: None
@@ -400,7 +400,7 @@ def test_a_segment_that_compaction_emptied_keeps_no_later_one(policy: str) -> No
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
 @pytest.mark.parametrize("suffix", ["index", "timeindex", "txnindex", "log"])
 def test_a_segment_that_could_not_be_made_ends_no_log(suffix: str, is_clean: bool) -> None:
-    """Its empty log file stayed, and hid what the segment before took afterwards from the next start."""
+    """Its empty log file hid the records that the previous segment got afterwards from the next start."""
     disk, small = MemoryDisk(), config(segment_bytes=4 * SIZE)
     partition = open_partition(disk, small)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""A partition through appends, retries, gaps, transactions, deletions and restarts, against plain lists."""
+"""Compare a partition with plain lists through appends, retries, transactions, deletions and restarts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stored(NamedTuple):
 
 
 class PartitionMachine(RuleBasedStateMachine):
-    """`stored` is every data batch ever acknowledged, in order; nothing is forgotten."""
+    """A random history. `stored` is every acknowledged data batch, in order."""
 
     log_config = SMALL
 
@@ -53,13 +53,13 @@ class PartitionMachine(RuleBasedStateMachine):
         self.flushed_offset = 0
 
     def opened(self, **how: Any) -> Partition:
-        """Background tasks left by the process before end with it."""
+        """End the background tasks of the previous process."""
         self.background = BackgroundQueue()
         self.drive()
         return open_partition(self.disk, self.log_config, background=self.background, **how)
 
     def drive(self) -> None:
-        """Nobody does: background tasks run at once."""
+        """Step nothing: background tasks run at once."""
 
     def _of(self, pid: int) -> list[Stored]:
         return [item for item in self.stored if item.pid == pid]
@@ -186,7 +186,7 @@ TestPartitionMachine = pytest.mark.behaviour("I6", "I7", "I8", "I14", "I17")(Tes
 
 
 class DrivenMachine(PartitionMachine):
-    """The same while snapshots and deletions advance a step at a time, cut off by any restart."""
+    """The same history while snapshots and deletions advance step by step and end with a restart."""
 
     log_config = PARTED
 

@@ -1,4 +1,4 @@
-"""The largest time of every segment, look-ups by time and retention, through a crash at every step."""
+"""The largest timestamp of each segment, look-ups by time and retention, with a crash at every step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = config(
 
 
 def stored(partition: Partition) -> list[tuple[int, int]]:
-    """(offset, timestamp) of every record; each batch has one."""
+    """Return (offset, timestamp) of every record; each batch has one."""
     data = read_all(partition)
     return [(header.base_offset, header.max_timestamp_ms) for _, header in iter_batches(data)]
 
@@ -45,7 +45,7 @@ def check(partition: Partition) -> None:
 
 
 def work(partition: Partition, draw: Random, count: int) -> None:
-    """One batch an hour or so, some late; syncs come at any time, also just before a roll."""
+    """Append about a batch per hour, some late, with syncs at any time, even just before a roll."""
     for number in range(count):
         hours = number - draw.choice((0, 0, 0, 5))
         put(partition, batch(value=bytes(draw.randrange(60)), timestamp_ms=START_MS + hours * HOUR_MS))
@@ -129,7 +129,7 @@ def _with_a_young_record(disk: MemoryDisk) -> Partition:
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: int) -> None:
-    """Its recovery did not append the last time entry, and later starts took what was left for the truth."""
+    """Its recovery did not append the last time entry, and later starts trusted the index."""
     disk, old = MemoryDisk(), _KEPT_20_HOURS
     partition = _with_a_young_record(disk)
     path = f"{partition.directory}/{0:020d}.timeindex"
@@ -150,7 +150,7 @@ def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: 
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["index lost", "index damaged"])
 def test_retention_sees_the_times_behind_a_damage(is_lost: bool) -> None:
-    """A walk that ended at a damaged length took the young records behind it for old ones."""
+    """The walk ended at a damaged length, and the young records after it counted as old."""
     disk, old = MemoryDisk(), _KEPT_20_HOURS
     partition = _with_a_young_record(disk)
     stem, size = f"{partition.directory}/{0:020d}", len(batch(timestamp_ms=NOW_MS))
@@ -203,7 +203,7 @@ def test_a_position_is_read_from_the_file_as_from_memory(
 
 
 def test_a_look_up_by_time_does_not_pass_over_a_damage() -> None:
-    """The record may be in what is damaged; to answer with a later one would hide it."""
+    """The record may be in the damaged bytes; a later record as the answer would hide it."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(timestamp_ms=START_MS))
@@ -218,7 +218,7 @@ def test_a_look_up_by_time_does_not_pass_over_a_damage() -> None:
 
 
 def test_a_look_up_by_time_takes_no_notice_of_a_damage_below_the_log_start() -> None:
-    """DeleteRecords up to behind a damage is how to be rid of it."""
+    """DeleteRecords past the damage is the way to get rid of it."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(timestamp_ms=START_MS))

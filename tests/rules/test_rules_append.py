@@ -1,4 +1,4 @@
-"""The append decision, row by row, and against a naive model that forgets nothing."""
+"""The append rule: a table of decisions, and a comparison with a naive model that forgets nothing."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_transaction_with_an_epoch_of_its_own_begins_with_sequence_0(
 def test_no_batch_overtakes_one_that_waits_to_be_verified(
     asked: list[tuple[int, int]], entry: str, batch: str, expected: str
 ) -> None:
-    """`asked`: epoch and sequence of the batches for which the coordinator was asked."""
+    """`asked` has the (epoch, sequence) of each batch about which the coordinator was asked."""
     verification = Verification(*asked[0], raises_epoch=False)
     for epoch, sequence in asked[1:]:
         verification = verification.with_batch(epoch, sequence)
@@ -125,7 +125,7 @@ def test_names_are_unique() -> None:
 
 
 class Everything:
-    """The naive model: every batch of one producer id that was ever stored, none forgotten."""
+    """The naive model: every batch of one producer id that was ever stored."""
 
     def __init__(self) -> None:
         self.stored: list[tuple[ProducedBatch, int]] = []

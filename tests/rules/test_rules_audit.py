@@ -1,4 +1,4 @@
-"""The audit's rules: a table of verdicts, and logs with planted faults that it must find, and only those."""
+"""The audit: a table of findings, and logs with planted faults, of which it must find all and no others."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_findings_are_bounded_and_still_counted() -> None:
     assert (len(findings), totals.findings) == (3, 10)
 
 
-# Whatever the append rule lets in, the audit calls clean; one planted fault, and it is named.
+# A log that the append rule accepted has no findings. With one planted fault it has exactly that finding.
 
 _SENDS = st.lists(
     st.tuples(
@@ -220,7 +220,7 @@ def stored_by_the_append_rule(sends: list[tuple[int, str, int]], start: int) -> 
 
 
 def audited(log: list[StoredBatch]) -> list[Finding]:
-    # As in a log that is cut: a producer's first sequence may be any.
+    # As in a log without its beginning: the first sequence of a producer may be any.
     audit = PartitionAudit(log_start_offset=1)
     for batch in log:
         audit.see(batch)
@@ -235,7 +235,7 @@ def test_what_the_append_rule_stores_is_clean(sends: list[tuple[int, str, int]],
 
 
 def _renumbered(log: list[StoredBatch]) -> list[StoredBatch]:
-    """The same batches at consecutive offsets."""
+    """Return the same batches at consecutive offsets."""
     offset, placed = 1, []
     for batch in log:
         placed.append(batch._replace(base_offset=offset, last_offset=offset + batch.sequence_count - 1))

@@ -1,4 +1,4 @@
-"""Random legal histories of transactions in a partition are clean; a planted fault is found, and no other."""
+"""Random legal histories of transactions have no findings; with a planted fault, exactly that one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.behaviour("P5")
 
 ACTIONS = ["data", "data", "data", "commit", "abort", "fence", "again"]
 ONE_MORE = [(2, "data", 2), (2, "commit", 1), (2, "data", 1)]
-"""So that there is a transaction to plant a fault in."""
+"""A transaction in which a fault can be planted."""
 LOG_START = 1
-"""Above 0, as in a log that was cut: a producer's first sequence may be any."""
+"""Above 0, as in a log without its beginning: the first sequence of a producer may be any."""
 STEPS = st.lists(
     st.tuples(st.integers(1, 4), st.sampled_from(ACTIONS), st.integers(1, 5)), min_size=5, max_size=60
 )
@@ -87,7 +87,7 @@ def history(steps: list[tuple[int, str, int]], start: int) -> list[StoredBatch]:
 
 
 def placed(log: list[StoredBatch]) -> list[StoredBatch]:
-    """The same batches at consecutive offsets from the log start."""
+    """Return the same batches at consecutive offsets from the log start."""
     offset, found = LOG_START, []
     for batch in log:
         found.append(batch._replace(base_offset=offset, last_offset=offset + batch.sequence_count - 1))
@@ -96,7 +96,7 @@ def placed(log: list[StoredBatch]) -> list[StoredBatch]:
 
 
 def judged_for_readers(log: list[StoredBatch]) -> list[StoredBatch]:
-    """With what a read_committed reader gets when the list of aborted transactions is right."""
+    """Return the batches with their visibility for read_committed readers, from a correct index."""
     opened: dict[int | None, int] = {}
     aborted = []
     for batch in log:
@@ -126,7 +126,7 @@ def test_legal_histories_are_clean(steps: list[tuple[int, str, int]], start: int
 
 @dataclass
 class Ended:
-    """A transaction with data in the log: indexes of its data and its marker."""
+    """A transaction with data in the log: the indexes of its data and of its marker."""
 
     data: list[int]
     marker: int
@@ -177,7 +177,7 @@ def test_a_second_outcome_is_found(steps: list[tuple[int, str, int]], data: st.D
     log = history([*steps, *ONE_MORE], 0)
     transactions = [one for one in ended(log) if is_raised(log, one)]
     marker = data.draw(st.sampled_from(transactions)).marker
-    # Before anything else of its producer, else the other outcome comes too late to be believed.
+    # Before any other batch of its producer. Later, the second outcome would belong to another transaction.
     second = log[marker]._replace(is_commit=not log[marker].is_commit)
     assert violations(placed([*log[: marker + 1], second, *log[marker + 1 :]])) == [
         (FindingKind.TWO_OUTCOMES, log[marker].base_offset + 1)

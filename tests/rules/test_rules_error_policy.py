@@ -1,4 +1,4 @@
-"""tests/tables/error_policy.txt: what a producer does about a code, by its mode."""
+"""The error policy of producers, against tests/tables/error_policy.txt."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from oncelog.types import TopicPartition
 S = TransactionState
 HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
 
-# The transaction that a record of the coordinator decides.
+# The transaction that a coordinator's record decides
 RECORDS = """
 state            epoch  version  decides
 PREPARE_COMMIT   1      2        0

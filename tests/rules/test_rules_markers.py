@@ -1,4 +1,4 @@
-"""The marker decision, row by row."""
+"""The marker rule, against tests/tables/marker.txt."""
 
 from __future__ import annotations
 

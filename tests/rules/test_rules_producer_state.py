@@ -1,4 +1,4 @@
-"""The producer table against a plain dict, its packing, and what it costs."""
+"""The producer table: a comparison with a dict, the packed form, and the memory it needs."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _entry(pid: int, batches: int = 5, append_ms: int = 1_700_000_000_000) -> Pr
 @pytest.mark.behaviour("I19")
 @pytest.mark.parametrize(("batches", "limit_bytes"), [(1, 200), (5, 260)])
 def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
-    """With the limit for five batches a million producer ids take 260 MB at most, with one 200 MB."""
+    """A million producer ids take at most 260 MB with five batches each, and 200 MB with one."""
     count = 60_000
     gc.collect()
     tracemalloc.start()
@@ -241,7 +241,7 @@ def _joined(parts: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Appends of many producers through rule and table, against a list of every batch ever stored."""
+    """Compare appends of many producers through rule and table with a list of every stored batch."""
 
     def __init__(self) -> None:
         super().__init__()

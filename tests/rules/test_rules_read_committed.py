@@ -1,4 +1,4 @@
-"""The visibility rule: a table of stories, and a naive reader that knows every transaction's outcome."""
+"""The read_committed filter: a table, and a naive reader that knows the outcome of every transaction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def commit(offset: int, pid: int) -> Batch:
 
 
 def verdicts(batches: list[Batch], aborted: list[tuple[int, int]], isolation: Isolation = COMMITTED) -> str:
-    """One letter a batch: d(eliver), m(arker), a(borted)."""
+    """Return a letter per batch: d(eliver), m(arker) or a(borted)."""
     judge = VisibilityFilter(isolation, aborted)
     return "".join(judge.decide(b, is_abort_marker=b.is_abort).value[0] for b in batches)
 
@@ -87,7 +87,7 @@ EVENTS = st.lists(
 
 
 def history(events: list[tuple[int, str]]) -> tuple[list[Batch], list[tuple[int, int, int]], set[int]]:
-    """Batches, aborted transactions as (pid, first, marker), and the offsets a naive reader hides."""
+    """Return batches, aborted transactions as (pid, first, marker), and the offsets a naive reader hides."""
     batches: list[Batch] = []
     aborted: list[tuple[int, int, int]] = []
     hidden: set[int] = set()

@@ -1,4 +1,4 @@
-"""Numbering a partition's batches: what may be sent, what is renumbered, what is given up."""
+"""The sequencer: which batches are sent, which get new sequences, and which fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Sequences = PartitionSequencer[SequencedBatch]
 
 
 def warm(**options: object) -> Sequences:
-    """Sequences under which the broker has acknowledged one batch: 0-2."""
+    """Return a sequencer whose broker has acknowledged one batch, with the sequences 0 to 2."""
     sequences: Sequences = PartitionSequencer(**options)  # type: ignore[arg-type]
     batch = SequencedBatch(RECORDS)
     sequences.assign_sequence(batch, FIRST)
@@ -29,7 +29,7 @@ def warm(**options: object) -> Sequences:
 
 
 def sent(sequences: Sequences, count: int, identity: ProducerIdAndEpoch = FIRST) -> list[SequencedBatch]:
-    """`count` new batches on the wire."""
+    """Return `count` new batches that are in flight."""
     batches = []
     for _ in range(count):
         assert sequences.may_assign_sequence(identity)
@@ -81,7 +81,7 @@ def test_acknowledged_batches_count_as_long_as_one_before_them_is_not() -> None:
 
 
 @pytest.mark.behaviour("I9", "I11")
-def test_only_the_lowest_is_sent_again_with_its_own_numbers() -> None:
+def test_only_the_first_in_flight_is_sent_again_with_its_own_sequence() -> None:
     sequences = warm()
     batches = sent(sequences, 3)
     for batch in reversed(batches):
@@ -107,7 +107,7 @@ def test_out_of_order_behind_another_is_a_reordering() -> None:
 
 
 @pytest.mark.behaviour("I12")
-def test_out_of_order_as_the_lowest_restarts_from_the_first_unacknowledged() -> None:
+def test_out_of_order_as_the_first_in_flight_restarts_the_sequences() -> None:
     sequences = warm()
     first, second = sent(sequences, 2)
     assert sequences.on_out_of_order(first) is OutOfOrder.RENUMBER
@@ -143,7 +143,7 @@ def test_without_safe_mode_it_is_renumbered_and_may_be_doubled() -> None:
 
 
 @pytest.mark.behaviour("I11")
-def test_a_refused_batch_leaves_a_gap_and_a_lost_one_is_resolved_by_its_successor() -> None:
+def test_a_rejected_batch_leaves_a_gap_and_a_lost_one_is_resolved_by_its_successor() -> None:
     refused = warm()
     first, second = sent(refused, 2)
     refused.on_no_outcome(first, may_be_stored=False)
@@ -173,7 +173,7 @@ def test_a_lost_batch_without_successor_starts_a_new_epoch() -> None:
     assert bases(sent(sequences, 1, SECOND)) == [0]
 
 
-def test_another_identity_waits_until_nothing_is_in_flight() -> None:
+def test_another_producer_id_waits_until_nothing_is_in_flight() -> None:
     sequences = warm()
     (batch,) = sent(sequences, 1)
     assert not sequences.may_assign_sequence(SECOND)
@@ -181,35 +181,35 @@ def test_another_identity_waits_until_nothing_is_in_flight() -> None:
     assert bases(sent(sequences, 1, SECOND)) == [0]
 
 
-def test_pieces_share_out_the_numbers_of_their_batch() -> None:
+def test_the_parts_of_a_split_batch_divide_its_sequences() -> None:
     sequences = warm()
     large, later = sent(sequences, 2)
     large.is_on_wire = False
-    pieces = [SequencedBatch(1), SequencedBatch(2)]
-    sequences.split(large, pieces)
-    assert bases([*pieces, later]) == [3, 4, 6]
-    assert sequences.in_flight == [*pieces, later]
-    assert sequences.next_retry() is pieces[0]
+    parts = [SequencedBatch(1), SequencedBatch(2)]
+    sequences.split(large, parts)
+    assert bases([*parts, later]) == [3, 4, 6]
+    assert sequences.in_flight == [*parts, later]
+    assert sequences.next_retry() is parts[0]
     with pytest.raises(ValueError, match="must hold its records"):
         sequences.split(later, [SequencedBatch(1)])
 
 
 @pytest.mark.behaviour("I10")
-def test_pieces_count_among_the_five() -> None:
+def test_the_parts_of_a_split_batch_count_toward_the_five() -> None:
     sequences = warm()
     large, later, *_ = sent(sequences, 3)
     for batch in list(sequences.in_flight):
         sequences.on_no_outcome(batch, may_be_stored=False)
-    pieces = [SequencedBatch(1) for _ in range(RECORDS)]
-    sequences.split(large, pieces)
+    parts = [SequencedBatch(1) for _ in range(RECORDS)]
+    sequences.split(large, parts)
     for batch in sequences.in_flight:
         sequences.send(batch)
     assert not sequences.may_assign_sequence(FIRST), "five are numbered"
-    sequences.on_stored(pieces[0])
+    sequences.on_stored(parts[0])
     assert len(sent(sequences, 1)) == 1
-    for piece in pieces[1:]:
-        sequences.on_stored(piece)
-    # `later` is the lowest: it, one more and the sixth are in flight, and two may follow.
+    for part in parts[1:]:
+        sequences.on_stored(part)
+    # `later` is the first in flight, with one more and the sixth; two may follow.
     assert sequences.in_flight[0] is later
     assert len(sent(sequences, 2)) == 2
     assert not sequences.may_assign_sequence(FIRST)
@@ -230,23 +230,23 @@ def test_of_two_lost_batches_only_a_successor_of_the_higher_proves_both_stored()
 
 
 @pytest.mark.behaviour("I11")
-def test_pieces_below_a_lost_batch_do_not_prove_it_stored() -> None:
+def test_parts_below_a_lost_batch_do_not_prove_it_stored() -> None:
     sequences = warm()
     large, lost, successor = sent(sequences, 3)
     sequences.on_no_outcome(lost, may_be_stored=True)
     sequences.on_given_up(lost)
     sequences.on_no_outcome(large, may_be_stored=False)
-    pieces = [SequencedBatch(1) for _ in range(RECORDS)]
-    sequences.split(large, pieces)
-    for piece in pieces:
-        sequences.on_stored(piece)
+    parts = [SequencedBatch(1) for _ in range(RECORDS)]
+    sequences.split(large, parts)
+    for part in parts:
+        sequences.on_stored(part)
         assert not sequences.may_assign_sequence(FIRST)
     sequences.on_stored(successor)
     assert sequences.may_assign_sequence(FIRST)
 
 
 @pytest.mark.behaviour("I11")
-def test_after_a_gap_what_may_be_stored_is_sent_again_when_nothing_is_on_the_wire() -> None:
+def test_after_a_gap_a_batch_that_may_be_stored_is_sent_again_once_nothing_is_in_flight() -> None:
     sequences = warm()
     refused, maybe, on_wire = sent(sequences, 3)
     sequences.on_no_outcome(refused, may_be_stored=False)
@@ -259,23 +259,23 @@ def test_after_a_gap_what_may_be_stored_is_sent_again_when_nothing_is_on_the_wir
 
 
 @pytest.mark.behaviour("I11")
-def test_a_piece_above_a_lost_batch_proves_it_stored() -> None:
+def test_a_part_above_a_lost_batch_proves_it_stored() -> None:
     sequences = warm()
     lost, large = sent(sequences, 2)
     sequences.on_no_outcome(lost, may_be_stored=True)
     sequences.on_given_up(lost)
     sequences.on_no_outcome(large, may_be_stored=False)
-    pieces = [SequencedBatch(1) for _ in range(RECORDS)]
-    sequences.split(large, pieces)
-    for piece in pieces:
-        sequences.send(piece)
-    sequences.on_stored(pieces[0])
+    parts = [SequencedBatch(1) for _ in range(RECORDS)]
+    sequences.split(large, parts)
+    for part in parts:
+        sequences.send(part)
+    sequences.on_stored(parts[0])
     assert sequences.may_assign_sequence(FIRST)
-    assert not pieces[0].is_on_wire
+    assert not parts[0].is_on_wire
 
 
 @pytest.mark.behaviour("I11")
-def test_nothing_is_numbered_or_sent_again_before_numbering_starts_again() -> None:
+def test_nothing_is_sent_before_the_sequences_restart() -> None:
     sequences = warm()
     refused, behind = sent(sequences, 2)
     sequences.on_no_outcome(refused, may_be_stored=False)
@@ -296,7 +296,7 @@ def test_no_new_batch_is_sent_while_one_waits_to_be_sent_again() -> None:
     assert not sequences.may_assign_sequence(FIRST)
 
 
-def test_an_id_that_the_broker_forgot_is_a_gap_also_behind_another_batch() -> None:
+def test_an_id_that_the_broker_forgot_is_a_gap_even_behind_another_batch() -> None:
     sequences = warm()
     _, second = sent(sequences, 2)
     assert sequences.on_unknown_producer(second) is OutOfOrder.RENUMBER

@@ -1,4 +1,4 @@
-"""The states of a topic's name: the table, and that no state but the last is without a way out."""
+"""The states of a topic name: the table, and a way from every state to ABSENT."""
 
 from __future__ import annotations
 
