@@ -45,7 +45,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     message: AddPartitionsToTxnRequest = request.message
     version = request.header.api_version
-    work = _Adding(state, request, now_ms)
+    work = _PartitionAdder(state, request, now_ms)
     if version >= FIRST_BATCHED_VERSION and not request.is_authorized(ResourceType.CLUSTER):
         return AddPartitionsToTxnResponse(error_code=ClusterAuthorizationFailed.code)
     if version >= FIRST_BATCHED_VERSION:
@@ -73,7 +73,7 @@ def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     )
 
 
-class _Adding:
+class _PartitionAdder:
     """One request: adds or verifies its transactions, and collects what was written for it."""
 
     def __init__(self, state: BrokerState, request: Request, now_ms: int) -> None:
