@@ -5,7 +5,7 @@
  * knows from its log. Every alternative below is one step of one of the parts, in any order.
  *
  *     append()                 src/oncelog/rules/idempotence/append.py    decide_append
- *     numbering, retries, gaps src/oncelog/rules/idempotence/sequencer.py   PartitionSequences
+ *     numbering, retries, gaps src/oncelog/rules/idempotence/sequencer.py   PartitionSequencer
  *     sequences                src/oncelog/rules/idempotence/sequence.py  (here without the wrap at 2^31)
  *
  * Properties (all are checked, or with -DONLY=name that one): see the numbers below. Broken variants are
@@ -56,7 +56,7 @@
 #define FIRST_EPOCH 0
 #endif
 #ifdef UNGUARDED
-#define GUARDED false /* sending.PartitionSequences.is_guarded */
+#define GUARDED false /* PartitionSequencer.safe_mode */
 #else
 #define GUARDED true
 #endif

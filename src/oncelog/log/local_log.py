@@ -93,7 +93,7 @@ class LocalLog:
             return
         self._rewrites_small_files = True
         for segment in self.segments.from_offset(self.recovery_point):
-            segment.doubt(self.recovery_point)
+            segment.rewrite_on_sync(self.recovery_point)
 
     # Offsets
 

@@ -80,7 +80,7 @@ class Segment:
         self._unindexed_bytes = 0
         self._needs_cut = False
         self._is_removed = False
-        self._unverified: tuple[int, int] | None = None
+        self._rewrite_range: tuple[int, int] | None = None
         self.is_index_synced = False
         """True for a closed segment whose offset and time indexes survive a power loss."""
         self._is_time_sure = True
@@ -597,9 +597,9 @@ class Segment:
         try:
             if self.transactions.is_unsynced:
                 self.transactions.sync()
-            if self._unverified is not None:
-                self.file.rewrite(*self._unverified)
-                self._unverified = None
+            if self._rewrite_range is not None:
+                self.file.rewrite(*self._rewrite_range)
+                self._rewrite_range = None
             self.file.sync()
             if not is_active and not self.is_index_synced:
                 self._sync_indexes()
@@ -607,7 +607,7 @@ class Segment:
             if not self._is_removed:
                 raise
 
-    def doubt(self, from_offset: int) -> None:
+    def rewrite_on_sync(self, from_offset: int) -> None:
         """Write the bytes from an offset on again before the next sync.
 
         After a failed sync, Linux keeps the bytes in memory, where a restarted process finds them, but marks
@@ -615,7 +615,7 @@ class Segment:
         """
         if self.end_offset > from_offset:
             start = self.index.position_for(max(from_offset - self.base_offset, 0))
-            self._unverified = start, self.size_bytes
+            self._rewrite_range = start, self.size_bytes
 
     def cut(self, position: int) -> None:
         """Cut off everything from a position on (a torn tail)."""

@@ -53,11 +53,11 @@ class ProducerIdAndEpoch(NamedTuple):
     producer_epoch: int
 
 
-def next_epoch(identity: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
+def next_epoch(producer: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
     """Return the same id with the next epoch; None if the epochs are used up and a new id is needed."""
-    if identity.producer_epoch >= MAX_EPOCH:
+    if producer.producer_epoch >= MAX_EPOCH:
         return None
-    return ProducerIdAndEpoch(identity.producer_id, identity.producer_epoch + 1)
+    return ProducerIdAndEpoch(producer.producer_id, producer.producer_epoch + 1)
 
 
 class SequencedBatch:
@@ -247,18 +247,18 @@ class PartitionSequencer(Generic[B]):
 
     # New sequences
 
-    def resume(self, identity: ProducerIdAndEpoch, next_sequence: int, acked_producer_id: int | None) -> None:
+    def resume(self, producer: ProducerIdAndEpoch, next_sequence: int, acked_producer_id: int | None) -> None:
         """Restore the state of a partition that had nothing in flight and was forgotten since."""
-        self.identity, self.next_sequence = identity, next_sequence
+        self.identity, self.next_sequence = producer, next_sequence
         self.acked_producer_id = acked_producer_id
 
-    def restart(self, identity: ProducerIdAndEpoch) -> None:
+    def restart(self, producer: ProducerIdAndEpoch) -> None:
         """Give the batches sequences from 0 on under another id or epoch. Requires `is_restart_due`."""
-        self.identity, self.next_sequence = identity, 0
+        self.identity, self.next_sequence = producer, 0
         self.has_gap, self.unresolved = False, None
         self.next_ordinal = len(self.in_flight)
         for ordinal, batch in enumerate(self.in_flight):
-            batch.identity, batch.base_sequence, batch.ordinal = identity, self.next_sequence, ordinal
+            batch.identity, batch.base_sequence, batch.ordinal = producer, self.next_sequence, ordinal
             self.next_sequence = advance(self.next_sequence, batch.record_count)
 
     def split(self, batch: B, parts: Sequence[B]) -> None:

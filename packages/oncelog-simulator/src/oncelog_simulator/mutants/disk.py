@@ -91,7 +91,7 @@ FAILING: tuple[Patch, ...] = ((simulation, "draw_failed_syncs", _fail_then_lose_
 MUTANTS = [
     Mutant(
         "after a failed sync nothing is written again",
-        ((segment.Segment, "doubt", nothing),),
+        ((segment.Segment, "rewrite_on_sync", nothing),),
         world=FAILING,
         findings=("C15",),
     ),
