@@ -1,4 +1,4 @@
-"""Who reads which partition: the answers of Java's RangeAssignor and RoundRobinAssignor."""
+"""Tests of the range and roundrobin assignors against the results of Java's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def member(name: str, topics: str, instance: str | None = None) -> Subscriber:
 
 
 def shares(assignor: str, members: list[Subscriber], counts: dict[str, int]) -> dict[str, str]:
-    """Member -> "t0 t1 u0"."""
+    """Return each member's partitions as text, such as "t0 t1 u0"."""
     found = ASSIGNORS[assignor](members, counts)
     return {name: " ".join(f"{at.topic}{at.partition}" for at in share) for name, share in found.items()}
 
@@ -53,7 +53,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("assignor", "members", "counts", "expected"), CASES)
-def test_shares(
+def test_range_and_roundrobin_assign_as_javas_assignors_do(
     assignor: str, members: list[Subscriber], counts: dict[str, int], expected: dict[str, str]
 ) -> None:
     assert shares(assignor, members, counts) == expected

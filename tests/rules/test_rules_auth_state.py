@@ -1,4 +1,4 @@
-"""rules/security/auth_state.py as the table at its top says, and rules/security/principal.py."""
+"""Tests of rules/security/auth_state.py against the table in its docstring, and of principal.py."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("state", "expected"), rows())
-def test_table(state: str, expected: list[str]) -> None:
+def test_each_state_allows_the_requests_of_the_table(state: str, expected: list[str]) -> None:
     for api_key, name in zip(COLUMNS, expected, strict=True):
         found = next_state(AuthState[state], api_key)
         assert (found.name if found else "-") == name
@@ -44,13 +44,13 @@ def test_table(state: str, expected: list[str]) -> None:
         (9_000, 4_000, 5_000, True),
     ],
 )
-def test_who_may_authenticate_again(
+def test_a_session_that_expires_may_be_renewed_once_a_second(
     expires_ms: int | None, last_begun_ms: int | None, now_ms: int, expected: bool
 ) -> None:
     assert may_authenticate_again(expires_ms, last_begun_ms, now_ms) is expected
 
 
-def test_a_handshake_that_comes_too_early() -> None:
+def test_a_handshake_that_comes_too_early_changes_no_state() -> None:
     def after(state: AuthState) -> AuthState | None:
         return next_state(state, auth_state.SASL_HANDSHAKE, may_authenticate_again=False)
 
@@ -59,7 +59,7 @@ def test_a_handshake_that_comes_too_early() -> None:
     assert after(AuthState.UNAUTHENTICATED) is AuthState.HANDSHAKE_DONE
 
 
-def test_sessions() -> None:
+def test_the_shorter_session_lifetime_applies() -> None:
     assert session_lifetime_ms(0, None) == 0
     assert session_lifetime_ms(500, None) == 500
     assert session_lifetime_ms(0, 700) == 700
@@ -75,7 +75,7 @@ SUBJECT = (
 )
 
 
-def test_names_of_certificates() -> None:
+def test_a_distinguished_name_starts_with_its_most_specific_part() -> None:
     assert distinguished_name(SUBJECT) == 'CN=\\ Alice,OU=ops+UID=7,O=Shop\\, \\"Inc\\",C=DE'
 
 
@@ -90,16 +90,16 @@ def test_names_of_certificates() -> None:
         ("RULE:^O=(.*)$/$1/,DEFAULT", "CN=Alice,OU=ops"),
     ],
 )
-def test_rules_for_names(rules: str, name: str) -> None:
+def test_the_first_matching_rule_maps_a_name(rules: str, name: str) -> None:
     assert principal_mapper(rules)("CN=Alice,OU=ops") == name
 
 
 @pytest.mark.parametrize("rules", ["RULE:x", "CN", "RULE:(/x/", "DEFAULT RULE:x/y/", "RULE:a/$1/"])
-def test_rules_that_are_none(rules: str) -> None:
+def test_invalid_mapping_rules_are_rejected(rules: str) -> None:
     with pytest.raises(ConfigError, match="mapping"):
         principal_mapper(rules)("a")
 
 
-def test_a_name_that_no_rule_fits() -> None:
+def test_a_name_that_no_rule_matches_is_rejected() -> None:
     with pytest.raises(ConfigError, match="no rule"):
         principal_mapper("RULE:^O=(.*)$/$1/")("CN=Alice")

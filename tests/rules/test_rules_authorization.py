@@ -1,4 +1,4 @@
-"""rules/security/authorization.py by tables/authorization.txt, and beside a naive reading of all ACLs."""
+"""Tests of authorization by tables/authorization.txt, and against a naive scan of all ACLs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def parse(text: str) -> list[Acl]:
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: " ".join(row))
-def test_table(row: list[str]) -> None:
+def test_authorization_follows_the_table(row: list[str]) -> None:
     acls, principal, host, operation, topic, answer = row
     table = AclTable(parse(acls))
     speaking = table.acls_matching(ResourceType.TOPIC, topic)
@@ -61,7 +61,7 @@ def test_table(row: list[str]) -> None:
     assert ("allowed" if allowed else "denied") == answer
 
 
-def test_where_no_acl_speaks() -> None:
+def test_a_resource_without_acls_gets_the_default() -> None:
     table = AclTable(parse("allow READ a * t"))
     for topic, answer in (("s", True), ("t", False)):
         speaking = table.acls_matching(ResourceType.TOPIC, topic)
@@ -84,7 +84,7 @@ def test_where_no_acl_speaks() -> None:
         ("allow WRITE a * *; deny WRITE a * t+", True),
     ],
 )
-def test_anywhere(acls: str, answer: bool) -> None:
+def test_an_operation_is_allowed_somewhere_as_in_the_table(acls: str, answer: bool) -> None:
     found = is_allowed_somewhere(parse(acls), "User:a", "h", Operation.WRITE, ResourceType.TOPIC)
     assert found is answer
 
@@ -132,7 +132,7 @@ def test_a_long_name_is_looked_up_at_the_lengths_of_prefixes_that_exist() -> Non
     assert len(list(table.patterns_matching(ResourceType.GROUP, "t" * 32_767))) == 2
 
 
-def test_filters() -> None:
+def test_filters_select_the_acls_that_match() -> None:
     acls = parse("allow READ a * t; allow READ a * t+; allow READ a * *; deny WRITE b h s")
     topic = ResourceType.TOPIC
 
@@ -162,7 +162,7 @@ def test_filters() -> None:
         {"resource_type": ResourceType.CLUSTER},
     ],
 )
-def test_what_is_no_acl(changed: dict[str, object]) -> None:
+def test_an_invalid_acl_is_rejected(changed: dict[str, object]) -> None:
     from dataclasses import replace
 
     (good,) = parse("allow READ a * t")
@@ -171,6 +171,6 @@ def test_what_is_no_acl(changed: dict[str, object]) -> None:
         check_acl(replace(good, **changed))  # type: ignore[arg-type]
 
 
-def test_super_users() -> None:
+def test_super_users_are_parsed() -> None:
     assert parse_super_users("User:a; User:CN=b,O=c;") == {"User:a", "User:CN=b,O=c"}
     assert parse_super_users("") == frozenset()

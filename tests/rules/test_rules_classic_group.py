@@ -1,4 +1,4 @@
-"""A classic group by itself: what each member is answered, and what time does to it."""
+"""Tests of one classic group: the responses to its members, and the passing of time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def request(
     requires_known_member_id: bool = False,
     supports_skip_assignment: bool = True,
 ) -> JoinRequest:
-    """Return a join that offers a protocol for each letter, with the letter twice as its metadata."""
+    """Return a JoinGroup request with a protocol for each letter, whose metadata is the letter twice."""
     offered = tuple((name, (name * 2).encode()) for name in protocols)
     return JoinRequest(
         member_id, instance, "client", "host", session_ms, rebalance_ms, "consumer", offered,
@@ -64,7 +64,7 @@ def sync(
 
 
 def completing(*names: str, session_ms: int = SESSION_MS) -> ClassicGroup:
-    """Return a group that these have joined, led by the first. It is in generation 2 from two members on."""
+    """Return a group with these members, led by the first one. With two or more it is in generation 2."""
     group = ClassicGroup("g", 0)
     for name in names:
         join(group, name, request(session_ms=session_ms))
@@ -74,7 +74,7 @@ def completing(*names: str, session_ms: int = SESSION_MS) -> ClassicGroup:
 
 
 def stable(*names: str) -> ClassicGroup:
-    """Return a group in which these have their shares, the first one as the leader."""
+    """Return a stable group with these members, led by the first one."""
     group = completing(*names)
     for name in reversed(names):
         sync(group, name, {each: each.encode() for each in names})
@@ -680,7 +680,7 @@ EMPTY, PREPARING, COMPLETING, STABLE = (
         (COMPLETING, "m", None, 2, IllegalGeneration, IllegalGeneration),
     ],
 )
-def test_who_may_commit_offsets(
+def test_a_classic_group_accepts_offset_commits_as_in_the_table(
     state: GroupState,
     member_id: str,
     instance: str | None,

@@ -1,4 +1,4 @@
-"""Who fits into a group: by what all members offer, and by how many there may be."""
+"""Tests of a classic group's limits: common protocols, the number of members and their metadata."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def join(group: ClassicGroup, name: str, protocols: str = "a", member_id: str = 
 
 
 def common_protocols(members: Collection[Member]) -> set[str]:
-    """Return the protocols that all of at least one member support, by a look at each."""
+    """Return the protocols that all members support, by examining each of them."""
     return set.intersection(*({name for name, _ in each.protocols} for each in members))
 
 
@@ -101,7 +101,7 @@ def test_empty_protocols_take_memory_too() -> None:
 def test_places_are_for_those_that_have_joined_anew() -> None:
     group = ClassicGroup("g", 0, max_size=2)
     assert join(group, "first")[0].error_code == 0
-    assert not join(group, "second") and not join(group, "third")  # they wait for the first to join anew
+    assert not join(group, "second") and not join(group, "third")  # they wait for the first to join again
     for (late,) in (join(group, "", member_id="first"), join(group, "fourth")):
         assert late.error_code == GroupMaxSizeReached.code
     assert group.state is GroupState.PREPARING_REBALANCE
@@ -120,9 +120,9 @@ def test_a_group_whose_members_are_all_there_is_full() -> None:
 
 
 def test_what_was_stored_before_does_not_end_a_rebalance() -> None:
-    """Found by the simulator (seed 200): the group was stored as empty, slowly, and one joined meanwhile.
+    """Found by the simulator (seed 200): a member joined while the group was being stored as empty.
 
-    It was then taken for settled, and its only member had no partitions for ever.
+    The group then counted as stable, and its only member never got partitions.
     """
     group = ClassicGroup("g", 0)
     join(group, "first")
@@ -142,7 +142,7 @@ def test_what_was_stored_before_does_not_end_a_rebalance() -> None:
 
 
 def test_an_id_given_to_a_dynamic_member_takes_no_instance() -> None:
-    """Else two members would have the same instance (F70)."""
+    """Otherwise two members could have the same instance id (F70)."""
     group = ClassicGroup("g", 0, initial_delay_ms=0, max_size=10)
     answers: list[JoinResult] = []
     dynamic = request("a")._replace(requires_known_member_id=True)
@@ -154,7 +154,7 @@ def test_an_id_given_to_a_dynamic_member_takes_no_instance() -> None:
 
 
 def test_who_joined_and_asks_for_no_share_in_time_is_removed_also_from_a_stable_group() -> None:
-    """Else its partitions are nobody's for as long as it sends heartbeats (F76)."""
+    """Otherwise no member reads its partitions for as long as it sends heartbeats (F76)."""
     group = ClassicGroup("g", 0)
     join(group, "leader")
     second = join(group, "second")

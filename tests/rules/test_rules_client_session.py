@@ -200,19 +200,21 @@ CODES = [
 @pytest.mark.parametrize(
     ("code", "kind", "expected"), [(code, kind, said) for code, many, said in CODES for kind in many]
 )
-def test_what_an_error_means(code: int, kind: RequestKind, expected: ErrorAction) -> None:
+def test_each_error_leads_to_the_action_of_the_table(
+    code: int, kind: RequestKind, expected: ErrorAction
+) -> None:
     assert error_action(kind, error_for_code(code)) is expected
 
 
 @pytest.mark.parametrize("kind", ANY)
-def test_what_a_missing_answer_means(kind: RequestKind) -> None:
+def test_a_missing_response_leads_to_a_coordinator_lookup(kind: RequestKind) -> None:
     assert error_action(kind, DisconnectedError("gone")) is R.FIND_COORDINATOR
     assert error_action(kind, TimedOut("late")) is R.FIND_COORDINATOR
     assert error_action(kind, PeerError("garbage")) is R.FAIL_PRODUCER
 
 
 @pytest.mark.behaviour("T13")
-def test_what_may_have_been_carried_out() -> None:
+def test_some_errors_leave_the_outcome_unknown() -> None:
     assert may_have_succeeded(DisconnectedError("gone"))
     assert may_have_succeeded(TimedOut("late"))
     assert not may_have_succeeded(NotConnectedError("never sent"))
@@ -291,7 +293,7 @@ ANOTHER = [
         ([None], [None, *PREPARED, *ANOTHER], R.FAIL_PRODUCER),
     ],
 )
-def test_what_a_fenced_abort_means_by_what_the_coordinator_knows(
+def test_a_fenced_abort_is_judged_by_the_coordinators_entry(
     entries: list[CoordinatorEntry | None], previous: list[CoordinatorEntry | None], expected: ErrorAction
 ) -> None:
     for entry in entries:

@@ -1,4 +1,4 @@
-"""rules/limits/connections.py: tables/connections.txt, who is admitted, and who goes when memory is short."""
+"""Tests of rules/limits/connections.py: deadlines by tables/connections.txt, limits and memory budgets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("row", list(rows()), ids=" ".join)
-def test_table(row: list[str]) -> None:
+def test_deadlines_follow_the_table(row: list[str]) -> None:
     phase, opened, active, request, waiting, expected = row
     request_ms = None if request == "-" else int(request)
     standing = ConnectionActivity(Phase[phase], int(opened), int(active), request_ms, waiting == "yes")
@@ -45,12 +45,12 @@ def test_table(row: list[str]) -> None:
     assert (found.value if found else "-") == expected
 
 
-def test_never() -> None:
+def test_negative_timeouts_never_expire() -> None:
     never = Deadlines(handshake=10, authentication=30, request=-1, idle=-1, linger=5)
     assert expired_deadline(ConnectionActivity(Phase.AUTHENTICATED, 0, 0, 0), never, 10**12) is None
 
 
-def test_who_is_admitted() -> None:
+def test_connections_are_limited_in_total_and_by_address() -> None:
     admission = ConnectionLimiter(4, 2, {"b": 1, "c": 0})
 
     def enter(address: str, descriptor: int | None = None) -> CloseReason | None:
@@ -75,7 +75,7 @@ def test_descriptors_are_kept_for_the_log() -> None:
     assert [usable_descriptors(limit) for limit in (256, 1_024, 20_000)] == [192, 768, 18_976]
 
 
-def test_overrides() -> None:
+def test_overrides_are_parsed() -> None:
     assert parse_overrides("") == {}
     assert parse_overrides("10.0.0.1:50, [::1]:200,::2:7") == {"10.0.0.1": 50, "::1": 200, "::2": 7}
     for wrong in ("10.0.0.1", "host:5", "10.0.0.1:many"):
@@ -122,7 +122,7 @@ def test_what_is_held_never_stays_above_the_limit(
         assert 0 <= (budget.response_budget() or 0) <= limit_bytes // 4
 
 
-def test_no_limit() -> None:
+def test_a_negative_memory_budget_is_unlimited() -> None:
     budget: MemoryBudget[int] = MemoryBudget(-1)
     assert not budget.update(1, 10**12, 0, 0)
     assert budget.response_budget() is None

@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol: random heartbeats keep the law, and end with everything assigned once."""
+"""Tests of consumer protocol groups, also by random heartbeats: no partition ever has two readers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("assigned", "revoking", "target", "others", "owned", "then", "gives", "state", "arrives"), CASES
 )
-def test_one_step_nearer(
+def test_reconcile_moves_a_member_one_step_towards_its_target(
     assigned: str, revoking: str, target: str, others: str, owned: str | None,
     then: str, gives: str, state: MemberState, arrives: bool,
 ) -> None:  # fmt: skip
@@ -84,7 +84,7 @@ def test_a_member_that_gives_up_some_also_gives_up_what_it_no_longer_subscribes_
 
 
 def check_law(group: ConsumerGroup) -> None:
-    """Nobody is assigned what another is assigned or has to give up."""
+    """Check that no partition of a member is assigned to another one, or still held by it."""
     for one in group.members.values():
         for other in group.members.values():
             assert one is other or not one.assigned & other.held
@@ -158,7 +158,7 @@ def test_time_takes_out_the_silent_and_those_that_do_not_give_up() -> None:
 
 
 def test_many_joins_share_few_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes a look at all members and partitions: 300 of them, with 10,000 partitions, took 40 s."""
+    """Each assignment examines all members and partitions: 300 joins with 10,000 partitions took 40 s."""
     topic = {"t": TopicInfo(b"t" * 16, 1000)}
     made = 0
 
@@ -214,7 +214,7 @@ def test_what_a_member_no_longer_wants_goes_before_there_is_a_new_assignment() -
     assert group.members["a"].epoch == 3
 
 
-def parse_key(*members: ConsumerMember) -> ConsumerGroup:
+def group_of(*members: ConsumerMember) -> ConsumerGroup:
     """Return a group at epoch 5 with these members, none of which has a target."""
     group = ConsumerGroup("g", session_timeout_ms=1000)
     group.epoch = group.assignment_epoch = 5
@@ -253,11 +253,11 @@ UNKNOWN, STALE, FENCED = "UNKNOWN_MEMBER_ID", "STALE_MEMBER_EPOCH", "FENCED_INST
         (True, "stranger", None, 5, 9, UNKNOWN, UNKNOWN),
     ],
 )
-def test_who_may_commit_offsets(
+def test_a_consumer_group_accepts_offset_commits_as_in_the_table(
     has_members: bool, member_id: str, instance: str | None, epoch: int, version: int,
     outside: str | None, within: str | None,
 ) -> None:  # fmt: skip
-    group = parse_key(*([ConsumerMember("m", epoch=5)] if has_members else []))
+    group = group_of(*([ConsumerMember("m", epoch=5)] if has_members else []))
     for is_transactional, expected in ((False, outside), (True, within)):
         answer = refusal(
             partial(
@@ -279,13 +279,15 @@ def test_who_may_commit_offsets(
         ("m", 5, None),
     ],
 )
-def test_who_may_fetch_committed_offsets(member_id: str | None, epoch: int, expected: str | None) -> None:
-    group = parse_key(ConsumerMember("m", epoch=5))
+def test_a_member_fetches_offsets_with_its_epoch_only(
+    member_id: str | None, epoch: int, expected: str | None
+) -> None:
+    group = group_of(ConsumerMember("m", epoch=5))
     assert refusal(lambda: group.check_fetch(member_id, epoch)) == expected
 
 
 def test_an_administrator_removes_members_by_id_or_instance() -> None:
-    group = parse_key(ConsumerMember("m"), ConsumerMember("n", instance_id="i"), ConsumerMember("o"))
+    group = group_of(ConsumerMember("m"), ConsumerMember("n", instance_id="i"), ConsumerMember("o"))
     names = [("stranger", None), ("m", "i"), ("", "j"), ("m", None), ("m", None), ("", "i"), ("n", "i")]
     codes = group.remove_members(names)
     assert codes == [25, 82, 25, 0, 0, 0, 0]  # UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
@@ -294,7 +296,7 @@ def test_an_administrator_removes_members_by_id_or_instance() -> None:
 
 
 def test_a_static_member_leaves_for_a_while_or_for_good() -> None:
-    group = parse_key(ConsumerMember("m", instance_id="i", epoch=5), ConsumerMember("n", epoch=5))
+    group = group_of(ConsumerMember("m", instance_id="i", epoch=5), ConsumerMember("n", epoch=5))
     for beat, expected in (
         (Heartbeat("stranger", -1), UNKNOWN),
         (Heartbeat("m", -2, "j"), UNKNOWN),

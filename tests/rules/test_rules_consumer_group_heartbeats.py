@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol: what one heartbeat changes and answers, and what a restart leaves."""
+"""Tests of single heartbeats of a consumer protocol group, and of the group after a restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from oncelog.rules.groups.consumer import (
 
 
 class Broker:
-    """The topics of a broker, and a group of it."""
+    """A stand-in for a broker: its topics, and one group."""
 
     def __init__(self, **settings: Any) -> None:
         self.counts = {"t": 4, "u": 3}
@@ -85,8 +85,8 @@ def places(text: str, topic: str = "t") -> frozenset[TopicIdPartition]:
     return frozenset((topic.encode() * 16, int(digit)) for digit in text)
 
 
-def parse_key(*members: ConsumerMember) -> ConsumerGroup:
-    """Return a group at epoch 5 that was just read from the log."""
+def group_of(*members: ConsumerMember) -> ConsumerGroup:
+    """Return a group at epoch 5 as it is after a replay of the log."""
     group = ConsumerGroup("g", session_timeout_ms=1000)
     group.epoch = group.assignment_epoch = 5
     group.members = {member.member_id: member for member in members}
@@ -94,7 +94,7 @@ def parse_key(*members: ConsumerMember) -> ConsumerGroup:
     return group
 
 
-# What a heartbeat says, and what it is answered
+# Requests and responses
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_member_may_repeat_its_last_epoch_while_it_reads_nothing_else(
     member = ConsumerMember(
         "m", instance_id="i", epoch=member_epoch, previous_epoch=previous, assigned=places("01")
     )
-    group = parse_key(member)
+    group = group_of(member)
     beat = Heartbeat("m", epoch, owned=None if owned is None else places(owned))
     expectation = nullcontext() if error is None else pytest.raises(BrokerError, match=error)
     with expectation:
@@ -384,7 +384,7 @@ UNREVOKED = ConsumerMember(
 def test_a_member_goes_when_its_session_or_its_time_to_give_up_is_over(
     member: ConsumerMember, beat: Heartbeat | None, due_ms: int
 ) -> None:
-    group = parse_key(member)
+    group = group_of(member)
     group.targets = {"m": places("0")}
     if beat is not None:
         group.heartbeat(beat, lambda names, regexes: {"t": TopicInfo(b"t" * 16, 1)}, 100)
@@ -395,7 +395,7 @@ def test_a_member_goes_when_its_session_or_its_time_to_give_up_is_over(
     assert list(group.members) == []
 
 
-# Which offsets are kept
+# Committed offsets
 
 
 def test_the_topics_that_members_read_keep_their_offsets() -> None:

@@ -1,4 +1,4 @@
-"""Subscriptions of a group against a list of one per member."""
+"""Tests of a group's subscriptions against a naive list with one per member."""
 
 from __future__ import annotations
 

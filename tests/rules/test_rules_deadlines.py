@@ -1,4 +1,4 @@
-"""Deadlines by key: what is taken, and that changes leave nothing behind."""
+"""Tests of deadlines by key: each is taken once, and changed ones leave no entries behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tests/tables/group_errors.txt: what a consumer does about its coordinator's errors, by the request."""
+"""Tests of a consumer's reactions to coordinator errors, by tests/tables/group_errors.txt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which open transactions nobody will ever end."""
+"""Tests of the decision whether an open transaction is hanging."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def known(state: str, epoch: int = 5, at: TopicPartition = AT) -> KnownTransacti
         (known("Ongoing", at=OTHER), "it is not part of the transaction of 'x'"),
     ],
 )
-def test_why(transaction: KnownTransaction | None, why: str | None) -> None:
+def test_the_reason_says_why_nobody_will_end_a_transaction(
+    transaction: KnownTransaction | None, why: str | None
+) -> None:
     assert hanging_reason(OPENED, transaction) == why
 
 

@@ -31,7 +31,7 @@ EMPTY            1      2        -
 
 
 @pytest.mark.parametrize("line", RECORDS.strip().splitlines()[1:])
-def test_what_a_record_decides(line: str) -> None:
+def test_a_record_decides_the_transaction_of_the_table(line: str) -> None:
     state, epoch, version, decides, *_ = line.split()
     entry = TransactionEntry(
         "x", 5, int(epoch), 60_000, S[state], frozenset({HERE}), client_version=int(version)

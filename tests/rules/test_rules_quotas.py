@@ -1,4 +1,4 @@
-"""Quotas by tables/quotas.txt and tables/quota_waits.txt, and that a rate is kept (hypothesis)."""
+"""Tests of quotas by tables/quotas.txt and tables/quota_waits.txt, and of rates by random requests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def entity_of(text: str) -> QuotaEntity:
 
 
 @pytest.mark.parametrize("row", rows("quotas.txt"), ids=" ".join)
-def test_which_holds(row: list[str]) -> None:
+def test_the_first_entity_with_a_rate_decides(row: list[str]) -> None:
     rates = {entity_of(entity_text): float(rate) for rate, entity_text in map(str.split, parts(row[0]))}
     user, client_id, rate, shared_by = ("" if cell == "-" else cell for cell in row[1:])
     found = find_effective_quota(rates, QuotaPrincipal(user, client_id))
@@ -56,7 +56,7 @@ def test_which_holds(row: list[str]) -> None:
 
 
 @pytest.mark.parametrize("row", rows("quota_waits.txt"), ids=" ".join)
-def test_how_long(row: list[str]) -> None:
+def test_throttle_times_follow_the_table(row: list[str]) -> None:
     _, key, rate, used, at, wait = row
     bucket = EMPTY
     for second, amount in (part.split(": ") for part in parts(used)):
@@ -79,7 +79,7 @@ def test_ips_have_buckets_of_their_own() -> None:
     st.lists(st.tuples(st.floats(0, 1e5), st.integers(0, 100_000)), max_size=30),
 )
 def test_who_waits_as_told_keeps_the_rate(rate: float, wanted: list[tuple[float, int]]) -> None:
-    """Whatever it asks for and whenever: no more than the burst, the rate and its last request."""
+    """A client uses at most the burst, the rate and its last request, for any requests at any times."""
     bucket, now_ms, used = EMPTY, 0, 0.0
     for amount, pause_ms in wanted:
         now_ms += pause_ms + decide_wait_ms(bucket, "producer_byte_rate", rate, 10, now_ms)
@@ -87,7 +87,7 @@ def test_who_waits_as_told_keeps_the_rate(rate: float, wanted: list[tuple[float,
         bucket, used = charge(bucket, amount, rate, now_ms), used + amount
 
 
-def test_entities_by_the_protocols_names() -> None:
+def test_entities_are_parsed_from_the_protocols_names() -> None:
     assert parse_entity([("user", "alice"), ("client-id", None)]) == QuotaEntity("alice", DEFAULT)
     assert parse_entity([("ip", None)]) == QuotaEntity(ip=DEFAULT)
     assert normalize_entity(QuotaEntity(ip="0:0:0:0:0:0:0:1")) == QuotaEntity(ip="::1")
@@ -104,12 +104,12 @@ def test_entities_by_the_protocols_names() -> None:
         ([("ip", "example.org")], "not an IP address"),
     ],
 )
-def test_entities_that_cannot_be(pairs: list[tuple[str, str | None]], said: str) -> None:
+def test_invalid_entities_are_rejected(pairs: list[tuple[str, str | None]], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         normalize_entity(parse_entity(pairs))
 
 
-def test_altering() -> None:
+def test_changes_replace_and_remove_rates() -> None:
     values = {"producer_byte_rate": 10.0}
     assert apply_changes(ALICE, values, [("consumer_byte_rate", 5.0), ("producer_byte_rate", None)]) == {
         "consumer_byte_rate": 5.0
@@ -131,14 +131,14 @@ def test_altering() -> None:
         (ALICE, [("producer_byte_rate", 1.0), ("producer_byte_rate", None)], "named twice"),
     ],
 )
-def test_quotas_that_cannot_be(
+def test_invalid_quotas_are_rejected(
     entity: QuotaEntity, changes: list[tuple[str, float | None]], said: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
         apply_changes(entity, {}, changes)
 
 
-def test_filters() -> None:
+def test_filters_select_the_entities_that_match() -> None:
     both = QuotaEntity("alice", DEFAULT)
     assert QuotaFilter().matches(both)
     assert QuotaFilter({"user": "alice"}).matches(both)
@@ -187,5 +187,5 @@ def test_entities_that_can_have_quotas_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("kinds", [["ip"], ["user"], ["client-id"], ["user", "client-id"], []])
-def test_filters_that_are_possible(kinds: list[str]) -> None:
+def test_valid_filters_are_accepted(kinds: list[str]) -> None:
     QuotaFilter(dict.fromkeys(kinds)).check()

@@ -1,4 +1,4 @@
-"""The assignors that let partitions stay: tables, and properties against plain restatements of the law."""
+"""Tests of the sticky assignors: by a table, and by properties against naive restatements of the rules."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("members", "counts", "expected"), [case[1:] for case in CASES], ids=lambda _: "")
-def test_sticky(members: list[Subscriber], counts: Counts, expected: dict[str, str]) -> None:
+def test_the_sticky_assignor_follows_the_table(
+    members: list[Subscriber], counts: Counts, expected: dict[str, str]
+) -> None:
     assert told(assign_sticky(members, counts)) == expected
 
 
@@ -130,7 +132,7 @@ TOPICS = "tuvw"
 
 @st.composite
 def groups(draw: st.DrawFn, *, is_uniform: bool = False) -> tuple[list[Subscriber], Counts]:
-    """Members with claims of every kind: doubled, stale, of topics and partitions that are gone."""
+    """Draw members with all kinds of claims: duplicate, stale, and of deleted topics and partitions."""
     counts = {topic: draw(st.integers(0, 6)) for topic in TOPICS}
     size = draw(st.integers(1, 5))
     every = [TopicPartition(topic, index) for topic in TOPICS for index in range(8)]
@@ -168,7 +170,7 @@ def test_no_single_hand_over_would_even_out_the_loads(group: tuple[list[Subscrib
 
 
 def best_squares(members: list[Subscriber], counts: Counts) -> int:
-    """The least sum of squared loads there is, by trying everything."""
+    """Return the smallest possible sum of squared loads, by trying all assignments."""
     loads = {(0,) * len(members)}
     for topic, count in counts.items():
         readers = [index for index, each in enumerate(members) if topic in each.topics]
@@ -225,10 +227,10 @@ def test_nothing_moves_when_nothing_changes(group: tuple[list[Subscriber], Count
 
 @given(groups())
 def test_cooperation_ends_after_few_rebalances(group: tuple[list[Subscriber], Counts]) -> None:
-    """Nobody is given what another still reads, and then all is assigned.
+    """No member gets a partition that another one still reads, and in the end all are assigned.
 
-    Two rebalances do it where all members want the same topics. Else a partition may move that need not, and
-    come back: as few as possible move only in the first case.
+    Two rebalances are enough if all members subscribe to the same topics. Otherwise a partition may move
+    unnecessarily and come back.
     """
     members, counts = group
     rounds: list[GroupAssignment] = []
@@ -254,9 +256,9 @@ def test_cooperation_ends_after_few_rebalances(group: tuple[list[Subscriber], Co
 def test_a_second_member_takes_over_many_partitions_in_little_work(
     topic_count: int, is_returning: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker decides this within one heartbeat, in which nobody else is served.
+    """A broker computes this within one heartbeat, during which it serves no other client.
 
-    A member that returns after its session ended names what it had read, as Java's StickyAssignor does.
+    A member that returns after its session has ended claims what it had read, as Java's StickyAssignor does.
     """
     looked = 0
 
@@ -283,7 +285,7 @@ def test_a_second_member_takes_over_many_partitions_in_little_work(
 
 @pytest.mark.parametrize("are_alike", [True, False])
 def test_many_members_come_to_a_few_in_little_work(are_alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each hand-over looked at all members: 1,000 that came to two with 10,000 partitions took 1.7 s."""
+    """Each move examined all members: 1,000 that joined two with 10,000 partitions took 1.7 s."""
     looked = 0
 
     class Loads(list[int]):
@@ -318,7 +320,7 @@ def test_many_members_come_to_a_few_in_little_work(are_alike: bool, monkeypatch:
 def test_topics_of_few_partitions_are_handed_over_in_little_work(
     are_alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each hand-over looked at all topics: 15 members that come to 10,000 of them took minutes."""
+    """Each move examined all topics: 15 members that joined with 10,000 topics took minutes."""
     looked = 0
 
     class Counting(list[Any]):
@@ -347,7 +349,7 @@ def test_topics_of_few_partitions_are_handed_over_in_little_work(
 
 
 def test_members_of_one_subscription_are_looked_at_together() -> None:
-    """500 members that subscribe to 5,000 topics took 0.7 s for each assignment."""
+    """With 500 members that subscribe to 5,000 topics, each assignment took 0.7 s."""
     looked = 0
 
     class Topics(frozenset[str]):

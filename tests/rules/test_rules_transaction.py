@@ -1,4 +1,4 @@
-"""The transaction coordinator's decisions, cell by cell."""
+"""Tests of the transaction coordinator's decisions, one for each cell of their tables."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_a_client_with_a_producer_id_that_nobody_knows_gets_a_new_one() -> None:
 @pytest.mark.parametrize(
     ("given", "last", "expected"),
     [
-        (None, -1, (7, 6, -1)),  # a new instance: every other is fenced
-        (ProducerIdAndEpoch(7, 5), -1, (7, 6, 5)),  # the same instance goes on
-        (ProducerIdAndEpoch(7, 4), 4, (7, 5, 4)),  # its answer was lost: the same again
+        (None, -1, (7, 6, -1)),  # a new instance fences all others
+        (ProducerIdAndEpoch(7, 5), -1, (7, 6, 5)),  # the same instance continues
+        (ProducerIdAndEpoch(7, 4), 4, (7, 5, 4)),  # the response was lost: the same epoch again
         (ProducerIdAndEpoch(7, 4), -1, ProducerFenced),  # an older instance
-        (ProducerIdAndEpoch(7, 6), -1, ProducerFenced),  # an epoch that was never given out
-        (ProducerIdAndEpoch(8, 5), -1, ProducerFenced),  # a stranger
+        (ProducerIdAndEpoch(7, 6), -1, ProducerFenced),  # an epoch that was never handed out
+        (ProducerIdAndEpoch(8, 5), -1, ProducerFenced),  # another producer id
     ],
 )
 def test_at_rest_the_epoch_is_raised(
@@ -260,7 +260,7 @@ def outcome(verdict: object) -> object:
 @pytest.mark.behaviour("T13")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("is_commit", [True, False])
-def test_a_classic_end(state: TransactionState, is_commit: bool) -> None:
+def test_a_classic_end_follows_the_table(state: TransactionState, is_commit: bool) -> None:
     verdict = end(entry(state), ProducerIdAndEpoch(7, 5), is_commit, 0)
     assert outcome(verdict) is CLASSIC[state][0 if is_commit else 1]
     if isinstance(verdict, Append):
@@ -276,7 +276,9 @@ def test_a_classic_end(state: TransactionState, is_commit: bool) -> None:
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("is_commit", [True, False])
 @pytest.mark.parametrize("is_again", [True, False])
-def test_an_end_that_raises_the_epoch(state: TransactionState, is_commit: bool, is_again: bool) -> None:
+def test_an_end_that_raises_the_epoch_follows_the_table(
+    state: TransactionState, is_commit: bool, is_again: bool
+) -> None:
     verdict = end(entry(state, client_version=2), ProducerIdAndEpoch(7, 4 if is_again else 5), is_commit, 2)
     assert outcome(verdict) is WITH_EPOCH[state][(0 if is_commit else 2) + (0 if is_again else 1)]
     if isinstance(verdict, Append):
@@ -347,7 +349,9 @@ def test_the_last_epoch_ends_with_a_new_producer_id() -> None:
     ("prepared", "done"), [(S.PREPARE_COMMIT, S.COMPLETE_COMMIT), (S.PREPARE_ABORT, S.COMPLETE_ABORT)]
 )
 @pytest.mark.parametrize("version", [0, 2])
-def test_completion(prepared: TransactionState, done: TransactionState, version: int) -> None:
+def test_a_completed_entry_has_the_decided_outcome(
+    prepared: TransactionState, done: TransactionState, version: int
+) -> None:
     completed = complete(entry(prepared, client_version=version), now_ms=NOW_MS)
     assert (completed.state, completed.partitions, completed.last_update_ms) == (done, frozenset(), NOW_MS)
     assert (completed.producer_id, completed.producer_epoch) == (7, 5)
@@ -391,7 +395,7 @@ def test_fencing_never_passes_the_highest_epoch(version: int) -> None:
 @pytest.mark.behaviour("T8")
 @pytest.mark.parametrize("epoch", [32_766, 32_767])
 def test_a_producer_at_the_last_epoch_that_times_out_goes_on_with_a_new_producer_id(epoch: int) -> None:
-    """Older versions let it go on at 32767, where nothing could fence it any more."""
+    """Older versions left it at epoch 32767, at which nothing could fence it any more."""
     known = entry(S.ONGOING, epoch=epoch, client_version=2)
     assert fence(known, server_version=2, new_producer_id=None, now_ms=NOW_MS) == NeedsProducerId()
     aborted = fenced(known, 2, new=9)
@@ -419,7 +423,7 @@ def test_a_new_instance_over_a_transaction_at_the_last_epoch_waits_for_a_new_pro
 
 
 def test_no_client_gets_the_highest_epoch() -> None:
-    """The state is one that 0.4.1 left: epoch 32767 after a time-out, and a client that asks again."""
+    """Version 0.4.1 left this state: epoch 32767 after a timeout, and a client that repeats a request."""
     known = entry(S.COMPLETE_ABORT, epoch=32_767, last_producer_epoch=32_766)
     assert init(known, ProducerIdAndEpoch(7, 32_766)) == NeedsProducerId()
     verdict = init(known, ProducerIdAndEpoch(7, 32_766), new=9)
@@ -433,7 +437,7 @@ def test_no_client_gets_the_highest_epoch() -> None:
 def test_a_fenced_producer_is_not_given_the_identity_of_the_one_that_fenced_it(
     known: ProducerIdAndEpoch, is_commit: bool
 ) -> None:
-    """The new instance ends its transactions without raising the epoch, the old one does raise it."""
+    """The new instance ends its transactions classically; the old one raises the epoch."""
     old = ProducerIdAndEpoch(7, known.producer_epoch - 1 if known.producer_epoch else 32_766)
     verdict = init(entry(S.EMPTY, epoch=old.producer_epoch), None, new=9)
     assert isinstance(verdict, Append)
