@@ -16,7 +16,7 @@ import plugin_costs
 import plugin_tiers
 import pytest
 from hypothesis import settings
-from oncelog_devtools.apache_kafka import ApacheKafka, PartMissing, fetch_jars
+from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency, fetch_jars
 from xdist.scheduler import LoadFileScheduling
 
 from oncelog import Admin, Producer
@@ -141,7 +141,7 @@ def kafka_class_path() -> str:
     """The class path of Apache Kafka's server, tools and Java client."""
     try:
         return fetch_jars()
-    except PartMissing as error:
+    except MissingDependency as error:
         pytest.skip(str(error))
 
 

@@ -13,7 +13,7 @@ from oncelog_bench.brokers import kept, running
 from oncelog_bench.framework import KAFKA, OURS, figure, load, targets_of
 from oncelog_bench.page import write_page
 from oncelog_bench.throughput import read_perf_test
-from oncelog_devtools.apache_kafka import PartMissing
+from oncelog_devtools.apache_kafka import MissingDependency
 
 from oncelog.errors import MisuseError, OncelogError
 
@@ -90,7 +90,7 @@ def test_targets_against_apache_kafka_are_not_measured_without_it(results: dict[
 
 def test_apache_kafka_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
-        raise PartMissing("no java here")
+        raise MissingDependency("no java here")
 
     monkeypatch.setattr(brokers, "ApacheKafka", missing)
     monkeypatch.setattr(brokers, "_warmed", lambda side, _: side)

@@ -1,4 +1,4 @@
-"""The demonstration on a small scale, and each of its pure parts by itself."""
+"""The demonstration on a small scale, and each of its pure parts alone."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from oncelog_demo.flights import (
     load_flights,
 )
 from oncelog_demo.loading import AT_LEAST_ONCE, AT_MOST_ONCE, EXACTLY_ONCE, Load, Semantics, run_load
-from oncelog_demo.pictures import counts_picture, delay_picture, lanes_picture, sequences_picture
+from oncelog_demo.pictures import counts_picture, delay_picture, sequences_picture, tasks_picture
 from oncelog_demo.run import create_topics
-from oncelog_demo.sink_attempts import Ended, rows_that, tell_lanes, with_rows
-from oncelog_demo.timeline import Happened, Mark, count_faults, first_lost_acknowledgement, tell
+from oncelog_demo.sink_attempts import AttemptResult, list_attempts, rows_with_result, with_rows
+from oncelog_demo.timeline import BatchEvent, Mark, count_faults, first_lost_acknowledgement, list_marks
 from oncelog_devtools.svg_charts import bar_chart, mix, nice_ticks
 from playwright.sync_api import Browser
 
@@ -38,7 +38,7 @@ from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Action, BatchSummary, Direction, Fate, Outcome, Rule, WireEvent
 from oncelog.testing.proxy.txn_messages import TxnRequest
 
-# -- the story, from events ----------------------------------------------------------------------------
+# -- the timeline, from events ----------------------------------------------------------------------------
 
 
 def request(
@@ -71,7 +71,7 @@ def response(
     )
 
 
-def test_story_of_a_lost_acknowledgement() -> None:
+def test_a_lost_acknowledgement_is_followed_by_a_recognised_duplicate() -> None:
     events = [
         request(0, 1, 1, 0),
         response(1, 1, 1, 0, fate=Fate.CUT),
@@ -80,14 +80,14 @@ def test_story_of_a_lost_acknowledgement() -> None:
         request(12, 2, 2, 10),
         response(13, 2, 2, 10),
     ]
-    marks = tell(events)
-    assert [mark.happened for mark in marks] == [Happened.ACK_LOST, Happened.DUPLICATE, Happened.STORED]
+    marks = list_marks(events)
+    assert [mark.event for mark in marks] == [BatchEvent.ACK_LOST, BatchEvent.DUPLICATE, BatchEvent.STORED]
     assert [mark.time_ms for mark in first_lost_acknowledgement(marks)] == [0, 10]
     counts = count_faults(events, marks)
     assert (counts.produce_requests, counts.acknowledgements_lost, counts.duplicates_recognised) == (3, 1, 1)
 
 
-def test_story_of_a_lost_and_of_a_late_request() -> None:
+def test_lost_late_and_out_of_order_requests_are_told_apart() -> None:
     events = [
         request(0, 1, 1, 0, Fate.HELD),
         request(1, 1, 2, 10),
@@ -97,34 +97,36 @@ def test_story_of_a_lost_and_of_a_late_request() -> None:
         request(5, 1, 3, 10, Fate.CUT),
         request(6, 2, 1, 10),
     ]
-    marks = tell(events)
-    assert [(mark.happened, mark.late) for mark in marks] == [
-        (Happened.STORED, True),
-        (Happened.REFUSED, False),
-        (Happened.REQUEST_LOST, False),
-        (Happened.UNANSWERED, False),
+    marks = list_marks(events)
+    assert [(mark.event, mark.late) for mark in marks] == [
+        (BatchEvent.STORED, True),
+        (BatchEvent.REJECTED, False),
+        (BatchEvent.REQUEST_LOST, False),
+        (BatchEvent.UNANSWERED, False),
     ]
     counts = count_faults(events, marks)
-    assert (counts.requests_lost, counts.requests_late, counts.out_of_order_refused) == (1, 1, 1)
+    assert (counts.requests_lost, counts.requests_late, counts.out_of_order_rejected) == (1, 1, 1)
 
 
-# -- the sink's lanes, from events ----------------------------------------------------------------------
+# -- the sink's tasks, from events ----------------------------------------------------------------------
 
 
 class Wire:
-    """What the proxy sees of lanes, a millisecond for each message."""
+    """The messages of tasks as the proxy sees them, one per millisecond."""
 
     def __init__(self) -> None:
         self.events: list[WireEvent] = []
 
-    def say(self, direction: Direction, api: str, writer: tuple[int, int] | None = None, **told: Any) -> None:
+    def say(
+        self, direction: Direction, api: str, writer: tuple[int, int] | None = None, **fields: Any
+    ) -> None:
         number = len(self.events)
-        asked = number if direction is Direction.REQUEST else number - 1
-        event = WireEvent(direction, api, 1, asked, 1, producer=writer, time_ms=number, **told)
+        correlation_id = number if direction is Direction.REQUEST else number - 1
+        event = WireEvent(direction, api, 1, correlation_id, 1, producer=writer, time_ms=number, **fields)
         self.events.append(event)
 
-    def begin(self, lane: int, writer: tuple[int, int]) -> None:
-        self.say(Direction.REQUEST, "InitProducerId", txn=TxnRequest(transactional_id=f"oncelog-5f1c/{lane}"))
+    def begin(self, task: int, writer: tuple[int, int]) -> None:
+        self.say(Direction.REQUEST, "InitProducerId", txn=TxnRequest(transactional_id=f"oncelog-5f1c/{task}"))
         self.say(Direction.RESPONSE, "InitProducerId", writer, txn_error_code=0)
 
     def write(self, writer: tuple[int, int]) -> None:
@@ -138,10 +140,10 @@ class Wire:
             self.say(Direction.RESPONSE, "EndTxn", (writer[0], writer[1] + 1), txn_error_code=0)
 
 
-def test_lanes_before_and_after_the_kill() -> None:
+def test_attempts_before_and_after_the_kill_are_matched_to_batches() -> None:
     wire = Wire()
-    for lane, writer in enumerate([(1, 0), (2, 0), (3, 0)]):
-        wire.begin(lane, writer)
+    for task, writer in enumerate([(1, 0), (2, 0), (3, 0)]):
+        wire.begin(task, writer)
         wire.write(writer)
         wire.commit(writer)
     wire.begin(0, (1, 2))
@@ -153,30 +155,30 @@ def test_lanes_before_and_after_the_kill() -> None:
     wire.begin(2, (3, 2))
     killed_at_ms = len(wire.events) - 0.5
     wire.begin(0, (1, 4))
-    for lane, writer in ((1, (2, 4)), (2, (3, 4))):
-        wire.begin(lane, writer)
+    for task, writer in ((1, (2, 4)), (2, (3, 4))):
+        wire.begin(task, writer)
         wire.write(writer)
         wire.commit(writer)
-    attempts = with_rows(tell_lanes(wire.events, killed_at_ms), {(1, 2): 7, (2, 2): 8})
-    assert [(each.lane, each.batch, each.ended, each.rows) for each in attempts] == [
-        (0, 0, Ended.COMMITTED, 0),
-        (1, 0, Ended.COMMITTED, 0),
-        (2, 0, Ended.COMMITTED, 0),
-        (0, 1, Ended.COMMITTED, 7),
-        (1, 1, Ended.ABORTED, 8),
-        (2, 1, Ended.ABORTED, 0),
-        (0, 1, Ended.SKIPPED, 0),
-        (1, 1, Ended.COMMITTED, 0),
-        (2, 1, Ended.COMMITTED, 0),
+    attempts = with_rows(list_attempts(wire.events, killed_at_ms), {(1, 2): 7, (2, 2): 8})
+    assert [(attempt.task, attempt.batch, attempt.result, attempt.rows) for attempt in attempts] == [
+        (0, 0, AttemptResult.COMMITTED, 0),
+        (1, 0, AttemptResult.COMMITTED, 0),
+        (2, 0, AttemptResult.COMMITTED, 0),
+        (0, 1, AttemptResult.COMMITTED, 7),
+        (1, 1, AttemptResult.ABORTED, 8),
+        (2, 1, AttemptResult.ABORTED, 0),
+        (0, 1, AttemptResult.SKIPPED, 0),
+        (1, 1, AttemptResult.COMMITTED, 0),
+        (2, 1, AttemptResult.COMMITTED, 0),
     ]
-    assert rows_that(attempts, Ended.ABORTED) == 8
-    drawing = lanes_picture(attempts, killed_at_ms)
+    assert rows_with_result(attempts, AttemptResult.ABORTED) == 8
+    drawing = tasks_picture(attempts, killed_at_ms)
     assert ElementTree.fromstring(drawing).tag == "{http://www.w3.org/2000/svg}svg"
     assert ">batch 1<" in drawing and ">batch 1 again<" in drawing and "SIGKILL" in drawing
 
 
 def test_the_lost_commit_is_one_of_an_inner_batch() -> None:
-    moments = [choose_moment(seed, lanes=6, rows_per_batch=100) for seed in range(200)]
+    moments = [choose_moment(seed, tasks=6, rows_per_batch=100) for seed in range(200)]
     assert {moment.commit for moment in moments} == {9, 10, 11, 15, 16, 17}
     assert {(moment.commit // 6, moment.rows) for moment in moments} == {(1, 150), (2, 250)}
 
@@ -184,8 +186,8 @@ def test_the_lost_commit_is_one_of_an_inner_batch() -> None:
 # -- pictures ------------------------------------------------------------------------------------------
 
 
-def test_pictures_are_well_formed() -> None:
-    marks = [Mark(float(i), i % 6, i * 10, 10, kind, False, i) for i, kind in enumerate([*Happened] * 3)]
+def test_pictures_are_well_formed_svg() -> None:
+    marks = [Mark(float(i), i % 6, i * 10, 10, kind, False, i) for i, kind in enumerate([*BatchEvent] * 3)]
     rows = [{"carrier": "AA", "hour": h, "departed": 2, "dep_delay_min": h * 4} for h in range(5, 9)]
     drawings = [
         sequences_picture(marks, 0.01),
@@ -205,7 +207,7 @@ def browser() -> Iterator[Browser]:
 
 
 def test_no_text_of_a_picture_is_cut_by_its_edge(browser: Browser) -> None:
-    marks = [Mark(float(i), i % 6, i * 10, 10, kind, False, i) for i, kind in enumerate([*Happened] * 3)]
+    marks = [Mark(float(i), i % 6, i * 10, 10, kind, False, i) for i, kind in enumerate([*BatchEvent] * 3)]
     rows = [{"carrier": "EV", "hour": h, "departed": 2, "dep_delay_min": h * 4} for h in range(5, 24)]
     names = ["exactly once, from Spark", "at least once, from Spark", "mmmm WWWW 中文中文中文中文中文"]
     drawings = [
@@ -229,14 +231,14 @@ def test_ticks_are_round_and_within(top: float, last: float) -> None:
     assert nice_ticks(top)[0] == 0 and nice_ticks(top)[-1] == pytest.approx(last)
 
 
-def test_colours_mix() -> None:
+def test_mixed_colours_are_clipped_to_their_ends() -> None:
     assert [mix("#000000", "#ff8000", share) for share in (-1, 0.5, 2)] == ["#000000", "#804000", "#ff8000"]
 
 
 # -- the data ------------------------------------------------------------------------------------------
 
 
-def test_flights_are_all_there_with_unique_keys() -> None:
+def test_all_flights_are_loaded_with_unique_keys() -> None:
     flights = load_flights()
     assert len(flights) == TOTAL_ROWS == len(set(flights.keys.to_pylist()))
     key, value, timestamp_ms = next(flights.records())
@@ -244,7 +246,7 @@ def test_flights_are_all_there_with_unique_keys() -> None:
     assert json.loads(value)["dep_delay"] == 2
 
 
-def test_truth_counts_every_flight_once() -> None:
+def test_the_expected_aggregation_counts_every_flight_once() -> None:
     table = pa.table(
         {"carrier": ["B", "A", "A"], "hour": [5, 6, 6], "dep_delay": [1, None, 4], "arr_delay": [0, None, -2]}
     )
@@ -254,14 +256,14 @@ def test_truth_counts_every_flight_once() -> None:
     ]
 
 
-def test_enriched_truth_keeps_every_flight() -> None:
+def test_the_expected_enrichment_keeps_every_flight() -> None:
     truth = enriched_truth(load_flights())
     assert truth.num_rows == TOTAL_ROWS
     (first,) = truth.filter(pc.field("key") == "2013/1/1/UA/1545/EWR").to_pylist()
     assert first["airline"] == "United Air Lines Inc."
     assert first["airport"] == "George Bush Intercontinental"
     assert (first["manufacturer"], first["model"], first["seats"]) == ("BOEING", "737-824", 149)
-    assert truth["airport"].null_count > 0, "San Juan is in no list of airports, its flights are kept"
+    assert truth["airport"].null_count > 0, "San Juan is not in the airports table; its flights must be kept"
 
 
 # -- three semantics under the same faults -------------------------------------------------------------
@@ -271,7 +273,7 @@ HARSH = [
     Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", probability=0.1),
     Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", probability=0.1),
     Rule(action=Action.HOLD, api="Produce", probability=0.05, release_after=1, delay_ms=50),
-    # Once each whatever chance does: a slow machine sends few requests, full ones.
+    # Once each, regardless of the seed: a slow machine sends few but full requests.
     Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", nth=2),
     Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", nth=2),
 ]
@@ -282,16 +284,16 @@ def times_stored(broker: BrokerProcess, load: Load) -> Counter[str]:
 
     counts: Counter[str] = Counter()
     with Consumer({"bootstrap.servers": broker.bootstrap_servers}) as consumer:
-        places = [TopicPartition(load.semantics.topic, p) for p in range(6)]
-        ends = consumer.end_offsets(places)
-        for place in places:
-            for batch in consumer.fetch_range(place, 0, ends[place]):
+        partitions = [TopicPartition(load.semantics.topic, p) for p in range(6)]
+        ends = consumer.end_offsets(partitions)
+        for tp in partitions:
+            for batch in consumer.fetch_range(tp, 0, ends[tp]):
                 counts.update(key.decode() for key in batch.column("key").to_pylist())
     return counts
 
 
 @pytest.mark.behaviour("I25", "I1", "I17")
-def test_three_semantics_under_the_same_faults_and_a_kill(tmp_path: Path) -> None:
+def test_only_exactly_once_neither_loses_nor_doubles_under_faults_and_a_kill(tmp_path: Path) -> None:
     flights = load_flights(ROWS)
     keys = set(flights.keys.to_pylist())
 
@@ -312,7 +314,7 @@ def test_three_semantics_under_the_same_faults_and_a_kill(tmp_path: Path) -> Non
 
 
 def test_a_driver_that_is_killed_leaves_no_temporary_files(tmp_path: Path) -> None:
-    """R541: each demonstration left the files of two killed drivers of Spark."""
+    """Regression for R541: each demonstration left the files of two killed Spark drivers."""
 
     class Waits(Job):
         def command(self) -> list[str]:
@@ -331,7 +333,7 @@ def test_a_driver_that_is_killed_leaves_no_temporary_files(tmp_path: Path) -> No
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 @pytest.mark.behaviour("I25", "P1", "P2")
-def test_demo_command_end_to_end(tmp_path: Path) -> None:
+def test_the_demo_command_shows_all_semantics_end_to_end(tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     arguments = ["--rows=30000", "--no-control", f"--report={report}", f"--data-dir={tmp_path / 'data'}"]
     run = CliRunner().invoke(command, [*arguments, "-o", "json"], catch_exceptions=False)
@@ -348,7 +350,7 @@ def test_demo_command_end_to_end(tmp_path: Path) -> None:
     assert "src=" not in page and "<script" not in page, "the report must need nothing else"
 
 
-def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
+def test_a_data_directory_that_is_not_empty_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("do not touch")
     run = CliRunner().invoke(command, [f"--data-dir={tmp_path}"])
     assert run.exit_code != 0 and "not empty" in str(run.exception)

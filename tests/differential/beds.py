@@ -119,7 +119,7 @@ def oncelog_bed(directory: Path | None = None) -> Iterator[OncelogBed]:
 
 @contextmanager
 def apache_bed() -> Iterator[ApacheBed]:
-    """Apache Kafka with both listeners. Raises PartMissing where its jars or Java are missing."""
+    """Apache Kafka with both listeners. Raises MissingDependency where its jars or Java are missing."""
     module = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     properties = COMMON | PROMPT | {SASL_MODULE: module}
     with ApacheKafka(properties=properties, also_listen=[SASL]) as kafka:

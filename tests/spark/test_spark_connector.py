@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers_spark import START_MS, Collected, create_topic, fill, records, store
 from helpers_spark_txn import wait_for_stable_end, write_transactions
-from oncelog_devtools.apache_kafka import PartMissing
+from oncelog_devtools.apache_kafka import MissingDependency
 from oncelog_devtools.spark_connector import add_connector
 
 from oncelog.types import Compression
@@ -26,7 +26,7 @@ def spark_connector(spark: Any) -> Any:
     """The session, with `format("kafka")` beside `format("oncelog")`."""
     try:
         add_connector(spark)
-    except PartMissing as error:
+    except MissingDependency as error:
         pytest.skip(str(error))
     return spark
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from oncelog_devtools.apache_kafka import ApacheKafka, PartMissing
+from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency
 
 from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.client.producer.blocking import Producer
@@ -120,7 +120,7 @@ def running(wanted: Sequence[str], *, warm_up_seconds: float) -> Iterator[Sides]
                     known[name] = _warmed(
                         side, min(warm_up_seconds, 1.0) if name == OURS else warm_up_seconds
                     )
-            except PartMissing as error:
+            except MissingDependency as error:
                 left_out[name] = str(error)
         yield Sides([known[name] for name in wanted if name in known], left_out)
 

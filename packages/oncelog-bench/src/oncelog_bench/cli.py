@@ -115,7 +115,7 @@ def _measure(
     names: Sequence[str], repeats: int | None, quick: bool, sizes: Sequence[str], results: Path, page: Path
 ) -> dict[str, Any]:
     """Measure, keep the samples of each as soon as it is done, write the page; the last one's result."""
-    from oncelog_devtools.progress import Showing
+    from oncelog_devtools.progress import Progress
 
     from oncelog_bench.brokers import kept
     from oncelog_bench.framework import load, plan_with
@@ -124,11 +124,11 @@ def _measure(
     overrides = {**({"repeats": str(repeats)} if repeats else {}), **parse_properties(sizes)}
     result: dict[str, Any] = {}
     _check_writable(results)
-    with Showing() as showing, kept():
+    with Progress() as progress, kept():
         for name in names:
             measurement = load(name)
             plan = plan_with(measurement.QUICK if quick else measurement.Plan(), overrides)
-            with showing.step(f"Measuring {name}", plan.samples_count) as advance_to:
+            with progress.step(f"Measuring {name}", plan.samples_count) as advance_to:
                 result = measurement.measure(plan, advance_to)
             for side, reason in result["left_out"].items():
                 click.echo(f"{name}: {side} is left out: {reason}", err=True)

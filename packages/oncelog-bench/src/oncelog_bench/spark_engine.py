@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oncelog_devtools.apache_kafka import PartMissing
+from oncelog_devtools.apache_kafka import MissingDependency
 from oncelog_devtools.spark_connector import add_connector
 
 from oncelog.spark.session import local_session
@@ -54,6 +54,6 @@ def spark_engine(sides: Sequence[str]) -> Iterator[Engine]:
         if CONNECTOR in sides:
             try:
                 add_connector(spark)
-            except PartMissing as error:
+            except MissingDependency as error:
                 left_out[CONNECTOR] = str(error)
         yield Engine(spark, spark._jvm.ProcessHandle.current().pid(), left_out)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oncelog_devtools.apache_kafka import ApacheKafka, PartMissing
+from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency
 from oncelog_devtools.svg_charts import BLUE, WARN, bar_chart
 
 from oncelog.client.admin.blocking import Admin, NewTopic
@@ -87,7 +87,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
         for name in plan.brokers:
             try:
                 brokers[name] = _prepare(name, Path(directory) / name)
-            except PartMissing as error:
+            except MissingDependency as error:
                 left_out[name] = str(error)
         for repeat, _, name in interleaved([TOPIC], list(brokers), plan.repeats):
             samples.append({"repeat": repeat, "broker": name, **_take(brokers[name], plan.rest_seconds)})

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from oncelog_devtools.apache_kafka import PartMissing, fetch_jars
+from oncelog_devtools.apache_kafka import MissingDependency, fetch_jars
 
 from oncelog.errors import OncelogError
 from oncelog_bench.brokers import BROKERS, Side, Sides, raw_produce, records_per_batch, running
@@ -117,7 +117,7 @@ def _clients(brokers: Sequence[str]) -> list[str]:
     """Those that are installed; Kafka's own comes with Kafka."""
     clients = ["confluent-kafka"] if importlib.util.find_spec("confluent_kafka") else []
     if KAFKA in brokers:
-        with suppress(PartMissing):
+        with suppress(MissingDependency):
             fetch_jars()
             clients.append("producer-perf-test")
     return clients

@@ -1,1 +1,3 @@
-"""`oncelog demo`: real flights through real faults into Spark, and the count of what was lost and doubled."""
+"""The package behind `oncelog demo`: real flights, injected faults, Spark, and a count of lost and duplicated
+records.
+"""

@@ -1,4 +1,4 @@
-"""`oncelog demo`: the main job, end to end, on real data."""
+"""The `oncelog demo` command: an exactly-once pipeline, end to end, on real data."""
 
 from __future__ import annotations
 
@@ -14,33 +14,38 @@ from oncelog.errors import ConfigError
 
 
 @click.command("demo")
-@click.option("--seed", default=13, show_default=True, help="Chooses which messages the network loses.")
+@click.option(
+    "--seed",
+    default=13,
+    show_default=True,
+    help="Seed of the network faults: decides which messages are lost.",
+)
 @click.option(
     "--rows",
     type=click.IntRange(min=1000),
     default=None,
-    help="Only the first so many flights. [default: all]",
+    help="Load only the first N flights. [default: all]",
 )
 @click.option(
     "--report",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("out/demo-report.html"),
     show_default=True,
-    help="Where the HTML report is written.",
+    help="File for the HTML report.",
 )
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=None,
-    help="Empty directory for log, checkpoint and Parquet; it is kept. [default: a temporary one]",
+    help="Empty directory for log, checkpoints and Parquet files; it is kept. [default: a temporary one]",
 )
 @click.option(
     "--control/--no-control",
     "with_control",
     default=None,
-    help="Also write with Spark's own Kafka sink, whose jars Maven fetches once. [default: if mvn is there]",
+    help="Compare with Spark's own Kafka sink; Maven fetches its jars once. [default: if mvn is installed]",
 )
-@click.option("--keep", is_flag=True, help="Keep the temporary directory too.")
+@click.option("--keep", is_flag=True, help="Keep the temporary directory.")
 @output_option
 def command(
     seed: int,
@@ -51,18 +56,20 @@ def command(
     keep: bool,
     output: str,
 ) -> None:
-    """Real flights, real faults, Spark, and the count of what was lost and doubled.
+    """Send real flights through real faults into Spark, and count lost and doubled records.
 
-    Starts a broker, loads 336,776 flights through a network that loses and reorders, kills the broker in
-    the middle, and does the load again without idempotence to show the difference. Spark enriches the
-    flights and writes them back exactly once, though its driver is killed in the middle of a micro-batch; a
-    second stream aggregates them, and both topics are audited. Takes two to three minutes on two cores.
+    Starts a broker and loads 336,776 flights over a network that loses and reorders messages. The broker is
+    killed halfway. Two more loads without idempotence show the difference.
+
+    Spark enriches the flights and writes them back exactly once, although its driver is killed in the middle
+    of a micro-batch. A second stream aggregates them, and both topics are audited. All of it takes two to
+    three minutes on two cores.
 
     \b
-    Exit code 0 when every exactly-once record is there once and the comparison shows its point,
-    3 when a record was lost or doubled or the comparison shows nothing.
+    Exit code 0: every exactly-once record is stored once, and the comparison shows lost and doubled records.
+    Exit code 3: a record was lost or doubled, or the comparison shows no difference.
     """
-    from oncelog_devtools.progress import Showing
+    from oncelog_devtools.progress import Progress
 
     from oncelog_demo.report import render_report, summary_rows
     from oncelog_demo.run import run_demo
@@ -72,11 +79,11 @@ def command(
     work_dir = _work_dir(data_dir)
     keep = keep or data_dir is not None
     try:
-        with Showing() as showing:
+        with Progress() as progress:
             result = run_demo(
-                seed=seed, rows=rows, with_control=with_control, work_dir=work_dir, showing=showing
+                seed=seed, rows=rows, with_control=with_control, work_dir=work_dir, progress=progress
             )
-            with showing.step("Writing the report", None):
+            with progress.step("Writing the report", None):
                 report.parent.mkdir(parents=True, exist_ok=True)
                 report.write_text(render_report(result))
     finally:
@@ -84,7 +91,7 @@ def command(
             shutil.rmtree(work_dir, ignore_errors=True)
     emit(summary_rows(result), output)
     if result.control is None:
-        click.echo(f"left out: Spark's own Kafka sink; {result.control_left_out}", err=True)
+        click.echo(f"Spark's own Kafka sink was left out: {result.control_left_out}", err=True)
     click.echo(f"report: {report}", err=True)
     if keep:
         click.echo(f"data: {work_dir}", err=True)
@@ -97,6 +104,6 @@ def _work_dir(data_dir: Path | None) -> Path:
     if data_dir is None:
         return Path(tempfile.mkdtemp(prefix="oncelog-demo-"))
     if data_dir.exists() and any(data_dir.iterdir()):
-        raise ConfigError(f"--data-dir {data_dir} is not empty; name a new or an empty directory")
+        raise ConfigError(f"--data-dir {data_dir} is not empty; choose a new or empty directory")
     data_dir.mkdir(parents=True, exist_ok=True)
     return data_dir

@@ -1,4 +1,6 @@
-"""Run the enrichment over the faulty network, kill its driver in mid-batch, and run it again."""
+"""Run the enrichment over the faulty network, kill its driver in the middle of a micro-batch, and run it
+again.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,17 @@ from oncelog.testing.proxy.proxy import Proxy
 from oncelog.testing.proxy.rules import Action, Rule
 from oncelog_demo.enriching import Job
 from oncelog_demo.loading import COMMON_SETTINGS, fault_rules
-from oncelog_demo.sink_attempts import Attempt, Writer, tell_lanes, with_rows
+from oncelog_demo.sink_attempts import Attempt, Writer, list_attempts, with_rows
 
 BATCHES = 4
-"""Micro-batches the flights are divided into; the driver dies in one of the inner ones."""
+"""Number of micro-batches that the flights are divided into. The driver is killed in one of the inner ones.
+"""
 DRIVER_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class SparkSink:
-    """What the flights are written with."""
+    """The Spark sink that writes the flights, and its target topic."""
 
     name: str
     format: str
@@ -44,19 +47,22 @@ SPARKS = SparkSink("at least once, from Spark", "kafka", "flights-enriched-by-ka
 
 @dataclass(slots=True)
 class Enrichment:
-    """What the enrichment did. Times are milliseconds since its start; `events` are the proxy's."""
+    """The result of the enrichment.
+
+    Times are in milliseconds since its start; `events` come from the proxy.
+    """
 
     sink: SparkSink
     killed_at_ms: float = 0.0
     seconds: float = 0.0
     attempts: Sequence[Attempt] = ()
-    """Of our sink; Spark's has no transactions."""
+    """Attempts of the Oncelog sink; empty for Spark's own sink, which has no transactions."""
     rows_at_kill: int = 0
-    """On the log when the driver died, for a reader with read_uncommitted."""
+    """Rows that a read_uncommitted consumer could read when the driver died."""
     rows_visible_at_kill: int = 0
-    """The same for a reader with read_committed."""
+    """Rows that a read_committed consumer could read when the driver died."""
     rows_stored: int = 0
-    """On the log in the end, aborted ones too."""
+    """Rows in the log at the end, including aborted ones."""
     events: list[WireEvent] = field(default_factory=list)
 
 
@@ -67,17 +73,17 @@ def run_enrichment(
     flights: int,
     work_dir: Path,
     *,
-    lanes: int,
+    tasks: int,
     seed: int,
     on_progress: Callable[[int], None],
 ) -> Enrichment:
-    """Enrich every flight of the source topic, with one SIGKILL to the driver on the way.
+    """Enrich every flight of the source topic, and kill the driver once with SIGKILL on the way.
 
-    When, `choose_moment` says.
+    `choose_moment` decides when to kill.
     """
     enrichment = Enrichment(sink)
     rows_per_batch = -(-flights // BATCHES)
-    moment = choose_moment(seed, lanes, rows_per_batch)
+    moment = choose_moment(seed, tasks, rows_per_batch)
     rules = [*fault_rules(), Rule(action=Action.DROP, api="EndTxn", nth=moment.commit)]
     watch = _Watch(sink, moment, on_progress)
     began = time.monotonic()
@@ -97,27 +103,30 @@ def run_enrichment(
     enrichment.seconds = time.monotonic() - began
     rows = count_rows(bootstrap_servers, sink.topic)
     enrichment.rows_stored = rows.total()
-    enrichment.attempts = with_rows(tell_lanes(enrichment.events, enrichment.killed_at_ms), rows)
+    enrichment.attempts = with_rows(list_attempts(enrichment.events, enrichment.killed_at_ms), rows)
     return enrichment
 
 
 class Moment(NamedTuple):
-    """When to kill, in the middle of a micro-batch: as that `commit` (counted from 1) is lost on its way to
-    the broker; without commits, after so many `rows`."""
+    """The moment in a micro-batch at which to kill the driver.
+
+    For a transactional sink it is the loss of EndTxn number `commit` (counted from 1) on its way to the
+    broker. Other sinks send no commits; there it is the number of `rows` sent.
+    """
 
     commit: int
     rows: int
 
 
-def choose_moment(seed: int, lanes: int, rows_per_batch: int) -> Moment:
-    """The commit is not one of the first two of its batch, nor the last.
+def choose_moment(seed: int, tasks: int, rows_per_batch: int) -> Moment:
+    """Choose a commit that is neither one of the first two nor the last of its batch.
 
-    Two lanes run at a time, so when the third commits, one has committed. All rows of the lane whose commit
-    is lost are on the log then, and nobody knows whether they count.
+    Two tasks run at a time, so one task has committed when the third commits. By then the log holds all rows
+    of the task whose commit is lost, and no client knows the outcome of that commit.
     """
     chance = random.Random(seed)
     batch = chance.randint(1, BATCHES - 2)
-    return Moment(batch * lanes + chance.randint(3, lanes - 1), batch * rows_per_batch + rows_per_batch // 2)
+    return Moment(batch * tasks + chance.randint(3, tasks - 1), batch * rows_per_batch + rows_per_batch // 2)
 
 
 def _sink_options(proxy: Proxy, topic: str) -> Mapping[str, str]:
@@ -126,7 +135,9 @@ def _sink_options(proxy: Proxy, topic: str) -> Mapping[str, str]:
 
 
 class _Watch:
-    """Says when it is time to kill, and how far the rows are. Told by the proxy's thread."""
+    """An observer that sets `is_time` at the moment to kill and reports the rows sent. The proxy's thread
+    calls it.
+    """
 
     def __init__(self, sink: SparkSink, moment: Moment, on_progress: Callable[[int], None]) -> None:
         self.is_time = threading.Event()
@@ -143,9 +154,9 @@ class _Watch:
 
 
 class _Driver:
-    """The program and the JVM it starts, a process group of its own, for the block; then SIGKILL to both.
+    """The driver program and its JVM in one process group; leaving the `with` block kills both with SIGKILL.
 
-    Tasks' Python workers end as they find their JVM gone. Its temporary files go with it.
+    The tasks' Python workers exit when their JVM is gone. The temporary files are removed too.
     """
 
     def __init__(self, job: Job, log_file: Path) -> None:
@@ -170,7 +181,7 @@ class _Driver:
         self._temporary.cleanup()
 
     def wait_for(self, moment: threading.Event) -> None:
-        """Wait until it is time. Raises OncelogError when the program ends before, TimedOut."""
+        """Wait for the moment to kill. Raises OncelogError if the program ends first, TimedOut."""
         deadline = time.monotonic() + DRIVER_TIMEOUT_S
         while not moment.wait(0.1):
             if self._process.poll() is not None:
@@ -179,7 +190,7 @@ class _Driver:
                 raise TimedOut(f"the enrichment took over {DRIVER_TIMEOUT_S:g} s; {self._log_end()}")
 
     def wait(self) -> None:
-        """Wait until the program has done its work. Raises OncelogError when it failed, TimedOut."""
+        """Wait until the program has finished. Raises OncelogError if it failed, TimedOut."""
         try:
             code = self._process.wait(DRIVER_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -192,7 +203,7 @@ class _Driver:
 
 
 def count_rows(bootstrap_servers: str, topic: str) -> Counter[Writer]:
-    """Rows on the log by who wrote them, committed or not: from the headers of the batches."""
+    """Count the rows in the log by writer, committed or not, from the batch headers."""
     from oncelog import Consumer, TopicPartition
     from oncelog.wire.batch import iter_batches
 
@@ -200,9 +211,9 @@ def count_rows(bootstrap_servers: str, topic: str) -> Counter[Writer]:
     with Consumer(
         {"bootstrap.servers": bootstrap_servers, "isolation.level": "read_uncommitted"}
     ) as consumer:
-        places = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
-        for place, end in consumer.end_offsets(places).items():
-            for view in consumer.fetch_batches(place, 0, end):
+        partitions = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
+        for tp, end in consumer.end_offsets(partitions).items():
+            for view in consumer.fetch_batches(tp, 0, end):
                 for _, header in iter_batches(view):
                     if not header.is_control:
                         rows[header.producer_id or 0, header.producer_epoch or 0] += header.records_count
@@ -210,13 +221,13 @@ def count_rows(bootstrap_servers: str, topic: str) -> Counter[Writer]:
 
 
 def count_visible_rows(bootstrap_servers: str, topic: str) -> int:
-    """Rows that a reader with read_committed is given now."""
+    """Count the rows that a read_committed consumer can read now."""
     from oncelog import Consumer, TopicPartition
 
     with Consumer({"bootstrap.servers": bootstrap_servers, "isolation.level": "read_committed"}) as consumer:
-        places = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
+        partitions = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
         return sum(
             batch.num_rows
-            for place, end in consumer.end_offsets(places).items()
-            for batch in consumer.fetch_range(place, 0, end)
+            for tp, end in consumer.end_offsets(partitions).items()
+            for batch in consumer.fetch_range(tp, 0, end)
         )

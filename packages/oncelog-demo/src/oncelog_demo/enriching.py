@@ -1,6 +1,7 @@
-"""The streaming query that enriches flights, as a program of its own, so that its driver can be killed.
+"""The streaming query that enriches flights. It is a separate program, so that its driver can be killed.
 
-python -m oncelog_demo.enriching JSON, the fields of `Job`. Run again, it goes on at its checkpoint.
+Run it as `python -m oncelog_demo.enriching JSON`, with the fields of `Job` as a JSON object. A second run
+resumes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ VALUE_SCHEMA = ", ".join(f"{name} {'string' if name in _TEXT else 'bigint'}" for
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the program is told. `sink_options`: topic and kafka.*, which both sinks take."""
+    """The program's argument.
+
+    `sink_options` holds `topic` and the kafka.* options, which both sinks accept.
+    """
 
     bootstrap_servers: str
     source_topic: str
@@ -37,14 +41,14 @@ class Job:
     checkpoint: str
 
     def command(self) -> list[str]:
-        """How to run it."""
+        """Return the command line that runs this job."""
         return [sys.executable, "-m", "oncelog_demo.enriching", json.dumps(asdict(self))]
 
 
 def enrich(spark: SparkSession, records: DataFrame, lookups: Lookups) -> DataFrame:
-    """Columns key and value: each flight with its airline, where it went, and its aircraft.
+    """Return columns key and value: each flight with its airline, destination airport and aircraft.
 
-    Left joins of small tables, so every record stays, and in its partition.
+    All joins are left joins with small broadcast tables. So every record is kept, and stays in its partition.
     """
     from pyspark.sql import functions as f
 
@@ -56,12 +60,12 @@ def enrich(spark: SparkSession, records: DataFrame, lookups: Lookups) -> DataFra
 
 
 def run(job: Job) -> None:
-    """Enrich what the topic holds now, in as many micro-batches as it takes."""
+    """Enrich all records now in the topic, in micro-batches of `rows_per_batch`."""
     from oncelog_devtools.spark_connector import add_connector
 
     from oncelog.spark.session import local_session
 
-    # Four attempts for a task, as on a cluster: Spark's own sink needs them on such a network.
+    # Four attempts per task, Spark's default on a cluster: its own sink fails on this network with one.
     with local_session("oncelog demo: enriching", "local[2, 4]", is_short=True) as spark:
         if job.sink_format == "kafka":
             add_connector(spark)

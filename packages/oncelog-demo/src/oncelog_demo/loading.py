@@ -1,4 +1,4 @@
-"""Send every flight through the faults, under one of three delivery semantics."""
+"""Send every flight through the faulty network, under one of three delivery semantics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oncelog_demo.flights import Flights
 
 @dataclass(frozen=True, slots=True)
 class Semantics:
-    """A promise and the producer settings that make it."""
+    """A delivery guarantee and the producer settings that give it."""
 
     name: str
     topic: str
@@ -34,7 +34,8 @@ AT_MOST_ONCE = Semantics(
     "at most once", "flights-at-most-once", {"enable.idempotence": "false", "acks": "0", "retries": "0"}
 )
 
-# The same for all three. The short time-outs keep the demonstration short, not correct.
+# The same for all three semantics. Short time-outs only shorten the demonstration; correctness does not
+# depend on them.
 COMMON_SETTINGS = {
     "request.timeout.ms": 2_000,
     "retry.backoff.ms": 20,
@@ -48,26 +49,27 @@ FLUSH_TIMEOUT_S = 120.0
 
 
 def fault_rules() -> list[Rule]:
-    """What the network does to Produce; the proxy's seed decides to which of them."""
+    """Return the faults injected into Produce; the proxy's seed decides which messages they hit."""
     return [
-        # Stored, and the producer never hears of it: where doubling comes from.
+        # The batch is stored but its acknowledgement is lost. This causes doubled records.
         Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", probability=0.01),
-        # Never arrives: where loss comes from.
+        # The request never arrives. This causes lost records.
         Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", probability=0.005),
-        # Overtaken by a later request: where disorder comes from.
+        # A later request overtakes this one. This causes reordering.
         Rule(action=Action.HOLD, api="Produce", probability=0.01, release_after=1, delay_ms=100),
         Rule(action=Action.DELAY, direction=Direction.RESPONSE, api="Produce", probability=0.02, delay_ms=15),
-        # Once each whatever chance does: a slow machine sends few requests, full ones.
+        # Once each, regardless of the seed: a slow machine sends few but full requests, so the probabilities
+        # alone may hit none.
         Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", nth=12),
         Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", nth=20),
-        # Once, the connection falls silent instead of ending.
+        # Once, the request is dropped but the connection stays open.
         Rule(action=Action.DROP, direction=Direction.REQUEST, api="Produce", nth=40),
     ]
 
 
 @dataclass(slots=True)
 class Load:
-    """What one load did. Times are seconds since its start; `events` are the proxy's."""
+    """The result of one load. Times are in seconds since its start; `events` come from the proxy."""
 
     semantics: Semantics
     sent: int = 0
@@ -91,7 +93,7 @@ def run_load(
     on_progress: Callable[[Load], None],
     report_every: int = 5_000,
 ) -> Load:
-    """Send all flights through a faulty network, killing the broker when half of them are sent."""
+    """Send all flights through a faulty network, and kill the broker once half of them are sent."""
     from oncelog import Producer
 
     load = Load(semantics)
@@ -123,7 +125,7 @@ def run_load(
         load.events = list(proxy.events)
     load.seconds = time.monotonic() - began
     on_progress(load)
-    _check_all_heard_of(load)
+    _check_all_reported(load)
     return load
 
 
@@ -133,7 +135,7 @@ def _kill_and_restart(broker: BrokerProcess, load: Load, began: float) -> None:
     load.restart_seconds = broker.start()
 
 
-def _check_all_heard_of(load: Load) -> None:
+def _check_all_reported(load: Load) -> None:
     if load.acknowledged + load.failed != load.sent:
-        silent = load.sent - load.acknowledged - load.failed
-        raise OncelogError(f"{load.semantics.name}: {silent} records neither acknowledged nor failed")
+        unreported = load.sent - load.acknowledged - load.failed
+        raise OncelogError(f"{load.semantics.name}: {unreported} records neither acknowledged nor failed")

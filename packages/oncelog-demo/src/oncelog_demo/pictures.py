@@ -1,4 +1,4 @@
-"""The report's pictures as SVG text."""
+"""The report's charts, as SVG text."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from oncelog_devtools.svg_charts import (
     nice_ticks,
 )
 
-from oncelog_demo.sink_attempts import Attempt, Ended
-from oncelog_demo.timeline import Happened, Mark
+from oncelog_demo.sink_attempts import Attempt, AttemptResult
+from oncelog_demo.timeline import BatchEvent, Mark
 
 _LOOKS = {
-    Happened.ACK_LOST: ("cross", BAD),
-    Happened.REQUEST_LOST: ("diamond", WARN),
-    Happened.UNANSWERED: ("diamond", WARN),
-    Happened.DUPLICATE: ("dot", GOOD),
-    Happened.REFUSED: ("triangle", VIOLET),
+    BatchEvent.ACK_LOST: ("cross", BAD),
+    BatchEvent.REQUEST_LOST: ("diamond", WARN),
+    BatchEvent.UNANSWERED: ("diamond", WARN),
+    BatchEvent.DUPLICATE: ("dot", GOOD),
+    BatchEvent.REJECTED: ("triangle", VIOLET),
 }
 _LEGEND = (
     ("stored", "line", BLUE),
     ("acknowledgement lost", "cross", BAD),
     ("request lost or unanswered", "diamond", WARN),
-    ("repeat recognised, not stored", "dot", GOOD),
-    ("out of order, refused", "triangle", VIOLET),
+    ("retry recognised, not stored", "dot", GOOD),
+    ("out of order, rejected", "triangle", VIOLET),
 )
 
 WIDTH, PANEL_WIDTH, PANEL_HEIGHT, TOP = 960.0, 290.0, 170.0, 76.0
 
 
 def sequences_picture(marks: Sequence[Mark], killed_at_s: float) -> str:
-    """A panel per partition: sequence number over time, each fault where it struck."""
+    """Draw a panel per partition: sequence number over time, with a mark for each fault."""
     partitions = sorted({mark.partition for mark in marks})
     rows = (len(partitions) + 2) // 3
     title = "Sequence numbers by partition, and what the network did to them"
@@ -73,7 +73,7 @@ def _draw_legend(svg: Svg) -> None:
 
 
 class _Panel:
-    """One partition's plot at (x, y); time and sequence scales are shared by all panels."""
+    """One partition's plot at (x, y). All panels share their time and sequence scales."""
 
     def __init__(self, svg: Svg, x: float, y: float, end_ms: float, top_sequence: int) -> None:
         self.svg, self.x, self.y = svg, x, y
@@ -94,70 +94,72 @@ class _Panel:
         for tick in nice_ticks(self.end_ms / 1000, 4):
             words = f"{tick:g} s"
             svg.text(self.across(tick * 1000), self.y + PANEL_HEIGHT + 14, words, size=10, fill=MUTED)
-        stored = [m for m in marks if m.happened in (Happened.STORED, Happened.ACK_LOST)]
+        stored = [m for m in marks if m.event in (BatchEvent.STORED, BatchEvent.ACK_LOST)]
         svg.polyline(((self.across(m.time_ms), self.up(m.sequence)) for m in _thinned(stored)), "#2a6fb8")
         kill = self.across(killed_at_s * 1000)
         svg.line(kill, self.y + 18, kill, self.y + PANEL_HEIGHT, INK, dash="3 2")
         for mark in marks:
-            if mark.happened in _LOOKS:
-                shape, colour = _LOOKS[mark.happened]
+            if mark.event in _LOOKS:
+                shape, colour = _LOOKS[mark.event]
                 svg.mark(shape, self.across(mark.time_ms), self.up(mark.sequence), colour, tip=_tip(mark))
 
 
-def _thinned(marks: Sequence[Mark], most: int = 400) -> Sequence[Mark]:
-    return marks[:: max(1, len(marks) // most)]
+def _thinned(marks: Sequence[Mark], max_marks: int = 400) -> Sequence[Mark]:
+    return marks[:: max(1, len(marks) // max_marks)]
 
 
 def _tip(mark: Mark) -> str:
     last = mark.sequence + mark.records - 1
-    where = f", offset {mark.offset}" if mark.offset is not None else ""
-    return f"{mark.time_ms / 1000:.2f} s: sequences {mark.sequence}-{last}: {mark.happened}{where}"
+    offset = f", offset {mark.offset}" if mark.offset is not None else ""
+    return f"{mark.time_ms / 1000:.2f} s: sequences {mark.sequence}-{last}: {mark.event}{offset}"
 
 
-_ENDED = (
-    (Ended.COMMITTED, BLUE, "transaction of a lane, committed"),
-    (Ended.ABORTED, BAD, "open when the driver died: aborted, hidden"),
-    (Ended.SKIPPED, GOOD, "found committed, not written again"),
+_RESULTS = (
+    (AttemptResult.COMMITTED, BLUE, "transaction of a task, committed"),
+    (AttemptResult.ABORTED, BAD, "open when the driver died: aborted, hidden"),
+    (AttemptResult.SKIPPED, GOOD, "already committed, not written again"),
 )
-_LANE_LEFT, _LANE_HIGH, _LANE_TOP, _RESTART_WIDTH = 60.0, 28.0, 96.0, 110.0
+_TASK_LEFT, _TASK_HIGH, _TASK_TOP, _RESTART_WIDTH = 60.0, 28.0, 96.0, 110.0
 
 
-def lanes_picture(attempts: Sequence[Attempt], killed_at_ms: float) -> str:
-    """A row per lane over time, a band per micro-batch; the time of the restart is cut out."""
-    lanes = max((each.lane for each in attempts), default=0) + 1
-    bottom = _LANE_TOP + lanes * _LANE_HIGH
-    title = "The sink's transactions by lane and micro-batch, before and after the driver was killed"
+def tasks_picture(attempts: Sequence[Attempt], killed_at_ms: float) -> str:
+    """Draw a row per task over time and a band per micro-batch. The restart of the driver is cut out."""
+    tasks = max((attempt.task for attempt in attempts), default=0) + 1
+    bottom = _TASK_TOP + tasks * _TASK_HIGH
+    title = "The sink's transactions by task and micro-batch, before and after the driver was killed"
     svg = Svg(WIDTH, bottom + 34, title)
     svg.text(14, 26, title, size=15, bold=True)
-    _draw_lanes_legend(svg)
-    for lane in range(lanes):
-        middle = _LANE_TOP + (lane + 0.5) * _LANE_HIGH
-        svg.text(_LANE_LEFT - 8, middle + 4, f"lane {lane}", size=11, fill=MUTED, anchor="end")
+    _draw_tasks_legend(svg)
+    for task in range(tasks):
+        middle = _TASK_TOP + (task + 0.5) * _TASK_HIGH
+        svg.text(_TASK_LEFT - 8, middle + 4, f"task {task}", size=11, fill=MUTED, anchor="end")
     runs = [
-        [each for each in attempts if (each.begin_ms > killed_at_ms) == is_second]
+        [attempt for attempt in attempts if (attempt.begin_ms > killed_at_ms) == is_second]
         for is_second in (False, True)
     ]
     spans = [_span(runs[0], killed_at_ms), _span(runs[1], None)]
-    scale = (WIDTH - _LANE_LEFT - _RESTART_WIDTH - 16) / (sum(end - begin for begin, end in spans) or 1)
-    x, before = _LANE_LEFT, set[int]()
+    scale = (WIDTH - _TASK_LEFT - _RESTART_WIDTH - 16) / (sum(end - begin for begin, end in spans) or 1)
+    x, before = _TASK_LEFT, set[int]()
     for run, (begin, end) in zip(runs, spans, strict=True):
-        _LanesPanel(svg, x, begin, end, scale, bottom).draw(run, before)
-        before = {each.batch for each in run}
+        _TasksPanel(svg, x, begin, end, scale, bottom).draw(run, before)
+        before = {attempt.batch for attempt in run}
         x += (end - begin) * scale + _RESTART_WIDTH
-    x = _LANE_LEFT + (spans[0][1] - spans[0][0]) * scale
-    svg.line(x, _LANE_TOP - 22, x, bottom, INK, width=2, dash="5 3")
-    svg.text(x + 6, _LANE_TOP + 14, "SIGKILL", size=12, bold=True)
-    svg.text(x + 6, _LANE_TOP + 32, "and, after", size=11, fill=MUTED)
-    svg.text(x + 6, _LANE_TOP + 47, f"{(spans[1][0] - spans[0][1]) / 1000:.1f} s, begun", size=11, fill=MUTED)
-    svg.text(x + 6, _LANE_TOP + 62, "again from the", size=11, fill=MUTED)
-    svg.text(x + 6, _LANE_TOP + 77, "checkpoint", size=11, fill=MUTED)
+    x = _TASK_LEFT + (spans[0][1] - spans[0][0]) * scale
+    svg.line(x, _TASK_TOP - 22, x, bottom, INK, width=2, dash="5 3")
+    svg.text(x + 6, _TASK_TOP + 14, "SIGKILL", size=12, bold=True)
+    svg.text(x + 6, _TASK_TOP + 32, "and, after", size=11, fill=MUTED)
+    svg.text(
+        x + 6, _TASK_TOP + 47, f"{(spans[1][0] - spans[0][1]) / 1000:.1f} s, restarted", size=11, fill=MUTED
+    )
+    svg.text(x + 6, _TASK_TOP + 62, "from the", size=11, fill=MUTED)
+    svg.text(x + 6, _TASK_TOP + 77, "checkpoint", size=11, fill=MUTED)
     return svg.render()
 
 
-def _draw_lanes_legend(svg: Svg) -> None:
+def _draw_tasks_legend(svg: Svg) -> None:
     x = 16.0
-    for ended, colour, words in _ENDED:
-        if ended is Ended.SKIPPED:
+    for result, colour, words in _RESULTS:
+        if result is AttemptResult.SKIPPED:
             svg.mark("dot", x + 6, 46, colour, size=6)
         else:
             svg.rect(x, 40, 14, 12, colour, rx=2)
@@ -166,12 +168,15 @@ def _draw_lanes_legend(svg: Svg) -> None:
 
 
 def _span(run: Sequence[Attempt], killed_at_ms: float | None) -> tuple[float, float]:
-    begin = min((each.begin_ms for each in run), default=0.0)
-    return begin, killed_at_ms or max((each.end_ms or each.begin_ms for each in run), default=begin)
+    begin = min((attempt.begin_ms for attempt in run), default=0.0)
+    return begin, killed_at_ms or max((attempt.end_ms or attempt.begin_ms for attempt in run), default=begin)
 
 
-class _LanesPanel:
-    """One run of the driver: `begin` to `end` (milliseconds) from `x` on, `scale` pixels to a millisecond."""
+class _TasksPanel:
+    """One run of the driver, from `begin` to `end` (milliseconds).
+
+    The panel starts at pixel `x`; `scale` is in pixels per millisecond.
+    """
 
     def __init__(self, svg: Svg, x: float, begin: float, end: float, scale: float, bottom: float) -> None:
         self.svg, self.x, self.begin, self.end, self.scale, self.bottom = svg, x, begin, end, scale, bottom
@@ -180,40 +185,43 @@ class _LanesPanel:
         return self.x + (min(time_ms, self.end) - self.begin) * self.scale
 
     def draw(self, run: Sequence[Attempt], before: set[int]) -> None:
-        """`before`: the batches of the run before this one."""
-        for batch in sorted({each.batch for each in run}):
-            begin, end = _batch_span([each for each in run if each.batch == batch], self.end)
+        """Draw the run. `before` holds the batches of the previous run."""
+        for batch in sorted({attempt.batch for attempt in run}):
+            begin, end = _batch_span([attempt for attempt in run if attempt.batch == batch], self.end)
             left, width = self.across(begin) - 2, self.across(end) - self.across(begin) + 4
-            self.svg.rect(left, _LANE_TOP, width, self.bottom - _LANE_TOP, "#eef2f6", rx=3)
+            self.svg.rect(left, _TASK_TOP, width, self.bottom - _TASK_TOP, "#eef2f6", rx=3)
             words = f"batch {batch} again" if batch in before else f"batch {batch}"
-            self.svg.text(left + width / 2, _LANE_TOP - 8, words, size=12, anchor="middle", fill=MUTED)
-        for each in run:
-            self._draw_attempt(each)
+            self.svg.text(left + width / 2, _TASK_TOP - 8, words, size=12, anchor="middle", fill=MUTED)
+        for attempt in run:
+            self._draw_attempt(attempt)
         for tick in nice_ticks((self.end - self.begin) / 1000, 4):
             words = f"{tick:g} s"
             self.svg.text(self.across(self.begin + tick * 1000), self.bottom + 16, words, size=10, fill=MUTED)
 
-    def _draw_attempt(self, each: Attempt) -> None:
-        colour = next(colour for ended, colour, _ in _ENDED if ended is each.ended)
-        y = _LANE_TOP + each.lane * _LANE_HIGH
-        tip = f"lane {each.lane}, batch {each.batch}: {each.ended}, {each.rows:,} rows on the log"
-        left = self.across(each.begin_ms)
-        if each.ended is Ended.SKIPPED:
-            self.svg.mark("dot", left + 5, y + _LANE_HIGH / 2, colour, tip=tip, size=6)
+    def _draw_attempt(self, attempt: Attempt) -> None:
+        colour = next(colour for result, colour, _ in _RESULTS if result is attempt.result)
+        y = _TASK_TOP + attempt.task * _TASK_HIGH
+        tip = (
+            f"task {attempt.task}, batch {attempt.batch}: {attempt.result}, {attempt.rows:,} rows in the log"
+        )
+        left = self.across(attempt.begin_ms)
+        if attempt.result is AttemptResult.SKIPPED:
+            self.svg.mark("dot", left + 5, y + _TASK_HIGH / 2, colour, tip=tip, size=6)
             return
-        right = self.across(self.end if each.end_ms is None else each.end_ms)
-        self.svg.rect(left, y + 5, max(right - left, 2), _LANE_HIGH - 10, colour, rx=2, tip=tip)
+        right = self.across(self.end if attempt.end_ms is None else attempt.end_ms)
+        self.svg.rect(left, y + 5, max(right - left, 2), _TASK_HIGH - 10, colour, rx=2, tip=tip)
 
 
 def _batch_span(attempts: Sequence[Attempt], killed_at_ms: float) -> tuple[float, float]:
     ends = (
-        killed_at_ms if each.ended is Ended.ABORTED else each.end_ms or each.begin_ms for each in attempts
+        killed_at_ms if attempt.result is AttemptResult.ABORTED else attempt.end_ms or attempt.begin_ms
+        for attempt in attempts
     )
-    return min(each.begin_ms for each in attempts), max(ends)
+    return min(attempt.begin_ms for attempt in attempts), max(ends)
 
 
 def delay_picture(rows: Sequence[Mapping[str, Any]], airlines: Mapping[str, str]) -> str:
-    """Mean departure delay: a row per carrier, a column per hour of the day."""
+    """Draw the mean departure delay: a row per carrier, a column per hour of the day."""
     means = {
         (row["carrier"], row["hour"]): row["dep_delay_min"] / row["departed"]
         for row in rows
@@ -252,7 +260,7 @@ def _heat(minutes: float) -> str:
 
 
 def counts_picture(rows: Sequence[tuple[str, int, int]]) -> str:
-    """(semantics, lost, doubled) of each load as bars on one scale."""
+    """Draw (semantics, lost, doubled) of each load as bars on one scale."""
     bars = []
     for name, lost, doubled in rows:
         bars.append((f"{name}: doubled", float(doubled), f"{doubled:,}", BAD if doubled else GOOD))

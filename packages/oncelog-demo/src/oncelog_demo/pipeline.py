@@ -1,4 +1,4 @@
-"""The work done on Spark: the streaming aggregation, the count of every key, the audit."""
+"""The Spark work of the demonstration: the streaming aggregation and the count of every key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_OFFSETS_PER_BATCH = 120_000
-"""Records per micro-batch: the aggregation runs as several, its state carried from one to the next."""
+"""Records per micro-batch. It is small enough for several batches, so state is carried from one to the next.
+"""
 
 VALUE_SCHEMA = (
     "carrier string, flight int, origin string, dest string, hour int, dep_delay bigint, arr_delay bigint"
@@ -26,7 +27,9 @@ VALUE_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """`table` is read back from the Parquet files, sorted as the truth is; `batches` = micro-batches run."""
+    """The result of the aggregation. `table` is read from the Parquet files and sorted by carrier and hour;
+    `batches` is the number of micro-batches.
+    """
 
     table: pa.Table
     batches: int
@@ -41,10 +44,10 @@ def run_delay_pipeline(
     *,
     on_progress: Callable[[int], None],
 ) -> PipelineResult:
-    """Stream the topic to its end into delays by carrier and hour, kept as Parquet under `work_dir`.
+    """Aggregate the whole topic into delays by carrier and hour, stored as Parquet under `work_dir`.
 
-    Complete mode with an overwrite per micro-batch: each batch id leaves the whole result of the records
-    up to it, so a batch that Spark replays leaves the same files. `on_progress` gets the rows so far.
+    The query runs in complete mode and overwrites the files in every micro-batch. So a batch that Spark
+    replays writes the same files again. `on_progress` receives the number of rows read so far.
     """
     from pyspark.sql import functions as f
 
@@ -95,8 +98,11 @@ def _rows_of(query: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KeyCounts:
-    """A topic against the source, by business key. `lost`: flights not there; `doubled`: records too many;
-    `foreign`: records whose key is no flight's; `wrong`: flights whose value is not the expected one."""
+    """A comparison of a topic with the source, by business key.
+
+    `lost` counts flights without a record, and `doubled` records beyond the first of a flight. `foreign`
+    counts records without a matching flight, and `wrong` flights with an unexpected value.
+    """
 
     records: int
     lost: int
@@ -116,9 +122,10 @@ class KeyCounts:
 
 
 def count_keys(spark: SparkSession, bootstrap_servers: str, topic: str, source: pa.Table) -> KeyCounts:
-    """Count each flight's records in the topic and compare with the source.
+    """Count each flight's records in the topic and compare them with the source.
 
-    `source`: a column key, and any further ones are what the value must hold as JSON, in that order.
+    `source` has a column `key`. Its other columns, if any, are the expected JSON fields of the value, in
+    order.
     """
     from pyspark.sql import functions as f
 
@@ -151,5 +158,5 @@ def count_keys(spark: SparkSession, bootstrap_servers: str, topic: str, source: 
 
 
 def same_result(reached: pa.Table, truth: pa.Table) -> bool:
-    """Whether two results hold the same rows, whatever their integer widths."""
+    """Return True if two results hold the same rows, regardless of integer widths."""
     return bool(reached.to_pylist() == truth.to_pylist())

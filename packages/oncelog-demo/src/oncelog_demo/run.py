@@ -1,4 +1,4 @@
-"""The whole demonstration, step by step. What it found is a value; nothing is printed here."""
+"""The whole demonstration, step by step. It returns its result as a value and prints nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from oncelog_devtools.progress import Showing
+from oncelog_devtools.progress import Progress
 
 from oncelog.errors import OncelogError
 from oncelog.spark.session import check_spark, local_session
@@ -28,8 +28,8 @@ from oncelog_demo.loading import (
     run_load,
 )
 from oncelog_demo.pipeline import KeyCounts, PipelineResult
-from oncelog_demo.sink_attempts import Ended, rows_that
-from oncelog_demo.timeline import FaultCounts, Mark, count_faults, tell
+from oncelog_demo.sink_attempts import AttemptResult, rows_with_result
+from oncelog_demo.timeline import FaultCounts, Mark, count_faults, list_marks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,8 +40,8 @@ PARTITIONS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One load with what the network did to it and what Spark found in its topic."""
+class CheckedLoad:
+    """One load, the faults that it met, and the records that Spark counted in its topic."""
 
     load: Load
     faults: FaultCounts
@@ -50,8 +50,8 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedEnrichment:
-    """The enrichment with what the network did to it and what Spark found in its topic."""
+class CheckedEnrichment:
+    """One enrichment, the faults that it met, and the records that Spark counted in its topic."""
 
     enrichment: Enrichment
     faults: FaultCounts
@@ -59,21 +59,21 @@ class JudgedEnrichment:
 
     @property
     def aborted(self) -> int:
-        """Rows on the log that no read_committed reader is given."""
-        return rows_that(self.enrichment.attempts, Ended.ABORTED)
+        """Rows in the log that no read_committed consumer returns."""
+        return rows_with_result(self.enrichment.attempts, AttemptResult.ABORTED)
 
 
 @dataclass(slots=True)
 class DemoResult:
-    """Everything the table and the report show. `problems` is empty when every promise was kept."""
+    """The content of the table and the report. `problems` is empty if every guarantee was kept."""
 
     flights: int
     seed: int
-    judged: list[Judged] = field(default_factory=list)
-    enriched: JudgedEnrichment | None = None
-    control: JudgedEnrichment | None = None
-    """The same by Spark's own Kafka sink; None when it was left out, for the reason that follows."""
-    control_left_out: str = "its jars are fetched by Maven, which is not there or was not asked to"
+    loads: list[CheckedLoad] = field(default_factory=list)
+    enriched: CheckedEnrichment | None = None
+    control: CheckedEnrichment | None = None
+    """The enrichment by Spark's own Kafka sink, or None if it was left out; `control_left_out` says why."""
+    control_left_out: str = "it was not requested, or Maven, which fetches its jars, is not installed"
     pipeline: PipelineResult | None = None
     truth: pa.Table | None = None
     audit: AuditResult | None = None
@@ -86,14 +86,14 @@ class DemoResult:
 
 
 def run_demo(
-    *, seed: int, rows: int | None, with_control: bool, work_dir: Path, showing: Showing
+    *, seed: int, rows: int | None, with_control: bool, work_dir: Path, progress: Progress
 ) -> DemoResult:
-    """Run everything under `work_dir` (which must be empty or new). Raises OncelogError when it cannot.
+    """Run everything under `work_dir`, which must be empty or new. Raises OncelogError if a step fails.
 
-    `with_control`: enrich with Spark's own Kafka sink too, whose jars Maven fetches the first time.
+    `with_control` also enriches with Spark's own Kafka sink, whose jars Maven fetches the first time.
     """
     check_spark()
-    steps = _Steps(showing)
+    steps = _Steps(progress)
     with steps.step("read the flights"):
         flights = load_flights(rows)
     result = DemoResult(len(flights), seed, step_seconds=steps.seconds)
@@ -107,7 +107,9 @@ def run_demo(
         if with_control:
             try:
                 enrichments.append(_enrich(SPARKS, flights, broker, seed, work_dir, steps))
-            except OncelogError as error:  # its promises are not ours, nor is Maven Central
+            except (
+                OncelogError
+            ) as error:  # the control may fail, or its download; neither breaks a guarantee of ours
                 result.control_left_out = str(error)
         _work_on_spark(result, loads, enrichments, flights, broker.bootstrap_servers, work_dir, steps)
     result.problems = find_problems(result)
@@ -115,25 +117,25 @@ def run_demo(
 
 
 class _Steps:
-    """The steps of the work: shown as they go; `seconds` by name, in the order they were taken."""
+    """The steps of the work, shown while they run. `seconds` maps each name to its duration, in order."""
 
-    def __init__(self, showing: Showing) -> None:
-        self._showing = showing
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """`total` and what the body gets are those of Showing.step."""
+        """Run and time one step. `total` and the yielded function are those of `Progress.step`."""
         began = time.monotonic()
         try:
-            with self._showing.step(f"{name[0].upper()}{name[1:]}", total) as advance_to:
+            with self._progress.step(f"{name[0].upper()}{name[1:]}", total) as advance_to:
                 yield advance_to
         finally:
             self.seconds[name] = time.monotonic() - began
 
 
 def create_topics(bootstrap_servers: str) -> None:
-    """All topics. The flights are of 2013, so time-based retention is off."""
+    """Create all topics without time-based retention, which would delete flights of 2013."""
     from oncelog import Admin, NewTopic
 
     writers = (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE, OURS, SPARKS)
@@ -168,7 +170,7 @@ def _enrich(
             EXACTLY_ONCE.topic,
             len(flights),
             work_dir,
-            lanes=PARTITIONS,
+            tasks=PARTITIONS,
             seed=seed,
             on_progress=lambda rows: advance_to(min(rows, len(flights))),
         )
@@ -197,19 +199,23 @@ def _work_on_spark(
             keys = pa.table({"key": flights.keys})
             for number, load in enumerate(loads, 1):
                 counts = pipeline.count_keys(spark, bootstrap_servers, load.semantics.topic, keys)
-                marks = tell(load.events)
-                result.judged.append(Judged(load, count_faults(load.events, marks), marks, counts))
+                marks = list_marks(load.events)
+                result.loads.append(CheckedLoad(load, count_faults(load.events, marks), marks, counts))
                 advance_to(number)
             truth = enriched_truth(flights)
-            judged = [_judge(spark, bootstrap_servers, enrichment, truth) for enrichment in enrichments]
-            result.enriched, result.control = judged[0], judged[1] if len(judged) > 1 else None
+            checked = [
+                _check_enrichment(spark, bootstrap_servers, enrichment, truth) for enrichment in enrichments
+            ]
+            result.enriched, result.control = checked[0], checked[1] if len(checked) > 1 else None
 
 
-def _judge(
+def _check_enrichment(
     spark: SparkSession, bootstrap_servers: str, enrichment: Enrichment, truth: pa.Table
-) -> JudgedEnrichment:
+) -> CheckedEnrichment:
     counts = pipeline.count_keys(spark, bootstrap_servers, enrichment.sink.topic, truth)
-    return JudgedEnrichment(enrichment, count_faults(enrichment.events, tell(enrichment.events)), counts)
+    return CheckedEnrichment(
+        enrichment, count_faults(enrichment.events, list_marks(enrichment.events)), counts
+    )
 
 
 def _audit(spark: SparkSession, bootstrap_servers: str) -> AuditResult:
@@ -219,48 +225,46 @@ def _audit(spark: SparkSession, bootstrap_servers: str) -> AuditResult:
 
 
 def find_problems(result: DemoResult) -> list[str]:
-    """Every promise that was not kept, as a sentence; the demonstration failed unless this is empty."""
-    exact, at_least, at_most = result.judged
+    """Return a sentence for each broken guarantee. The demonstration succeeded if the list is empty."""
+    exact, at_least, at_most = result.loads
     problems = []
     if not exact.counts.is_exactly_once:
         problems.append(f"exactly once: {exact.counts}")
     if exact.load.failed:
-        problems.append(f"exactly once: {exact.load.failed} records failed to be delivered")
+        problems.append(f"exactly once: {exact.load.failed} records could not be delivered")
     problems += _problems_on_spark(result)
     if exact.faults.acknowledgements_lost == 0:
-        problems.append(
-            "no acknowledgement was lost: the faults were too few to show anything; use more rows"
-        )
+        problems.append("no acknowledgement was lost: too few faults for a comparison; use more rows")
     if at_least.counts.doubled == 0:
         problems.append(
-            "with idempotence off nothing was doubled: the comparison shows nothing; try another seed"
+            "without idempotence no record was doubled: the comparison shows nothing; try another seed"
         )
     if at_most.counts.lost == 0:
-        problems.append("with acks=0 nothing was lost: the comparison shows nothing; try another seed")
+        problems.append("with acks=0 no record was lost: the comparison shows nothing; try another seed")
     return problems
 
 
 def _problems_on_spark(result: DemoResult) -> list[str]:
     problems = []
     if result.audit is None or result.audit.findings:
-        problems.append("the audit of the sequences found violations")
+        problems.append("the audit of the sequence numbers found violations")
     if result.pipeline is None or result.truth is None:
         problems.append("the aggregation did not run")
     elif not pipeline.same_result(result.pipeline.table, result.truth):
-        problems.append("the aggregation's Parquet differs from the same aggregation over the source")
+        problems.append("the aggregation's Parquet files differ from the same aggregation of the source")
     if result.enriched is None:
         problems.append("the enrichment did not run")
         return problems
-    judged = result.enriched
-    if not judged.counts.is_exactly_once:
-        problems.append(f"enriched on Spark: {judged.counts}")
-    if judged.enrichment.rows_stored != judged.counts.records + judged.aborted:
+    checked = result.enriched
+    if not checked.counts.is_exactly_once:
+        problems.append(f"enriched on Spark: {checked.counts}")
+    if checked.enrichment.rows_stored != checked.counts.records + checked.aborted:
         problems.append(
-            f"enriched on Spark: the log holds {judged.enrichment.rows_stored} rows, but "
-            f"{judged.counts.records} are committed and {judged.aborted} aborted"
+            f"enriched on Spark: the log holds {checked.enrichment.rows_stored} rows, but "
+            f"{checked.counts.records} are committed and {checked.aborted} aborted"
         )
-    if judged.aborted == 0:
+    if checked.aborted == 0:
         problems.append("no transaction was aborted: the kill shows nothing; try another seed")
     if result.control is not None and result.control.counts.doubled == 0:
-        problems.append("Spark's own sink doubled nothing: the comparison shows nothing; try another seed")
+        problems.append("Spark's own sink doubled no record: the comparison shows nothing; try another seed")
     return problems

@@ -1,4 +1,4 @@
-"""What the proxy saw of the sink's transactions, told lane by lane. Pure: events in, attempts out."""
+"""The sink's transactions task by task, as the proxy saw them. Pure: events in, attempts out."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from oncelog.testing.proxy.events import Direction, WireEvent
 from oncelog.testing.proxy.txn_messages import TxnRequest
 
 Writer = tuple[int, int]
-"""(producer id, epoch): a lane gets a new epoch for each attempt."""
+"""(producer id, epoch). A task gets a new epoch for each attempt."""
 
 
-class Ended(StrEnum):
-    """How a lane's attempt at a micro-batch ended."""
+class AttemptResult(StrEnum):
+    """The outcome of a task's attempt at a micro-batch."""
 
     COMMITTED = "committed"
     ABORTED = "lost its driver, aborted"
@@ -24,46 +24,49 @@ class Ended(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One lane at one micro-batch. Times count from the proxy's start; `end_ms` None: no commit was answered.
+    """One attempt of a task at a micro-batch. Times count from the proxy's start.
 
-    `rows` are those on the log.
+    `end_ms` is None if no commit was answered. `rows` counts the attempt's rows in the log.
     """
 
-    lane: int
+    task: int
     batch: int
     writer: Writer
     begin_ms: float
     end_ms: float | None
-    ended: Ended
+    result: AttemptResult
     rows: int = 0
 
 
-def tell_lanes(events: Iterable[WireEvent], killed_at_ms: float) -> list[Attempt]:
-    """Every attempt, in the order in which they began. `killed_at_ms`: when the driver was.
+def list_attempts(events: Iterable[WireEvent], killed_at_ms: float) -> list[Attempt]:
+    """Return every attempt, in the order in which they began. `killed_at_ms` is the time of the driver's
+    death.
 
-    The wire tells no batch ids of what is not committed; but a lane with rows in every batch, as here,
-    commits them one after another.
+    An uncommitted transaction carries no batch id on the wire. But each task here has rows in every batch, so
+    its n-th commit belongs to batch n.
     """
-    told = _Told()
+    log = _TransactionLog()
     for event in events:
-        told.see(event)
+        log.see(event)
     committed: Counter[int] = Counter()
     attempts = []
-    for writer, (lane, begin_ms) in told.begun.items():
-        batch, end_ms = committed[lane], told.committed.get(writer)
+    for writer, (task, begin_ms) in log.begun.items():
+        batch, end_ms = committed[task], log.committed.get(writer)
         if end_ms is not None:
-            ended = Ended.COMMITTED
-            committed[lane] += 1
-        elif writer in told.wrote or begin_ms < killed_at_ms:
-            ended = Ended.ABORTED
+            result = AttemptResult.COMMITTED
+            committed[task] += 1
+        elif writer in log.wrote or begin_ms < killed_at_ms:
+            result = AttemptResult.ABORTED
         else:
-            ended, batch = Ended.SKIPPED, batch - 1
-        attempts.append(Attempt(lane, batch, writer, begin_ms, end_ms, ended))
+            result, batch = AttemptResult.SKIPPED, batch - 1
+        attempts.append(Attempt(task, batch, writer, begin_ms, end_ms, result))
     return attempts
 
 
-class _Told:
-    """What the messages say, by writer. An answer counts although it may not have reached its client."""
+class _TransactionLog:
+    """The facts read from the messages, by writer. A response counts even if it may not have reached its
+    client.
+    """
 
     def __init__(self) -> None:
         self.begun: dict[Writer, tuple[int, float]] = {}
@@ -91,10 +94,10 @@ class _Told:
 
 
 def with_rows(attempts: Iterable[Attempt], rows: Mapping[Writer, int]) -> list[Attempt]:
-    """The attempts with what the log holds of them."""
-    return [replace(each, rows=rows.get(each.writer, 0)) for each in attempts]
+    """Return the attempts with the number of rows that the log holds of each."""
+    return [replace(attempt, rows=rows.get(attempt.writer, 0)) for attempt in attempts]
 
 
-def rows_that(attempts: Iterable[Attempt], ended: Ended) -> int:
-    """Rows on the log of attempts that ended so."""
-    return sum(each.rows for each in attempts if each.ended is ended)
+def rows_with_result(attempts: Iterable[Attempt], result: AttemptResult) -> int:
+    """Count the rows in the log of attempts with this outcome."""
+    return sum(attempt.rows for attempt in attempts if attempt.result is result)

@@ -1,4 +1,4 @@
-"""What the proxy saw, told as what happened to each batch. Pure: events in, marks and counts out."""
+"""The history of each batch, as the proxy saw it. Pure: events in, marks and counts out."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, Outcome,
 OUT_OF_ORDER = 45
 
 
-class Happened(StrEnum):
-    """The outcome of one batch on one journey to the broker."""
+class BatchEvent(StrEnum):
+    """The outcome of one attempt to send a batch to the broker."""
 
     STORED = "stored and acknowledged"
     ACK_LOST = "stored, acknowledgement lost"
-    REQUEST_LOST = "lost on the way"
-    DUPLICATE = "sent again, recognised, not stored again"
-    REFUSED = "out of order, refused"
-    UNANSWERED = "sent, answer never came"
+    REQUEST_LOST = "request lost"
+    DUPLICATE = "retry recognised, not stored again"
+    REJECTED = "out of order, rejected"
+    UNANSWERED = "sent, never answered"
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One batch at one moment. `sequence` is its base sequence; `time_ms` counts from the proxy's start."""
+    """One attempt to send a batch.
+
+    `sequence` is its base sequence; `time_ms` counts from the proxy's start.
+    """
 
     time_ms: float
     partition: int
     sequence: int
     records: int
-    happened: Happened
+    event: BatchEvent
     late: bool
     offset: int | None
 
@@ -39,14 +42,14 @@ class Mark:
 _LOST = {Fate.DROPPED, Fate.CUT, Fate.LOST}
 
 
-def tell(events: Iterable[WireEvent]) -> list[Mark]:
-    """The marks of all sequenced batches, in the order of their requests.
+def list_marks(events: Iterable[WireEvent]) -> list[Mark]:
+    """Return the marks of all batches with sequence numbers, in the order of their requests.
 
-    A batch acknowledged with an offset the partition had given it before is a recognised duplicate.
+    A batch acknowledged with an offset that the partition had already assigned is a recognised duplicate.
     """
     requests: dict[tuple[int, int], WireEvent] = {}
     late: set[tuple[int, int]] = set()
-    answers: dict[tuple[int, int], WireEvent] = {}
+    responses: dict[tuple[int, int], WireEvent] = {}
     for event in events:
         journey = (event.connection, event.correlation_id)
         if event.api != "Produce":
@@ -56,34 +59,34 @@ def tell(events: Iterable[WireEvent]) -> list[Mark]:
             if event.fate in (Fate.HELD, Fate.RELEASED):
                 late.add(journey)
         elif event.direction == Direction.RESPONSE:
-            answers[journey] = event
-    return _judge(requests, answers, late)
+            responses[journey] = event
+    return _marks_of(requests, responses, late)
 
 
-def _judge(
+def _marks_of(
     requests: dict[tuple[int, int], WireEvent],
-    answers: dict[tuple[int, int], WireEvent],
+    responses: dict[tuple[int, int], WireEvent],
     late: set[tuple[int, int]],
 ) -> list[Mark]:
     stored: set[tuple[int, int, int]] = set()
     marks = []
-    # In the order of the answers: that is the order in which the broker decided.
+    # Sorted by response time: that is the order in which the broker decided.
     last = float("inf")
     ordered = sorted(
-        requests, key=lambda j: (answers[j].time_ms if j in answers else last, requests[j].time_ms)
+        requests, key=lambda j: (responses[j].time_ms if j in responses else last, requests[j].time_ms)
     )
     for journey in ordered:
-        request, answer = requests[journey], answers.get(journey)
+        request, response = requests[journey], responses.get(journey)
         for batch in request.batches:
             if batch.base_sequence is None:
                 continue
-            outcome = _outcome_of(batch, answer)
-            happened = _verdict(request, answer, outcome)
+            outcome = _outcome_of(batch, response)
+            kind = _verdict(request, response, outcome)
             if outcome is not None and outcome.error_code == 0 and outcome.base_offset is not None:
-                place = (batch.partition, batch.producer_epoch or 0, outcome.base_offset)
-                if place in stored and happened is Happened.STORED:
-                    happened = Happened.DUPLICATE
-                stored.add(place)
+                position = (batch.partition, batch.producer_epoch or 0, outcome.base_offset)
+                if position in stored and kind is BatchEvent.STORED:
+                    kind = BatchEvent.DUPLICATE
+                stored.add(position)
             offset = outcome.base_offset if outcome else None
             marks.append(
                 Mark(
@@ -91,7 +94,7 @@ def _judge(
                     batch.partition,
                     batch.base_sequence,
                     batch.records_count,
-                    happened,
+                    kind,
                     journey in late,
                     offset,
                 )
@@ -99,39 +102,39 @@ def _judge(
     return sorted(marks, key=lambda mark: mark.time_ms)
 
 
-def _outcome_of(batch: BatchSummary, answer: WireEvent | None) -> Outcome | None:
-    outcomes: Sequence[Outcome] = answer.outcomes if answer else ()
+def _outcome_of(batch: BatchSummary, response: WireEvent | None) -> Outcome | None:
+    outcomes: Sequence[Outcome] = response.outcomes if response else ()
     return next((o for o in outcomes if (o.topic, o.partition) == (batch.topic, batch.partition)), None)
 
 
-def _verdict(request: WireEvent, answer: WireEvent | None, outcome: Outcome | None) -> Happened:
-    if answer is None or outcome is None:
-        return Happened.REQUEST_LOST if request.fate in _LOST else Happened.UNANSWERED
+def _verdict(request: WireEvent, response: WireEvent | None, outcome: Outcome | None) -> BatchEvent:
+    if response is None or outcome is None:
+        return BatchEvent.REQUEST_LOST if request.fate in _LOST else BatchEvent.UNANSWERED
     if outcome.error_code == OUT_OF_ORDER:
-        return Happened.REFUSED
+        return BatchEvent.REJECTED
     if outcome.error_code != 0:
-        return Happened.UNANSWERED
-    return Happened.ACK_LOST if answer.fate in _LOST else Happened.STORED
+        return BatchEvent.UNANSWERED
+    return BatchEvent.ACK_LOST if response.fate in _LOST else BatchEvent.STORED
 
 
 @dataclass(frozen=True, slots=True)
 class FaultCounts:
-    """What the network did to one load, in messages, and what the broker said to it, in batches."""
+    """The faults of one load, counted in messages, and the broker's decisions, counted in batches."""
 
     produce_requests: int
     requests_lost: int
     acknowledgements_lost: int
     requests_late: int
     duplicates_recognised: int
-    out_of_order_refused: int
+    out_of_order_rejected: int
 
 
 def count_faults(events: Sequence[WireEvent], marks: Sequence[Mark]) -> FaultCounts:
-    """Totals over one load."""
+    """Count the faults and the outcomes of one load."""
     kinds: Counter[tuple[Direction, Fate]] = Counter(
         (event.direction, event.fate) for event in events if event.api == "Produce"
     )
-    happened = Counter(mark.happened for mark in marks)
+    counts = Counter(mark.event for mark in marks)
     journeys = {
         (event.connection, event.correlation_id)
         for event in events
@@ -142,14 +145,14 @@ def count_faults(events: Sequence[WireEvent], marks: Sequence[Mark]) -> FaultCou
         requests_lost=sum(kinds[Direction.REQUEST, fate] for fate in _LOST),
         acknowledgements_lost=sum(kinds[Direction.RESPONSE, fate] for fate in _LOST),
         requests_late=kinds[Direction.REQUEST, Fate.HELD],
-        duplicates_recognised=happened[Happened.DUPLICATE],
-        out_of_order_refused=happened[Happened.REFUSED],
+        duplicates_recognised=counts[BatchEvent.DUPLICATE],
+        out_of_order_rejected=counts[BatchEvent.REJECTED],
     )
 
 
 def first_lost_acknowledgement(marks: Sequence[Mark]) -> list[Mark]:
-    """The journeys of the first batch whose acknowledgement was lost; empty when none was."""
-    lost = next((mark for mark in marks if mark.happened is Happened.ACK_LOST), None)
+    """Return all attempts at the first batch with a lost acknowledgement; empty if none was lost."""
+    lost = next((mark for mark in marks if mark.event is BatchEvent.ACK_LOST), None)
     if lost is None:
         return []
     return [m for m in marks if (m.partition, m.sequence) == (lost.partition, lost.sequence)]

@@ -1,6 +1,6 @@
-"""Apache Kafka itself, one KRaft node or several from its Maven jars, as the referee beside our broker.
+"""Apache Kafka itself as the reference beside our broker: one KRaft node or several, from its Maven jars.
 
-The jars are fetched once into a cache by Maven. Nothing but Java and Maven is needed; no Docker.
+Maven fetches the jars once into a cache. Only Java and Maven are needed, no Docker.
 """
 
 from __future__ import annotations
@@ -35,67 +35,71 @@ _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.
 """
 
 
-class PartMissing(OncelogError):
-    """Something that Apache Kafka needs is not on this machine and could not be fetched."""
+class MissingDependency(OncelogError):
+    """A tool or jar that Apache Kafka or Spark's connector needs is missing and could not be fetched."""
 
 
 def fetch_jars() -> str:
-    """The class path of Apache Kafka's server and tools. Raises PartMissing."""
-    return str(fetch_pom(_POM, _CACHE, "Apache Kafka as referee") / "*")
+    """Return the class path of Apache Kafka's server and tools. Raises MissingDependency."""
+    return str(fetch_pom(_POM, _CACHE, "Apache Kafka") / "*")
 
 
 def fetch_pom(pom: str, cache: Path, purpose: str) -> Path:
-    """The directory with the jars of a Maven project, fetched into `cache` once. Raises PartMissing."""
+    """Return the directory with the jars of a Maven project, fetched into `cache` once. Raises
+    MissingDependency.
+    """
     for tool in ("java", "mvn"):
         if not shutil.which(tool):
-            raise PartMissing(f"{purpose} needs {tool}, which is not installed")
+            raise MissingDependency(f"{purpose} needs {tool}, which is not installed")
     complete = cache / "complete"
     if not complete.exists() or complete.read_text() != pom:
         cache.mkdir(parents=True, exist_ok=True)
         (cache / "pom.xml").write_text(pom)
-        # Jars of an earlier POM would stay on the class path, which is the whole directory.
+        # The class path is the whole directory, so jars of an earlier POM must not remain in it.
         shutil.rmtree(cache / "jars", ignore_errors=True)
-        # --strict-checksums: a jar that does not fit its checksum is an error, not a warning.
+        # --strict-checksums makes a wrong checksum an error; Maven's default is a warning.
         command = ["mvn", "-q", "-B", "--strict-checksums", "dependency:copy-dependencies"]
         command += ["-DoutputDirectory=jars", "-DincludeScope=runtime"]
         try:
             done = subprocess.run(command, cwd=cache, capture_output=True, text=True, timeout=300)
         except subprocess.TimeoutExpired:
-            raise PartMissing(f"{purpose}: its jars could not be fetched within 300 s") from None
+            raise MissingDependency(f"{purpose}: Maven did not fetch the jars within 300 s") from None
         if done.returncode:
-            raise PartMissing(f"{purpose}: its jars could not be fetched: {done.stdout[-300:]}")
+            raise MissingDependency(f"{purpose}: Maven could not fetch the jars: {done.stdout[-300:]}")
         complete.write_text(pom)
     return cache / "jars"
 
 
 def run_tool(main_class: str, *arguments: str, text: str = "", timeout_s: float = 120.0) -> str:
-    """Run one of Kafka's own command-line tools by its main class; its standard output.
+    """Run one of Kafka's command-line tools by its main class and return its standard output.
 
-    `text` goes to its standard input. Raises PartMissing, and OncelogError with what the tool printed when it
-    fails.
+    `text` becomes its standard input. Raises MissingDependency. If the tool fails, raises OncelogError with
+    the tool's output.
     """
     command = ["java", "-Xmx256m", _LOG_LEVEL, "-cp", fetch_jars(), main_class, *arguments]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode:
-        raise OncelogError(f"{main_class} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise OncelogError(
+            f"{main_class} ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
 class KafkaNode(NodeProcess):
-    """Broker and controller in one."""
+    """One process that is both broker and controller."""
 
     def __init__(self, node_id: int, port: int, directory: Path, command: list[str]) -> None:
         super().__init__(node_id, port, directory / "server.log", command, mark=command[-1])
         self.directory, self.data_dir = directory, directory / "data"
         self.ports: dict[str, int] = {"PLAINTEXT": port}
-        """Security protocol -> port of its listener."""
+        """Listener port by security protocol."""
 
 
 def kafka_node(
     node_id: int, port: int, home: Path, *, heap_mb: int = 512, outlive_parent: bool = False
 ) -> KafkaNode:
     """Return the node whose `server.properties` is in `home`, not started yet."""
-    # A node ends by SIGKILL, and so leaves the native libraries that it unpacks: `stop` removes `home`.
+    # A killed JVM leaves its unpacked native libraries behind. In `home`, `stop` removes them.
     temporary = f"-Djava.io.tmpdir={home}"
     command = ["java", f"-Xmx{heap_mb}m", _LOG_LEVEL, temporary, "-cp", fetch_jars(), "kafka.Kafka"]
     prefix = [] if outlive_parent else dying_with_parent()
@@ -105,11 +109,13 @@ def kafka_node(
 class ApacheKafka:
     """A running cluster. `properties` go into every node's server.properties.
 
-    Without a `directory` a temporary one is used and removed by `stop()`; after a failed start it stays, for
-    its logs. With three nodes or more the internal topics have three replicas, two of which must be in sync.
-    The nodes die with the thread that launched them, where `setpriv` exists (Linux), unless they are to
-    `outlive_parent`. `also_listen`: security protocols of further listeners. `ports`: of the nodes, if all
-    are free; else free ones are taken. Raises PartMissing, TimedOut.
+    Without `directory` the cluster uses a temporary one, which `stop()` removes. After a failed start it is
+    kept, for its logs. With three nodes or more the internal topics have three replicas, two of which must be
+    in sync.
+
+    Where `setpriv` exists (Linux), the nodes die with the thread that launched them, unless `outlive_parent`
+    is set. `also_listen` names the security protocols of further listeners. `ports` are the nodes' ports if
+    all are free; otherwise free ones are chosen. Raises MissingDependency, TimedOut.
     """
 
     def __init__(
@@ -126,16 +132,16 @@ class ApacheKafka:
         self.class_path = fetch_jars()
         self._is_temporary = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="oncelog-apache-kafka-"))
-        found = free_ports(2 * nodes)
-        served = ports if len(ports) == nodes and are_free(ports) else found[:nodes]
-        listeners = list(zip(range(1, nodes + 1), served, found[nodes:], strict=True))
+        free = free_ports(2 * nodes)
+        served = ports if len(ports) == nodes and are_free(ports) else free[:nodes]
+        listeners = list(zip(range(1, nodes + 1), served, free[nodes:], strict=True))
         voters = ",".join(f"{node_id}@127.0.0.1:{port}" for node_id, _, port in listeners)
         self.nodes: list[KafkaNode] = []
         for node_id, port, controller_port in listeners:
             home = self.directory / f"node-{node_id}"
             home.mkdir(parents=True, exist_ok=True)
             more = dict(zip(also_listen, free_ports(len(also_listen)), strict=True))
-            listeners_text = "".join(f",{name}://127.0.0.1:{each}" for name, each in more.items())
+            listeners_text = "".join(f",{name}://127.0.0.1:{number}" for name, number in more.items())
             listed = {
                 "node.id": node_id,
                 "controller.quorum.voters": voters,
@@ -162,7 +168,9 @@ class ApacheKafka:
         return self.nodes[0].pid
 
     def start(self) -> None:
-        """Format what is not formatted, start every node, wait until all serve and know each other."""
+        """Format new data directories, start every node, and wait until all serve and have joined the
+        cluster.
+        """
         try:
             with ThreadPoolExecutor(len(self.nodes)) as pool:
                 list(pool.map(self._format, self.nodes))
@@ -171,7 +179,7 @@ class ApacheKafka:
             for node in self.nodes:
                 node.wait_until_ready()
             self._wait_until_formed()
-        except BaseException:  # Ctrl-C too: nothing stays behind
+        except BaseException:  # Ctrl-C too: leave no process behind
             for node in self.nodes:
                 node.kill()
             raise
@@ -183,25 +191,29 @@ class ApacheKafka:
         )
 
     def _wait_until_formed(self) -> None:
-        """A node takes connections shortly before it may lead; Metadata lists it from then on."""
+        """Wait until Metadata lists every node.
+
+        A node accepts connections shortly before it can be a leader. Metadata lists it once it can.
+        """
         deadline = time.monotonic() + READY_TIMEOUT_S
         with Admin({"bootstrap.servers": self.bootstrap_servers}) as admin:
             while len(admin.describe_cluster().brokers) < len(self.nodes):
                 if time.monotonic() > deadline:
                     raise TimedOut(
-                        f"not all nodes joined; their logs are in {self.directory}/node-*/server.log"
+                        "not all nodes joined the cluster; their logs are in "
+                        f"{self.directory}/node-*/server.log"
                     )
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """End the processes this started; a temporary directory goes with them."""
+        """Stop the processes that this object started, and remove a temporary directory."""
         for node in self.nodes:
             node.kill()
         if self._is_temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def run_tool(self, main_class: str, *arguments: str, timeout_s: float = 120.0) -> str:
-        """`run_tool` of this module."""
+        """Call the module's `run_tool`."""
         return run_tool(main_class, *arguments, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""`oncelog dev`: what developers of Kafka and Spark applications want beside them."""
+"""The `oncelog dev` command: local clusters of Apache Kafka and Spark for developers."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ import click
 from oncelog.cli.common import emit, output_option, parse_properties
 
 if TYPE_CHECKING:
-    from oncelog_devtools.cluster_state import StandingNode
+    from oncelog_devtools.cluster_state import NodeRecord
 
 
 @click.group("dev")
 def command() -> None:
-    """Things to develop and compare with."""
+    """Start local clusters to develop with and to compare with."""
 
 
 @command.group("kafka")
 def kafka() -> None:
-    """Apache Kafka itself, from its Maven jars: one node or several on this machine, no Docker."""
+    """Run Apache Kafka from its Maven jars: one node or several on this machine, no Docker."""
 
 
 @command.group("spark")
 def spark() -> None:
-    """A Spark standalone cluster from the pip package of PySpark: a master and workers on this machine."""
+    """Run a Spark standalone cluster from the pip package of PySpark:
+
+    a master and workers on this machine.
+    """
 
 
 _directory_option = click.option(
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where its data and logs live.  [default: a directory under your data home]",
+    help="Directory for its data and logs.  [default: a directory under your data home]",
 )
 _foreground_option = click.option(
-    "--foreground", is_flag=True, help="Stay until Ctrl-C or SIGTERM, then stop it."
+    "--foreground",
+    is_flag=True,
+    help="Stay in the foreground until Ctrl-C or SIGTERM, then stop the cluster.",
 )
 
 
@@ -48,13 +53,15 @@ def _home(directory: Path | None, kind: str) -> Path:
     return (directory or default_data_dir().with_name(default)).absolute()
 
 
-def _announce(what: str, home: Path) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing stays behind half started
-    click.echo(f"starting {what} in {home}", err=True)
+def _announce(name: str, home: Path) -> None:
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # SystemExit runs the clean-up of a half-started cluster
+    click.echo(f"starting {name} in {home}", err=True)
 
 
-def _tell(address: str, home: Path, started: list[StandingNode], foreground: bool) -> None:
-    """Print the address; in the foreground stay as long as the cluster, and take it along."""
+def _report(address: str, home: Path, started: list[NodeRecord], foreground: bool) -> None:
+    """Print the address. In the foreground, stay until the cluster ends or Ctrl-C, then stop it."""
     from oncelog_devtools import cluster_state
 
     try:
@@ -70,7 +77,7 @@ def _tell(address: str, home: Path, started: list[StandingNode], foreground: boo
 
 
 @kafka.command("start")
-@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1, 9), help="Brokers.")
+@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1, 9), help="Number of brokers.")
 @_directory_option
 @click.option(
     "-X",
@@ -78,15 +85,15 @@ def _tell(address: str, home: Path, started: list[StandingNode], foreground: boo
     "properties",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A server property of each node.",
+    help="A broker property, set on every node.",
 )
 @_foreground_option
 def start_kafka(nodes: int, directory: Path | None, properties: tuple[str, ...], foreground: bool) -> None:
     """Start a cluster in the background and print its bootstrap servers.
 
-    The first time fetches the jars with Maven. With three nodes or more, internal topics have three replicas.
-    Nodes that were killed while others run are started again. A stopped cluster gets the ports that it had,
-    if they are free.
+    The first start fetches the jars with Maven. With three nodes or more, internal topics have three
+    replicas. If some nodes still run, only the others are started. A stopped cluster keeps its ports if they
+    are free.
     """
     from oncelog_devtools import cluster_state
 
@@ -95,25 +102,25 @@ def start_kafka(nodes: int, directory: Path | None, properties: tuple[str, ...],
     started = cluster_state.start_kafka(
         home, nodes=nodes, properties=parse_properties(properties), outlive_parent=not foreground
     )
-    _tell(",".join(f"127.0.0.1:{node.port}" for node in started), home, started, foreground)
+    _report(",".join(f"127.0.0.1:{node.port}" for node in started), home, started, foreground)
 
 
 @spark.command("start")
-@click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 9), help="Workers.")
-@click.option("--cores", default=1, show_default=True, type=click.IntRange(1), help="Of each worker.")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 9), help="Number of workers.")
+@click.option("--cores", default=1, show_default=True, type=click.IntRange(1), help="Cores of each worker.")
 @click.option(
     "--memory-mb",
     default=1024,
     show_default=True,
     type=click.IntRange(512),
-    help="Of each worker, for executors; an application asks for 1024 unless spark.executor.memory is set.",
+    help="Executor memory of each worker; an application needs 1024 unless spark.executor.memory is set.",
 )
 @_directory_option
 @_foreground_option
 def start_spark(workers: int, cores: int, memory_mb: int, directory: Path | None, foreground: bool) -> None:
     """Start a master and workers in the background and print the master's URL.
 
-    It listens on loopback only. Executors that die with a worker are started again on the others by Spark.
+    The cluster listens on loopback only. If a worker dies, Spark restarts its executors on the others.
     """
     from oncelog_devtools import cluster_state
 
@@ -122,8 +129,8 @@ def start_spark(workers: int, cores: int, memory_mb: int, directory: Path | None
     started = cluster_state.start_spark(
         home, workers=workers, cores=cores, memory_mb=memory_mb, outlive_parent=not foreground
     )
-    click.echo(f"its page: {started[0].page}", err=True)
-    _tell(f"spark://127.0.0.1:{started[0].port}", home, started, foreground)
+    click.echo(f"web page: {started[0].page}", err=True)
+    _report(f"spark://127.0.0.1:{started[0].port}", home, started, foreground)
 
 
 def _status(kind: str, directory: Path | None, output: str) -> None:
@@ -133,7 +140,7 @@ def _status(kind: str, directory: Path | None, output: str) -> None:
     emit(rows, output, columns=("node", "address", "pid", "state"), wide=("page",) if kind == "spark" else ())
 
 
-def _row(node: StandingNode) -> dict[str, object]:
+def _row(node: NodeRecord) -> dict[str, object]:
     return {
         "node": node.name,
         "address": f"127.0.0.1:{node.port}",
@@ -155,7 +162,7 @@ def _stop(kind: str, directory: Path | None) -> None:
 @_directory_option
 @output_option
 def kafka_status(directory: Path | None, output: str) -> None:
-    """Show the nodes last started there, and whether they run."""
+    """Show the nodes of the last start and their states."""
     _status("kafka", directory, output)
 
 
@@ -163,19 +170,19 @@ def kafka_status(directory: Path | None, output: str) -> None:
 @_directory_option
 @output_option
 def spark_status(directory: Path | None, output: str) -> None:
-    """Show the master and the workers last started there, and whether they run."""
+    """Show the master and the workers of the last start and their states."""
     _status("spark", directory, output)
 
 
 @kafka.command("stop")
 @_directory_option
 def stop_kafka(directory: Path | None) -> None:
-    """Stop its nodes; the data stay."""
+    """Stop all nodes. The data are kept."""
     _stop("kafka", directory)
 
 
 @spark.command("stop")
 @_directory_option
 def stop_spark(directory: Path | None) -> None:
-    """Stop the workers with their executors, and the master."""
+    """Stop the workers, their executors and the master."""
     _stop("spark", directory)

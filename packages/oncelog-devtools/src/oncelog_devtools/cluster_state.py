@@ -1,7 +1,7 @@
-"""Clusters that outlive the command that started them; stopped by their process ids.
+"""Clusters that outlive the command that started them, and are stopped by process id.
 
-What runs is written to `cluster.json` in the cluster's directory. A process id is believed only if that
-process's command line names the node's own configuration file.
+The running nodes are recorded in `cluster.json` in the cluster's directory. A recorded process id is trusted
+only if that process's command line names the node's own configuration file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FILE_NAME = "cluster.json"
 
 
 @dataclass(frozen=True, slots=True)
-class StandingNode:
-    """A node as it was started. `properties` is its configuration file, `page` its web page, if any."""
+class NodeRecord:
+    """A node as it was started. `properties` is its configuration file; `page` is its web page, if any."""
 
     name: int | str
     port: int
@@ -40,37 +40,39 @@ class StandingNode:
 
 def start_kafka(
     directory: Path, *, nodes: int, properties: Mapping[str, object], outlive_parent: bool = True
-) -> list[StandingNode]:
-    """Start a cluster on `directory`, with the data that is in it, and wait until it serves.
+) -> list[NodeRecord]:
+    """Start a cluster on `directory`, with the data already in it, and wait until it serves.
 
-    Of a cluster that runs in part, start the nodes that do not run, with the settings they had. Nodes keep
-    their ports while these are free. Raises MisuseError when all of one run there or its data belong to
-    another number of nodes, PartMissing, TimedOut.
+    If part of the cluster is running, start only the other nodes, with their previous settings. Nodes keep
+    their ports if these are free.
+
+    Raises MisuseError if all nodes of a cluster run there, or if its data belong to another number of nodes.
+    Raises MissingDependency, TimedOut.
     """
-    known = find(directory)
-    if any(node.is_running for node in known) and not all(node.is_running for node in known):
-        return _start_rest(directory, known, properties, outlive_parent=outlive_parent)
-    known = _find_stopped(directory, "kafka")
-    if known and len(known) != nodes:
+    existing = find(directory)
+    if any(node.is_running for node in existing) and not all(node.is_running for node in existing):
+        return _start_rest(directory, existing, properties, outlive_parent=outlive_parent)
+    existing = _find_stopped(directory, "kafka")
+    if existing and len(existing) != nodes:
         raise MisuseError(
-            f"{directory} holds a cluster of {len(known)} nodes; use another directory for {nodes}"
+            f"{directory} holds a cluster of {len(existing)} nodes; use another directory for {nodes}"
         )
     cluster = ApacheKafka(
         directory,
         nodes=nodes,
         properties=properties,
         outlive_parent=outlive_parent,
-        ports=[node.port for node in known],
+        ports=[node.port for node in existing],
     )
     return _start(directory, cluster)
 
 
 def start_spark(
     directory: Path, *, workers: int, cores: int, memory_mb: int, outlive_parent: bool = True
-) -> list[StandingNode]:
-    """Start a master and workers and wait until they know each other; the first node is the master.
+) -> list[NodeRecord]:
+    """Start a master and workers, and wait until all workers have registered. The first node is the master.
 
-    Raises MisuseError when a cluster runs on `directory`, ConfigError without PySpark or Java, TimedOut.
+    Raises MisuseError if a cluster runs on `directory`, ConfigError without PySpark or Java, TimedOut.
     """
     _find_stopped(directory, "spark")
     cluster = SparkCluster(
@@ -79,67 +81,67 @@ def start_spark(
     return _start(directory, cluster)
 
 
-def _find_stopped(directory: Path, kind: str) -> list[StandingNode]:
-    known = find(directory)
-    if any(node.is_running for node in known):
-        raise MisuseError(f"a cluster runs on {directory}; stop it first: oncelog dev {kind} stop")
-    return known
+def _find_stopped(directory: Path, kind: str) -> list[NodeRecord]:
+    existing = find(directory)
+    if any(node.is_running for node in existing):
+        raise MisuseError(f"a cluster is running on {directory}; stop it first: oncelog dev {kind} stop")
+    return existing
 
 
 def _start_rest(
-    directory: Path, known: list[StandingNode], properties: Mapping[str, object], *, outlive_parent: bool
-) -> list[StandingNode]:
+    directory: Path, existing: list[NodeRecord], properties: Mapping[str, object], *, outlive_parent: bool
+) -> list[NodeRecord]:
     if properties:
         raise MisuseError(
-            "nodes that start again keep the settings they had; leave -X out, or stop the cluster first: "
+            "restarted nodes keep their previous settings; omit -X, or stop the cluster first: "
             "oncelog dev kafka stop"
         )
-    again = list(known)
+    restarted = list(existing)
     launched: list[KafkaNode] = []
     try:
-        # All of them before any is waited for: a node serves only when most of them run.
-        for index, node in enumerate(known):
+        # Launch all before waiting for any: a node serves only once a majority of the controllers runs.
+        for index, node in enumerate(existing):
             if not node.is_running:
                 home = Path(node.properties).parent
                 process = kafka_node(int(node.name), node.port, home, outlive_parent=outlive_parent)
                 process.launch()
                 launched.append(process)
-                again[index] = replace(node, pid=process.pid)
+                restarted[index] = replace(node, pid=process.pid)
         for process in launched:
             process.wait_until_ready()
-    except BaseException:  # Ctrl-C too: nothing stays behind
+    except BaseException:  # Ctrl-C too: leave no process behind
         for process in launched:
             process.kill()
         raise
-    _write(directory, again)
-    return again
+    _write(directory, restarted)
+    return restarted
 
 
-def _start(directory: Path, cluster: ApacheKafka | SparkCluster) -> list[StandingNode]:
+def _start(directory: Path, cluster: ApacheKafka | SparkCluster) -> list[NodeRecord]:
     cluster.start()
-    nodes = [StandingNode(node.name, node.port, node.pid, node.mark, node.page) for node in cluster.nodes]
+    nodes = [NodeRecord(node.name, node.port, node.pid, node.mark, node.page) for node in cluster.nodes]
     _write(directory, nodes)
     return nodes
 
 
-def _write(directory: Path, nodes: list[StandingNode]) -> None:
+def _write(directory: Path, nodes: list[NodeRecord]) -> None:
     rows = [(node.name, node.port, node.pid, node.properties, node.page) for node in nodes]
     (directory / FILE_NAME).write_text(json.dumps({"nodes": rows}) + "\n")
 
 
-def find(directory: Path) -> list[StandingNode]:
-    """The nodes last started on `directory`, running or not; empty when there were none."""
+def find(directory: Path) -> list[NodeRecord]:
+    """Return the nodes last started on `directory`, running or not; empty if there were none."""
     try:
         state = json.loads((directory / FILE_NAME).read_text())
-        return [StandingNode(*row) for row in state["nodes"]]
+        return [NodeRecord(*row) for row in state["nodes"]]
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError) as error:
         raise OncelogError(f"{directory / FILE_NAME} cannot be read: {error}") from error
 
 
-def stop(directory: Path) -> list[StandingNode]:
-    """SIGTERM to every node that runs, SIGKILL to those that do not end; the nodes that ran."""
+def stop(directory: Path) -> list[NodeRecord]:
+    """Send SIGTERM to every running node, then SIGKILL to those still alive. Return the nodes that ran."""
     running = [node for node in find(directory) if node.is_running]
     for number in (signal.SIGTERM, signal.SIGKILL):
         _signal([node for node in running if node.is_running], number)
@@ -149,29 +151,29 @@ def stop(directory: Path) -> list[StandingNode]:
     return running
 
 
-def _has_ended(node: StandingNode) -> bool:
-    """Return whether a node's port is free, too.
+def _has_ended(node: NodeRecord) -> bool:
+    """Return True if a node has ended and its port is free.
 
-    A process that ends has no command line any more before its sockets are closed; a start would then
+    The command line of an ending process disappears before its sockets are closed. A start in between would
     give the node another port.
     """
     return not node.is_running and are_free([node.port])
 
 
-def _signal(nodes: list[StandingNode], number: signal.Signals) -> None:
+def _signal(nodes: list[NodeRecord], number: signal.Signals) -> None:
     for node in nodes:
         try:
             os.kill(node.pid, number)
         except ProcessLookupError:
-            pass  # it ended by itself meanwhile
+            pass  # it has ended meanwhile
 
 
 def _command_line(pid: int) -> str:
-    """Empty when there is no such process, or it has ended and nobody has asked for its exit code."""
+    """Return a process's command line, or an empty string if it does not exist or is a zombie."""
     if Path("/proc/self").exists():
         try:
             return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             return ""
-    asked = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True)
-    return asked.stdout
+    ps = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True)
+    return ps.stdout

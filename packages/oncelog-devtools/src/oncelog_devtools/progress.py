@@ -1,4 +1,4 @@
-"""Progress on standard error: a line per step, a bar where its length is known."""
+"""Progress on standard error: a line per step, with a bar if the total is known."""
 
 from __future__ import annotations
 
@@ -8,22 +8,16 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBars
 
 
-class Showing:
-    """Steps of long work. On a terminal they move; elsewhere each prints one line when it is done."""
+class Progress:
+    """The steps of a long job: live bars on a terminal, otherwise one line per finished step."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._progress = Progress(
+        self._bars = ProgressBars(
             SpinnerColumn(finished_text="[green]✓"),
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
@@ -34,7 +28,7 @@ class Showing:
         )
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._bars.start()
         return self
 
     def __exit__(
@@ -43,13 +37,15 @@ class Showing:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        self._bars.stop()
 
     @contextmanager
     def step(self, title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """Show one step; the body gets a function to say how far of `total` it is (None: not known)."""
-        task = self._progress.add_task(title, total=total)
-        yield lambda done: self._progress.update(task, completed=done)
-        self._progress.update(task, total=total or 1, completed=total or 1)
+        """Show one step, and yield a function that sets how much of `total` is done.
+
+        `total` is None if it is unknown."""
+        task = self._bars.add_task(title, total=total)
+        yield lambda done: self._bars.update(task, completed=done)
+        self._bars.update(task, total=total or 1, completed=total or 1)
         if not self._console.is_terminal:
             self._console.print(f"{title}: done")

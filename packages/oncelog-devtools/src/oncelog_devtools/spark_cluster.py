@@ -1,6 +1,6 @@
-"""A Spark standalone cluster from the pip package of PySpark: processes on loopback.
+"""A Spark standalone cluster from the pip package of PySpark: processes on the loopback interface.
 
-PySpark's package has no start scripts for it, but everything they would call.
+The package lacks the start scripts of a cluster, but contains everything that they would call.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from oncelog.spark.session import check_spark
 from oncelog.testing.process import READY_TIMEOUT_S, NodeProcess, dying_with_parent, free_ports
 
 DAEMON_HEAP_MB = 256
-"""Of the master, and of each worker beside its executors."""
+"""Heap of the master, and of each worker without its executors."""
 
 
 class SparkCluster:
-    """A running cluster. `memory_mb` and `cores` are what each worker has for executors.
+    """A running cluster. `memory_mb` and `cores` are each worker's resources for executors.
 
-    `nodes` are the master and then the workers. Without a `directory` a temporary one is used and removed
-    by `stop()`; after a failed start it stays, for its logs. The nodes die with the thread that launched
-    them, where `setpriv` exists (Linux), unless they are to `outlive_parent`; executors die with their
-    worker. Raises ConfigError (no PySpark, no Java), OncelogError, TimedOut.
+    `nodes` holds the master, then the workers. Without `directory` the cluster uses a temporary one, which
+    `stop()` removes. After a failed start it is kept, for its logs.
+
+    Where `setpriv` exists (Linux), the nodes die with the thread that launched them, unless `outlive_parent`
+    is set. Executors die with their worker. Raises ConfigError (no PySpark, no Java), OncelogError, TimedOut.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class SparkCluster:
         for number in range(1, workers + 1):
             name = f"worker-{number}"
             work = self.directory / name / "work"
-            shutil.rmtree(work, ignore_errors=True)  # of applications that ended
-            has = ["--cores", f"{cores}", "--memory", f"{memory_mb}m", "--work-dir", str(work)]
-            mine = ports[2 * number : 2 * number + 2]
-            self.nodes.append(self._node(name, "worker.Worker", mine, *has, self.master_url))
+            shutil.rmtree(work, ignore_errors=True)  # left by earlier applications
+            resources = ["--cores", f"{cores}", "--memory", f"{memory_mb}m", "--work-dir", str(work)]
+            node_ports = ports[2 * number : 2 * number + 2]
+            self.nodes.append(self._node(name, "worker.Worker", node_ports, *resources, self.master_url))
 
     def _node(self, name: str, main: str, ports: list[int], *arguments: str) -> NodeProcess:
         import pyspark
@@ -64,7 +65,7 @@ class SparkCluster:
         spark_home, home = Path(pyspark.__file__).parent, self.directory / name
         home.mkdir(parents=True, exist_ok=True)
         properties = home / "spark.properties"
-        properties.write_text("spark.master.rest.enabled false\n")  # its port is a fixed one
+        properties.write_text("spark.master.rest.enabled false\n")  # it would use a fixed port
         command = [*self._launch, str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}"]
         command += ["--host", "127.0.0.1", "--port", f"{port}", "--webui-port", f"{page_port}"]
         command += ["--properties-file", str(properties), *arguments]
@@ -73,8 +74,9 @@ class SparkCluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(home / "local"),
             "SPARK_DAEMON_MEMORY": f"{DAEMON_HEAP_MB}m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # they only keep the books
-            # So that python3, which executors run unless told otherwise, is the one that has oncelog.
+            # Master and worker have little work, so a small heap and a quick start matter more than speed.
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            # Executors run `python3` by default; it must be the interpreter that has oncelog installed.
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         }
         return NodeProcess(
@@ -92,7 +94,7 @@ class SparkCluster:
         return self.nodes[1:]
 
     def start(self) -> None:
-        """Start every node and wait until the workers are known to the master."""
+        """Start every node and wait until all workers have registered with the master."""
         try:
             self.nodes[0].start()
             for worker in self.workers:
@@ -100,13 +102,16 @@ class SparkCluster:
             for worker in self.workers:
                 worker.wait_until_ready()
             self.wait_until_formed()
-        except BaseException:  # Ctrl-C too: nothing stays behind
+        except BaseException:  # Ctrl-C too: leave no process behind
             for node in self.nodes:
                 node.kill()
             raise
 
     def wait_until_formed(self) -> None:
-        """Return when the master knows all workers, those that were started again too. Raises TimedOut."""
+        """Wait until all workers, including restarted ones, have registered with the master.
+
+        Raises TimedOut.
+        """
         deadline = time.monotonic() + READY_TIMEOUT_S
         while self._alive_workers() < len(self.workers):
             if time.monotonic() > deadline:
@@ -116,16 +121,16 @@ class SparkCluster:
     def _alive_workers(self) -> int:
         page = f"{self.nodes[0].page}/json/"
         try:
-            with urllib.request.urlopen(page, timeout=READY_TIMEOUT_S) as answer:
-                told = json.load(answer)
-            return sum(worker["state"] == "ALIVE" for worker in told["workers"])
-        except OSError:  # the page is served a moment later than the port
+            with urllib.request.urlopen(page, timeout=READY_TIMEOUT_S) as response:
+                state = json.load(response)
+            return sum(worker["state"] == "ALIVE" for worker in state["workers"])
+        except OSError:  # the port opens a moment before the page is served
             return 0
         except (ValueError, KeyError) as error:
             raise OncelogError(f"{page} is not the page of a Spark master: {error}") from error
 
     def stop(self) -> None:
-        """End the processes this started; a temporary directory goes with them."""
+        """Stop the processes that this object started, and remove a temporary directory."""
         for node in reversed(self.nodes):
             node.stop()
         if self._is_temporary:

@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector, from Maven Central, as the referee beside ours."""
+"""Spark's own Kafka connector from Maven Central, as the reference beside ours."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 from oncelog_devtools.apache_kafka import CACHE_ROOT, fetch_pom
 
-# The newest that is there with all its parts; Spark 4.3 runs it. Spark has what is left out here.
+# The newest version that Maven Central has completely; it runs with Spark 4.3. Other dependencies, which
+# are excluded below, come with Spark.
 _PARTS = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
@@ -27,7 +28,7 @@ _POM = (
 
 
 def add_connector(spark: Any) -> None:
-    """Let the session know `format("kafka")`. Raises PartMissing."""
+    """Add the jars of `format("kafka")` to the session. Raises MissingDependency."""
     jars = fetch_pom(_POM, CACHE_ROOT / "spark-kafka-connector", "Spark's own Kafka connector")
     for jar in sorted(jars.glob("*.jar")):
         spark.sql(f"ADD JAR '{jar}'")

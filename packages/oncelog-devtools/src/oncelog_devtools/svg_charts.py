@@ -1,4 +1,4 @@
-"""Enough SVG to draw our charts: text in, text out, no dependency, readable on light and dark pages."""
+"""A small SVG writer for our charts: text in, text out, no dependency, readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FONT = "font-family='system-ui, -apple-system, Segoe UI, sans-serif'"
 
 
 class Svg:
-    """A drawing that grows; positions are in pixels from the upper left corner."""
+    """An SVG drawing under construction. Positions are in pixels from the upper left corner."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self.width, self.height = width, height
@@ -44,7 +44,7 @@ class Svg:
         self._add("polyline", f"points='{path}' fill='none' stroke='{stroke}' stroke-width='{width:g}'")
 
     def mark(self, shape: str, x: float, y: float, colour: str, *, tip: str = "", size: float = 4) -> None:
-        """One of the shapes `cross`, `diamond`, `triangle`, `dot`; `tip` shows under the pointer."""
+        """Draw a `cross`, `diamond`, `triangle` or `dot`; `tip` is its tooltip."""
         left, right, up, down = f"{x - size:.1f}", f"{x + size:.1f}", f"{y - size:.1f}", f"{y + size:.1f}"
         paths = {
             "cross": f"M{left},{up}L{right},{down}M{left},{down}L{right},{up}",
@@ -85,7 +85,10 @@ class Svg:
 
 
 def mix(low: str, high: str, share: float) -> str:
-    """A colour between two `#rrggbb`; `share` 0 gives `low`, 1 gives `high`, outside is clipped."""
+    """Return a colour between two `#rrggbb`.
+
+    `share` 0 gives `low`, 1 gives `high`; other values are clipped.
+    """
     share = min(1.0, max(0.0, share))
     channels = (
         round(int(low[i : i + 2], 16) * (1 - share) + int(high[i : i + 2], 16) * share) for i in (1, 3, 5)
@@ -94,7 +97,7 @@ def mix(low: str, high: str, share: float) -> str:
 
 
 def nice_ticks(top: float, count: int = 4) -> list[float]:
-    """Round numbers from 0 up to about `top`, at most `count` + 1 steps."""
+    """Return round numbers from 0 up to about `top`, at most `count` + 1 of them."""
     if top <= 0:
         return [0.0]
     raw = top / count
@@ -104,7 +107,7 @@ def nice_ticks(top: float, count: int = 4) -> list[float]:
 
 
 def text_width(text: str, size: float) -> float:
-    """Return a width in pixels that text of this size does not exceed in the fonts of `FONT`."""
+    """Return an upper bound, in pixels, of the text's width in the fonts of `FONT`."""
     wide = sum(east_asian_width(char) in "WF" for char in text)
     return size * (0.62 * (len(text) - wide) + 1.05 * wide)
 
@@ -112,9 +115,12 @@ def text_width(text: str, size: float) -> float:
 def bar_chart(
     title: str, bars: Sequence[tuple[str, float, str, str]], *, width: float = 640, note: str = ""
 ) -> str:
-    """Horizontal bars: (label, value, words beside the bar, colour), longest = the greatest value."""
+    """Draw horizontal bars:
+
+    (label, value, text beside the bar, colour). The greatest value is the longest bar.
+    """
     row, top = 34.0, 46.0
-    # The longest label decides: one that does not fit is cut by the drawing's edge.
+    # Make room for the longest label: the drawing's edge would cut it off.
     left = max(190.0, 24.0 + max((text_width(label, 13) for label, *_ in bars), default=0.0))
     width += left - 190.0
     svg = Svg(width, top + row * len(bars) + 26, title)

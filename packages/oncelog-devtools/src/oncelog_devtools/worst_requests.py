@@ -1,10 +1,11 @@
-"""The catalogue of worst requests: for each API, what costs a broker the most for a given number of bytes.
+"""The catalogue of worst requests: for each API, the costliest request of a given size in bytes.
 
-Most are made from the protocol tables: for each array of a request as many elements as fit, once all equal
-and once all different, and for each string the longest that is allowed, as often as it fits. Others are made
-by hand: patterns, look-ups, one resource asked for again and again. The test
-tests/broker/test_broker_worst_requests.py sends them all and asserts counted work;
-`oncelog bench longest_wait` measures how long another client waits meanwhile.
+Most are built from the protocol tables. For each array of a request, they hold as many elements as fit, once
+all equal and once all different. For each string, they hold the longest allowed value, as often as it fits.
+Others are written by hand: patterns, look-ups, one resource requested many times.
+
+The test tests/broker/test_broker_worst_requests.py sends them all and asserts counted work. `oncelog bench
+longest_wait` measures how long another client waits meanwhile.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ class WorstRequest(NamedTuple):
     header_tags: bytes = b"\0"
 
     def frame(self, correlation_id: int = 1, client_id: bytes = b"worst") -> bytes:
-        """Return header and body, without the size before them."""
+        """Return header and body, without the length prefix."""
         head = _HEAD.pack(self.api.key, self.version, correlation_id, len(client_id)) + client_id
         return head + (self.header_tags if self.api.is_flexible(self.version) else b"") + self.body
 
 
 def worst_requests(size_bytes: int, topic: str = "t", group: str = "g") -> Iterator[WorstRequest]:
-    """Yield the catalogue: requests of up to `size_bytes`; some name `topic` and `group`."""
+    """Yield the catalogue: requests of up to `size_bytes`, some of which name `topic` and `group`."""
     for api in API_BY_KEY.values():
         yield from from_tables(api, size_bytes)
     yield from by_hand(size_bytes, topic, group)
 
 
 def from_tables(api: Api, size_bytes: int) -> Iterator[WorstRequest]:
-    """Yield the requests that follow from the tables of an API, at the newest version that is offered."""
+    """Yield the requests built from an API's protocol tables, at its newest supported version."""
     version, request = api.max_version, api.request
     for path in _paths(request._struct, version):
         field, where = path[-1], ".".join(field.name for field in path)
@@ -97,14 +98,18 @@ def by_hand(size_bytes: int, topic: str, group: str) -> Iterator[WorstRequest]:
             resources=[broker] * (size_bytes // 5), include_synonyms=True, include_documentation=True
         ),
     )
-    at = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=1)
-    asked = ListOffsetsRequest.ListOffsetsTopic(name=topic, partitions=[at] * (size_bytes // 17))
-    yield _of("one partition's offset by time again and again", ListOffsetsRequest(topics=[asked]))
-    part = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
-    fetched = FetchRequest.FetchTopic(topic=topic, partitions=[part] * (size_bytes // 34))
-    yield _of("one partition fetched again and again", FetchRequest(topics=[fetched], max_bytes=1 << 20), 12)
-    named = MetadataRequest.MetadataRequestTopic(name=topic)
-    yield _of("one topic again and again", MetadataRequest(topics=[named] * (size_bytes // 19)))
+    partition = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=1)
+    offsets_topic = ListOffsetsRequest.ListOffsetsTopic(
+        name=topic, partitions=[partition] * (size_bytes // 17)
+    )
+    yield _of("one partition's offset by time again and again", ListOffsetsRequest(topics=[offsets_topic]))
+    fetch_partition = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    fetch_topic = FetchRequest.FetchTopic(topic=topic, partitions=[fetch_partition] * (size_bytes // 34))
+    yield _of(
+        "one partition fetched again and again", FetchRequest(topics=[fetch_topic], max_bytes=1 << 20), 12
+    )
+    metadata_topic = MetadataRequest.MetadataRequestTopic(name=topic)
+    yield _of("one topic again and again", MetadataRequest(topics=[metadata_topic] * (size_bytes // 19)))
 
 
 def _of(name: str, message: Any, version: int | None = None) -> WorstRequest:
@@ -114,7 +119,7 @@ def _of(name: str, message: Any, version: int | None = None) -> WorstRequest:
 
 
 def _paths(struct_: Struct, version: int) -> Iterator[tuple[Field, ...]]:
-    """Yield the way to each field of a message, through arrays and structs."""
+    """Yield the path to each field of a message, through arrays and structs."""
     for field in struct_.fields:
         if field.is_in(version):
             yield (field,)
@@ -124,7 +129,7 @@ def _paths(struct_: Struct, version: int) -> Iterator[tuple[Field, ...]]:
 
 
 def _part(cls: type[Any], version: int) -> Any:
-    """Return an empty part of a message, with the structs in it that may not be null."""
+    """Return an empty part of a message, with its non-nullable structs filled in."""
     part = cls()
     for field in cls._struct.fields:
         if field.struct is not None and not field.is_array and field.is_in(version):
@@ -153,7 +158,7 @@ def _long_text(field: Field, number: int) -> Any:
 def _filled(
     api: Api, version: int, path: tuple[Field, ...], value: Callable[[Field, int], Any], size_bytes: int
 ) -> bytes:
-    """Return the longest body of at most `size_bytes` whose elements at the path are made by `value`."""
+    """Return the longest body of at most `size_bytes` whose elements at `path` come from `value`."""
     one, two = (len(_build(api.request, version, path, value, count).encode(version)) for count in (1, 2))
     count = max(1, (size_bytes - one) // max(two - one, 1))
     while True:
@@ -166,13 +171,13 @@ def _filled(
 def _build(
     cls: type[Any], version: int, path: tuple[Field, ...], value: Callable[[Field, int], Any], count: int
 ) -> Any:
-    """Return a message whose innermost array on the path has `count` elements, and outer ones have one."""
+    """Return a message with `count` elements in the innermost array on the path, one in each outer array."""
     depth = max((index for index, field in enumerate(path) if field.is_array), default=-1)
 
     def build(cls: type[Any], index: int, number: int) -> Any:
         part, field = _part(cls, version), path[index]
         inner = cls._structs[field.struct.name] if field.struct is not None else None
-        how_many = count if index == depth else 1
+        elements_count = count if index == depth else 1
 
         def element(number: int) -> Any:
             if inner is None:
@@ -180,17 +185,17 @@ def _build(
             if index + 1 < len(path):
                 return build(inner, index + 1, number)
             filled = _part(inner, version)
-            for each in inner._struct.fields:
-                is_plain = each.is_in(version) and not each.is_array and each.tag is None
-                if is_plain and each.kind in ("string", "uuid", "int32"):
-                    setattr(filled, each.name, value(each, number))
+            for inner_field in inner._struct.fields:
+                is_plain = inner_field.is_in(version) and not inner_field.is_array and inner_field.tag is None
+                if is_plain and inner_field.kind in ("string", "uuid", "int32"):
+                    setattr(filled, inner_field.name, value(inner_field, number))
             return filled
 
-        made = [element(each) for each in range(how_many)] if field.is_array else element(number)
-        setattr(part, field.name, made)
+        elements = [element(index) for index in range(elements_count)] if field.is_array else element(number)
+        setattr(part, field.name, elements)
         return part
 
     try:
         return build(cls, 0, 0)
-    except MisuseError as error:  # pragma: no cover - a table that this module does not understand
+    except MisuseError as error:  # pragma: no cover - a schema that this module does not support
         raise MisuseError(f"{cls.__name__}.{path[-1].name}: {error}") from error
