@@ -111,17 +111,6 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
 
 
 SOURCE_ROOTS = [ROOT / "src", *sorted((ROOT / "packages").glob("*/src"))]
-KNOWN_CIRCLES: dict[str, tuple[frozenset[str], str]] = {
-    "simulator": (
-        frozenset(f"oncelog_simulator.{name}" for name in (
-            "expiry", "hostile", "loading", "offset_deletion", "pipelining", "record_deletion", "simulation",
-            "sink_tasks", "takeover", "topic_changes", "topic_recreation", "topic_times", "workloads",
-            "write_atomic",
-        )),
-        "workloads name the simulation that runs them",
-    ),
-}  # fmt: skip
-"""Import circles that are still to be removed: modules and the reason. Nothing may be added."""
 
 
 def module_files() -> dict[str, Path]:
@@ -182,11 +171,7 @@ def test_no_module_is_in_an_import_circle() -> None:
     files = module_files()
     imports = {name: modules_imported(ast.parse(path.read_text()), files) for name, path in files.items()}
     circles = import_circles(imports)
-    known = [modules for modules, _ in KNOWN_CIRCLES.values()]
-    new = [sorted(circle) for circle in circles if not any(circle <= modules for modules in known)]
-    assert not new, f"new import circles: {new}"
-    gone = [room for room, (modules, _) in KNOWN_CIRCLES.items() if not any(c <= modules for c in circles)]
-    assert not gone, f"remove these from KNOWN_CIRCLES, they are no circles any more: {gone}"
+    assert not circles, f"import circles: {[sorted(circle) for circle in circles]}"
 
 
 def test_import_circles_are_found() -> None:

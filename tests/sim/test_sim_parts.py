@@ -11,8 +11,9 @@ import pytest
 from oncelog_simulator.cli import parse_seeds
 from oncelog_simulator.event_loop import Livelock
 from oncelog_simulator.faults import Fault
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.shrink import shrink
-from oncelog_simulator.simulation import Result, Scenario, scenario_for
+from oncelog_simulator.simulation import Result, scenario_for
 from oncelog_simulator.world import Host, World
 
 from oncelog.errors import ConfigError

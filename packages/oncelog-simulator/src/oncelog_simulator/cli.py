@@ -13,8 +13,9 @@ from oncelog.cli.main import EXIT_VIOLATIONS
 from oncelog.errors import ConfigError
 
 if TYPE_CHECKING:
+    from oncelog_simulator.scenario import Scenario
     from oncelog_simulator.scene import Run
-    from oncelog_simulator.simulation import Result, Scenario
+    from oncelog_simulator.simulation import Result
     from oncelog_simulator.world import Event
 
 TIMELINE_EVENTS = 60

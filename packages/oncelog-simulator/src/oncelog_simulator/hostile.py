@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import cache
 from random import Random
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from oncelog_devtools.worst_requests import WorstRequest, by_hand, from_tables
 
@@ -34,11 +34,9 @@ from oncelog.wire.messages import API_BY_KEY, API_BY_NAME
 from oncelog.wire.schema import FIXED, Field
 from oncelog_simulator.clients import QUICK, Application, Reader
 from oncelog_simulator.event_loop import Process
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import BROKER_HOST, BROKER_PORT, World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 TOPIC = "hostile"
 MAX_CALLS_A_STEP = 1_000_000

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
@@ -27,14 +27,12 @@ from oncelog.load.loader import Load, run_load
 from oncelog.load.on_spark import run_load_on_spark
 from oncelog_simulator.clients import QUICK, Application
 from oncelog_simulator.runtime import EPOCH_NS
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.sink_tasks import DEATH_CHANCE, Executor
 from oncelog_simulator.threads import in_thread, wait
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import World
 from oncelog_simulator.write_atomic import Cluster, JobFailed
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 TOPIC = "loaded"
 LOAD_ID = "a-load"

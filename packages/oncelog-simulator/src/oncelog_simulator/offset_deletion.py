@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
@@ -25,12 +25,10 @@ from oncelog.types import ConsumerGroupMetadata, TopicPartition
 from oncelog.wire.messages import OffsetDeleteRequest
 from oncelog_simulator.clients import QUICK, Application
 from oncelog_simulator.history.check import Outcome
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.txn_clients import TransactionalClient
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 GROUPS = ("forgotten-a", "forgotten-b")
 STEPS = 9

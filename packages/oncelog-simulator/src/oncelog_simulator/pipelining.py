@@ -19,7 +19,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
@@ -45,11 +45,9 @@ from oncelog.wire.messages import (
 from oncelog_simulator.checks import check_history
 from oncelog_simulator.clients import QUICK, Application, Call, Reader
 from oncelog_simulator.history.check import Item, Kind, Outcome
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import BROKER_HOST, BROKER_PORT, World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 MAX_IN_FLIGHT = 5
 PARTITIONS = 12

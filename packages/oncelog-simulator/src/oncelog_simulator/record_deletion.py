@@ -7,7 +7,7 @@ in any topic, and producers are remembered though their records are gone.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from oncelog.broker.state import BrokerState
 from oncelog.client.admin.aio import AsyncAdmin
@@ -17,12 +17,10 @@ from oncelog_simulator.checks import check_history
 from oncelog_simulator.clients import QUICK, Application, Reader, Sender
 from oncelog_simulator.faults import REFUSED_WRITES
 from oncelog_simulator.history.check import Item, Operation
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.txn_clients import Writer
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 BURSTS = 6
 KEPT_SECONDS = 25.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.scene import Run
-from oncelog_simulator.simulation import Result, Scenario
+from oncelog_simulator.simulation import Result
 
 
 def rule_of(violation: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 from oncelog.broker.append_events import AppendEvent
 from oncelog.broker.state import BrokerState
-from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.types import TopicPartition
 from oncelog_simulator import disk_rot
 from oncelog_simulator.bit_flips import BROKER_STATES, DamageReader, draw_flip, flip, written_points
@@ -33,12 +32,13 @@ from oncelog_simulator.expiry import Calendar, draw_expiry
 from oncelog_simulator.faults import KINDS, REFUSED_WRITES, Fault, draw_failed_syncs, draw_faults, happen
 from oncelog_simulator.foreign_files import Strangers, draw_strangers
 from oncelog_simulator.hostile import Hostile
-from oncelog_simulator.jobs import WHOLE, JobSettings, draw_jobs
-from oncelog_simulator.limits import Start, crowd_count, draw_limits, draw_settings, draw_start, gather
+from oncelog_simulator.jobs import draw_jobs
+from oncelog_simulator.limits import crowd_count, draw_limits, draw_settings, draw_start, gather
 from oncelog_simulator.loading import Loading
 from oncelog_simulator.offset_deletion import OffsetDeletion
 from oncelog_simulator.pipelining import Pipelining
 from oncelog_simulator.record_deletion import KEPT_SECONDS, RecordDeletion
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.sink_tasks import SHORT_RETENTION, Lanes, is_idle_query
 from oncelog_simulator.takeover import Takeover
 from oncelog_simulator.topic_changes import TopicChanges
@@ -69,51 +69,6 @@ APART: dict[str, tuple[type[Workload], float]] = {
 }
 """Workloads that are drawn one by one, with dice of their own, and the share of seeds that play them."""
 FLIP_IN_BATCH_CHANCE = 0.08
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """What a seed draws."""
-
-    seed: int
-    broker: dict[str, object]
-    loses_power: bool
-    partitions: int
-    senders: int
-    writers: int
-    copiers: int
-    bursts: int
-    calm_ms: int
-    group_protocol: str
-    faults: tuple[Fault, ...] = ()
-    workloads: tuple[str, ...] = ()
-    jobs: JobSettings = WHOLE
-    """How background work is split."""
-    flip: str | None = None
-    """How the broker is when, in the end, a bit flips."""
-    rot: str | None = None
-    """How the broker ended when, before that, a small file or a coordinator's batch is damaged."""
-    start: Start = field(default_factory=Start)
-    """The numbers from which the run begins."""
-    limits: Limits = DEFAULT_LIMITS
-    """The broker's."""
-    expiry: bool = False
-    """Whether days pass in the end."""
-    strangers: bool = False
-    """Whether others keep files in the broker's data directory."""
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Return what this seed plays besides the usual applications and faults."""
-        has = {
-            "flip": self.flip is not None,
-            "limits": self.limits != DEFAULT_LIMITS,
-            "epochs": self.limits.first_producer_epoch > 0 and self.writers > 0,
-            "start": self.start != Start(),
-            "expiry": self.expiry,
-            "strangers": self.strangers,
-        }
-        return (*self.workloads, *(name for name, is_so in has.items() if is_so))
 
 
 @dataclass

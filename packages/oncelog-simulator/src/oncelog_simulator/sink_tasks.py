@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -28,12 +28,10 @@ from oncelog.spark.sink.decisions import SinkError, SinkRefused
 from oncelog.spark.sink.sink_options import parse_sink_options
 from oncelog.spark.sink.task import Sink, TaskReport, finish, write_task
 from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.threads import in_thread, sleep
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import SERVERS, Host, World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 DEATH_CHANCE = 0.15
 """Of a task at any moment, and of the driver between two steps of a batch."""

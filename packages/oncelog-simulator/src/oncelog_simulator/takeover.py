@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from oncelog.broker.state import BrokerState
 from oncelog.errors import BrokerError, DuplicateSequenceNumber, InvalidTimestamp, error_for_code
@@ -42,12 +42,10 @@ from oncelog_simulator.kafka_directory import (
 from oncelog_simulator.kafka_log import KafkaBatch, KafkaLog
 from oncelog_simulator.pipelining import REQUEST_SECONDS, Wire
 from oncelog_simulator.record_deletion import above
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.txn_clients import Writer
 from oncelog_simulator.workloads import Workload
 from oncelog_simulator.world import BROKER_HOST, BROKER_PORT, BrokerHost, World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 BURSTS = 4
 CONTINUED = "continued-takeover"

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from oncelog.audit.partition import FindingKind
 from oncelog.broker.append_events import AppendEvent
@@ -33,13 +33,11 @@ from oncelog.wire.records import decode_records
 from oncelog_simulator.checks import batches_of
 from oncelog_simulator.clients import QUICK, Application, Call, LastReader, Reader, Sender
 from oncelog_simulator.history.check import Item, Kind, Outcome
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.topic_recreation import LATE_SECONDS, Deletion
 from oncelog_simulator.txn_clients import Writer
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import BrokerHost, World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 BURSTS = 8
 NAME = "name"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from oncelog.audit.partition import FindingKind
 from oncelog.broker.state import BrokerState
@@ -20,12 +20,10 @@ from oncelog.types import TopicPartition
 from oncelog_simulator.checks import check_history
 from oncelog_simulator.clients import QUICK, Application, Reader, Sender
 from oncelog_simulator.history.check import Kind, Operation, Outcome
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.txn_clients import Writer
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 BURSTS = 6
 LATE_SECONDS = 2.0

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from oncelog.broker.append_events import AppendEvent
 from oncelog.broker.state import BrokerState
@@ -38,6 +38,7 @@ from oncelog_simulator.clients import QUICK, Sender
 from oncelog_simulator.faults import REFUSED_WRITES
 from oncelog_simulator.jobs import WHOLE
 from oncelog_simulator.kafka_log import KafkaBatch
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.topic_changes import (
     KeyedSender,
     KeyedWriter,
@@ -53,9 +54,6 @@ from oncelog_simulator.topic_changes import (
 )
 from oncelog_simulator.workloads import Workload
 from oncelog_simulator.world import BrokerHost, World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 BURSTS = 10
 SECOND_MS, HOUR_MS = 1_000, 3_600_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from random import Random
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from oncelog.audit.partition import FindingKind
 from oncelog.broker.append_events import AppendEvent
@@ -16,10 +16,8 @@ from oncelog.errors import TopicAlreadyExists
 from oncelog.types import TopicPartition
 from oncelog_simulator.clients import Application, LastReader, Reader
 from oncelog_simulator.history.check import Operation
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.world import BrokerHost, World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 
 class Workload(ABC):

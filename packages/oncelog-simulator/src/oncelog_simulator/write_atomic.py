@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -25,13 +25,11 @@ from oncelog.spark.sink import atomic
 from oncelog.spark.sink.atomic_task import write_share
 from oncelog.spark.sink.decisions import SinkRefused
 from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.sink_tasks import DEATH_CHANCE, MAX_FAILURES, Executor
 from oncelog_simulator.threads import in_thread, sleep, wait
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import SERVERS, World
-
-if TYPE_CHECKING:
-    from oncelog_simulator.simulation import Scenario
 
 TOPIC = "atomic"
 TASKS = 2
