@@ -36,7 +36,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
-    """What each measurement returns, measured one after the other on one broker."""
+    """The results of all measurements, taken one after the other on one broker."""
     taken = {}
     with kept():
         for name in FIELDS:

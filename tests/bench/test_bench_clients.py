@@ -21,7 +21,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
-    """What each returns."""
+    """The result of each measurement of clients."""
     taken = {}
     with kept():
         for name in FIELDS:

@@ -44,7 +44,7 @@ def test_a_figure_that_was_not_measured_is_left_out() -> None:
     assert "| 1 | a | - |" in markdown_table(rows, by={"size": "bytes"}, side="side", metrics=[METRIC])
 
 
-def test_a_cell_takes_both_sides_at_once_and_who_is_first_changes() -> None:
+def test_a_case_takes_its_sides_right_after_each_other_and_the_first_side_rotates() -> None:
     order = list(interleaved([1, 2], ("off", "on"), 2))
     assert order[:4] == [(0, 1, "off"), (0, 1, "on"), (0, 2, "off"), (0, 2, "on")]
     assert order[4:6] == [(1, 1, "on"), (1, 1, "off")]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from oncelog_bench import raw_fetch, raw_produce, raw_transactions
 from oncelog_bench.process import cpu_seconds, rss_mb, settle
-from oncelog_bench.raw_fetch import FetchOrder
-from oncelog_bench.raw_produce import ProduceOrder, Sender, Template
-from oncelog_bench.raw_transactions import TransactionOrder
+from oncelog_bench.raw_fetch import FetchSpec
+from oncelog_bench.raw_produce import ProduceSpec, Sender, Template
+from oncelog_bench.raw_transactions import TransactionSpec
 from oncelog_bench.raw_wire import receive_frame
 from oncelog_devtools.apache_kafka import ApacheKafka
 
@@ -58,8 +58,8 @@ def test_every_batch_that_is_reported_is_stored(
     servers, pid = address
     name = topic(servers, f"raw-{batches}-{connections}-{idempotence}", 3)
     sizes = {"batches": batches, "connections": connections, "idempotence": idempotence}
-    order = ProduceOrder(servers, pid, name, 3, batch_records=4, record_bytes=300, requests=24, **sizes)
-    report = raw_produce.run(order)
+    spec = ProduceSpec(servers, pid, name, 3, batch_records=4, record_bytes=300, requests=24, **sizes)
+    report = raw_produce.run(spec)
     assert report.requests == 24 and report.batches == 24 * batches and report.records == 96 * batches
     opened = OPENING_BATCHES * 3 * connections * 4
     twice = sum(ends(servers, name, 3)) - report.records - opened
@@ -71,7 +71,7 @@ def test_every_batch_that_is_reported_is_stored(
 def test_paced_sends_are_one_at_a_time_and_all_stored(address: Address) -> None:
     servers, pid = address
     name = topic(servers, "raw-paced", 1)
-    report = raw_produce.run(ProduceOrder(servers, pid, name, seconds=0.1, rate_per_s=200.0))
+    report = raw_produce.run(ProduceSpec(servers, pid, name, seconds=0.1, rate_per_s=200.0))
     assert report.requests == 20 and ends(servers, name, 1) == [20 + OPENING_BATCHES]
 
 
@@ -79,8 +79,8 @@ def test_paced_sends_are_one_at_a_time_and_all_stored(address: Address) -> None:
 def test_every_transaction_that_is_reported_is_visible(address: Address, ends: dict[str, Any]) -> None:
     servers, pid = address
     name = topic(servers, f"raw-txn-{''.join(ends)}", 3)
-    produce = ProduceOrder(servers, pid, name, 3, batch_records=4, record_bytes=300, batches=3, seconds=0.2)
-    report = raw_transactions.run(TransactionOrder(produce, **ends))
+    produce = ProduceSpec(servers, pid, name, 3, batch_records=4, record_bytes=300, batches=3, seconds=0.2)
+    report = raw_transactions.run(TransactionSpec(produce, **ends))
     assert report.transactions >= 1 and report.records == report.batches * 4
     settings = {"bootstrap.servers": servers, "auto.offset.reset": "earliest"}
     with Consumer(settings, isolation_level="read_committed") as consumer:
@@ -98,13 +98,13 @@ def test_every_transaction_that_is_reported_is_visible(address: Address, ends: d
 def test_consumers_get_every_batch_at_the_end_and_in_catching_up(address: Address) -> None:
     servers, pid = address
     name = topic(servers, "raw-read", 1)
-    produce = ProduceOrder(servers, pid, name, batch_records=5, rate_per_s=200.0, record_bytes=1_000)
+    produce = ProduceSpec(servers, pid, name, batch_records=5, rate_per_s=200.0, record_bytes=1_000)
     size = Template(produce, [0], None).batch_bytes
-    tail = raw_fetch.run(FetchOrder(servers, pid, name, 1, 3, size, 0, seconds=0.1, produce=produce))
+    tail = raw_fetch.run(FetchSpec(servers, pid, name, 1, 3, size, 0, seconds=0.1, produce=produce))
     assert tail.batches == 3 * 20 and tail.bytes == 60 * size
     assert min(tail.quantiles.values()) > 0
     end = (20 + OPENING_BATCHES) * 5
-    catch_up = raw_fetch.run(FetchOrder(servers, pid, name, 1, 2, size, end, seconds=0.05))
+    catch_up = raw_fetch.run(FetchSpec(servers, pid, name, 1, 2, size, end, seconds=0.05))
     assert catch_up.fetches >= 2 and catch_up.batches >= 2 * (20 + OPENING_BATCHES)
 
 
@@ -112,7 +112,7 @@ def test_records_are_readable_by_a_consumer() -> None:
     with Broker() as broker:
         name = topic(broker.bootstrap_servers, "raw-records", 1)
         raw_produce.run(
-            ProduceOrder(broker.bootstrap_servers, os.getpid(), name, record_bytes=700, requests=2)
+            ProduceSpec(broker.bootstrap_servers, os.getpid(), name, record_bytes=700, requests=2)
         )
         settings = {"bootstrap.servers": broker.bootstrap_servers, "auto.offset.reset": "earliest"}
         with Consumer(settings) as consumer:
@@ -122,8 +122,8 @@ def test_records_are_readable_by_a_consumer() -> None:
 
 
 def test_a_template_numbers_its_batches_and_seals_them_anew() -> None:
-    order = ProduceOrder("", 0, "t", 2, batch_records=3, batches=2)
-    template = Template(order, [0, 1], (77, 5))
+    spec = ProduceSpec("", 0, "t", 2, batch_records=3, batches=2)
+    template = Template(spec, [0, 1], (77, 5))
     for expected in (0, 3, 6):
         _, request = decode_request(bytes(template.next()[4:]))
         for part in request.topic_data[0].partition_data:  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ def test_a_refused_batch_among_acknowledged_ones_is_seen() -> None:
         peer = threading.Thread(target=_refuse_second, args=(listener,), daemon=True)
         peer.start()
         port = listener.getsockname()[1]
-        sender = Sender(ProduceOrder(f"127.0.0.1:{port}", 0, "t", 2, batches=2, idempotence=False), 0)
+        sender = Sender(ProduceSpec(f"127.0.0.1:{port}", 0, "t", 2, batches=2, idempotence=False), 0)
         sender.open()
         sender.send()
         with pytest.raises(OncelogError, match="refused"):

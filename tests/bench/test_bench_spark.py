@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
-    """What each returns, without Spark's own connector where its jars cannot be had."""
+    """The result of each Spark measurement, without Spark's own connector if its jars are missing."""
     taken = {}
     with kept(), local_session("oncelog tests", MASTER):
         for name in FIELDS:

@@ -81,13 +81,13 @@ def test_a_killed_node_is_started_again_and_ports_stay(directory: Path) -> None:
     started = cluster_state.start_kafka(directory, nodes=2, properties={})
     os.kill(started[0].pid, signal.SIGKILL)
     wait_until(lambda: not started[0].is_running)
-    with pytest.raises(MisuseError, match="keep the settings they had"):
+    with pytest.raises(MisuseError, match="keep their previous settings"):
         cluster_state.start_kafka(directory, nodes=2, properties={"num.partitions": 2})
     again = cluster_state.start_kafka(directory, nodes=2, properties={})
     assert [node.port for node in again] == [node.port for node in started]
     assert again[1] == started[1] and again[0].pid != started[0].pid
     assert sorted(nodes_of(directory)) == sorted(node.pid for node in cluster_state.find(directory))
-    with pytest.raises(MisuseError, match="a cluster runs on"):
+    with pytest.raises(MisuseError, match="a cluster is running on"):
         cluster_state.start_kafka(directory, nodes=2, properties={})
     cluster_state.stop(directory)
     anew = cluster_state.start_kafka(directory, nodes=2, properties={})

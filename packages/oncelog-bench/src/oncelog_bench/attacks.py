@@ -1,7 +1,8 @@
-"""Hostile clients for `oncelog bench hostile`: many connections of one kind, kept up until the process ends.
+"""Hostile clients for `oncelog bench hostile`: many connections of one kind, kept open until the process
+ends.
 
-`python -m oncelog_bench.attacks JSON` reads an AttackOrder, prints `ready` when every connection was made and
-has begun, and goes on; a connection that the broker closes is made again.
+`python -m oncelog_bench.attacks JSON` reads an AttackSpec and opens its connections. Once all of them have
+begun, it prints `ready`. It reopens every connection that the broker closes.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ from oncelog_bench.raw_wire import CLIENT_ID, connect
 
 IDLE, SLOW_LORIS, NEVER_READS = "idle", "slow-loris", "never reads"
 CLAIMED_BYTES = 100_000
-"""What the size prefix of a slow-loris says is coming."""
+"""The request size that a slow-loris connection announces."""
 TURNS_PER_S = 20
 FETCHES = 50
 MAX_FETCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class AttackOrder:
-    """`kind`: connections that do nothing; that send a byte a second of a request; that ask for the topic's
-    data again and again and read no answer."""
+class AttackSpec:
+    """The specification of an attack.
+
+    `kind` is one of: connections that do nothing; connections that send one byte of a request per second;
+    connections that keep fetching the topic's data but never read a response.
+    """
 
     bootstrap_servers: str
     kind: str
@@ -42,61 +46,61 @@ class AttackOrder:
 
 
 @contextlib.contextmanager
-def attacked(order: AttackOrder) -> Iterator[None]:
-    """The attack runs in a process of its own. Raises OncelogError when it cannot begin."""
-    command = [sys.executable, "-m", "oncelog_bench.attacks", json.dumps(asdict(order))]
+def attacked(spec: AttackSpec) -> Iterator[None]:
+    """Run the attack in a separate process during the block. Raises OncelogError if it cannot begin."""
+    command = [sys.executable, "-m", "oncelog_bench.attacks", json.dumps(asdict(spec))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         if process.stdout.readline().strip() != "ready":
-            raise OncelogError(f"the attack ({order.kind}) did not begin")
+            raise OncelogError(f"the attack ({spec.kind}) could not begin")
         yield
     finally:
         process.kill()
         process.communicate()
 
 
-def attack(order: AttackOrder) -> None:
-    """Never returns."""
+def attack(spec: AttackSpec) -> None:
+    """Attack until the process is killed; never return."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    opening = _opening(order)
-    clients = [_begin(order, opening) for _ in range(order.connections)]
+    opening = _opening(spec)
+    clients = [_begin(spec, opening) for _ in range(spec.connections)]
     print("ready", flush=True)
-    position, portion = 0, -(-order.connections // TURNS_PER_S)
+    position, portion = 0, -(-spec.connections // TURNS_PER_S)
     while True:
         began = time.monotonic()
         for _ in range(portion):
-            index = position % order.connections
+            index = position % spec.connections
             position += 1
-            if not _goes_on(clients[index], order.kind):
+            if not _continue_attack(clients[index], spec.kind):
                 clients[index].close()
                 with contextlib.suppress(OSError):
-                    clients[index] = _begin(order, opening)
+                    clients[index] = _begin(spec, opening)
         time.sleep(max(0.0, 1 / TURNS_PER_S - (time.monotonic() - began)))
 
 
-def _opening(order: AttackOrder) -> bytes:
-    if order.kind == IDLE:
+def _opening(spec: AttackSpec) -> bytes:
+    if spec.kind == IDLE:
         return b""
-    if order.kind == SLOW_LORIS:
+    if spec.kind == SLOW_LORIS:
         return struct.pack(">ihhih", CLAIMED_BYTES, 0, 9, 1, -1)
     part = FetchRequest.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=MAX_FETCH_BYTES)
-    topic = FetchRequest.FetchTopic(topic=order.topic, partitions=[part])
+    topic = FetchRequest.FetchTopic(topic=spec.topic, partitions=[part])
     request = FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=MAX_FETCH_BYTES, topics=[topic])
     return encode_request(request, 12, 0, CLIENT_ID) * FETCHES
 
 
-def _begin(order: AttackOrder, opening: bytes) -> socket.socket:
-    client = connect(order.bootstrap_servers)
+def _begin(spec: AttackSpec, opening: bytes) -> socket.socket:
+    client = connect(spec.bootstrap_servers)
     with contextlib.suppress(OSError):
         client.sendall(opening)
     client.setblocking(False)
     return client
 
 
-def _goes_on(client: socket.socket, kind: str) -> bool:
-    """Send what its kind sends now; False when the broker has closed it."""
+def _continue_attack(client: socket.socket, kind: str) -> bool:
+    """Send the next bytes of this kind of attack. Return False if the broker has closed the connection."""
     try:
         if kind == SLOW_LORIS:
             client.send(b"\0")
@@ -108,4 +112,4 @@ def _goes_on(client: socket.socket, kind: str) -> bool:
 
 
 if __name__ == "__main__":
-    attack(AttackOrder(**json.loads(sys.argv[1])))
+    attack(AttackSpec(**json.loads(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""What idempotence costs a broker, in processor time per batch: off and on, ours and Kafka's."""
+"""Cost of idempotence in broker processor time per batch: off and on, ours and Kafka's."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ METRICS = (
 )
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     broker: str
     batch_records: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Full batches and single records. More pairs than elsewhere, since the difference is small."""
+    """The measurement's size: full batches and single records. The difference is small, so it takes more
+    pairs than other measurements.
+    """
 
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 7
@@ -59,8 +61,8 @@ QUICK = Plan((OURS,), repeats=1, seconds=0.1, warm_up_seconds=0.1)
 
 
 def _added_percent(result: Result) -> float | None:
-    most = max(row["batch_records"] for row in result["medians"])
-    ratio = figure(result, "cpu_us_per_batch", broker=OURS, batch_records=most, idempotence=RATIO)
+    largest = max(row["batch_records"] for row in result["medians"])
+    ratio = figure(result, "cpu_us_per_batch", broker=OURS, batch_records=largest, idempotence=RATIO)
     return None if ratio is None else (ratio - 1) * 100
 
 
@@ -72,16 +74,16 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
-        cells = [Cell(name, count) for count in plan.batch_records for name in sides.names]
-        for repeat, cell, mode in interleaved(cells, ("off", "on"), plan.repeats):
-            side = sides[cell.broker]
+        cases = [Case(name, count) for count in plan.batch_records for name in sides.names]
+        for repeat, case, mode in interleaved(cases, ("off", "on"), plan.repeats):
+            side = sides[case.broker]
             with side.topic(1) as topic:
-                sizes = {"record_bytes": plan.record_bytes, "batch_records": cell.batch_records}
+                sizes = {"record_bytes": plan.record_bytes, "batch_records": case.batch_records}
                 report = raw_produce(
-                    side.order(
+                    side.spec(
                         topic, seconds=plan.seconds, depth=plan.depth, idempotence=mode == "on", **sizes
                     )
                 )
@@ -91,21 +93,21 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
                 **report.quantiles,
                 "generator_cpu_share": report.cpu_seconds / report.seconds,
             }
-            samples.append({"repeat": repeat, "idempotence": mode, **cell._asdict(), **taken})
+            samples.append({"repeat": repeat, "idempotence": mode, **case._asdict(), **taken})
             on_sample(len(samples))
     rows = compare(samples, by=list(BY), side="idempotence", base="off", metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out=sides.left_out)
 
 
 def section(result: Result) -> str:
-    """Processor time per batch, off and on."""
+    """Return the section on processor time per batch, off and on."""
     plan = result["plan"]
     return f"""\
 ## What idempotence costs a broker, per batch
 
 The raw generator sends batches of {plan["record_bytes"]:,}-byte records to one partition on one
-connection, {plan["depth"]} in flight, for {plan["seconds"]:g} s. It writes sequence and checksum into every
-batch in both modes, so that it keeps the same pace. Medians of {plan["repeats"]} pairs.
+connection, {plan["depth"]} in flight, for {plan["seconds"]:g} s. It writes sequence number and checksum into
+every batch in both modes, so that both cost it the same. Medians of {plan["repeats"]} pairs.
 
 {markdown_table(result["medians"], by=BY, side="idempotence", metrics=METRICS)}
 
@@ -123,7 +125,7 @@ def _sentences(result: Result) -> list[str]:
 
 
 def picture(result: Result) -> str:
-    """A bar per broker, size and mode."""
+    """Draw a bar per broker, size and mode."""
     rows = [row for row in result["medians"] if row["idempotence"] != RATIO]
     bars = [
         (

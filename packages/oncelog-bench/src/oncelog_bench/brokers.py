@@ -1,4 +1,6 @@
-"""The two brokers of a measurement: ours and Apache Kafka, both up for its whole length, loaded in turns."""
+"""The two brokers of a measurement, ours and Apache Kafka. Both run for its whole length, under load in
+turns.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,19 @@ from oncelog.wire.header import HEADER_BYTES
 from oncelog_bench.framework import KAFKA, OURS
 from oncelog_bench.generators import run_child
 from oncelog_bench.process import idle_cores, settle
-from oncelog_bench.raw_produce import ProduceOrder, ProduceReport
+from oncelog_bench.raw_produce import ProduceReport, ProduceSpec
 
 SETTINGS = {"log.segment.delete.delay.ms": 0, "max.connections": 20_000}
-"""Of both brokers, else their defaults: a sample's topic is deleted before its pages are written back, and
-ten thousand connections leave room for the generator's."""
+"""Settings of both brokers; the others keep their defaults. A sample's topic is deleted at once, before its
+pages are written back. The connection limit leaves room for ten thousand connections and the generator's.
+"""
 
 KAFKA_HEAP_MB = 1_024
-"""As Kafka's own start script has it."""
+"""The heap size of Kafka's own start script."""
 
 BROKERS = (OURS, KAFKA)
 RECORD_OVERHEAD_BYTES = 10
-"""About what a record of some hundred bytes adds to its value, without key and headers."""
+"""Approximate overhead of a record with a value of some hundred bytes, without key and headers."""
 
 _FILLED_AT_ONCE = 1_000
 
@@ -40,9 +43,10 @@ _kept: tuple[ExitStack, dict[str, Side]] | None = None
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A running broker. `directory`: where its data lies.
+    """A running broker. `directory` holds its data.
 
-    `idle_cores`: what it uses at rest, as a share of a core. `run_tool`: runs a tool of Kafka's; None: ours.
+    `idle_cores` is its processor use when idle, as a fraction of a core. `run_tool` runs one of Kafka's
+    tools; it is None for our broker.
     """
 
     name: str
@@ -55,21 +59,24 @@ class Side:
 
     @contextmanager
     def topic(self, partitions: int, configs: Mapping[str, object] | None = None) -> Iterator[str]:
-        """A fresh topic, deleted afterwards; ends when the broker rests again."""
+        """Create a new topic for the block, and delete it afterwards.
+
+        Return once the broker is idle again.
+        """
         name = f"bench-{next(_numbers):06}"
         self.admin.create_topics([NewTopic(name, partitions, 1, configs or {})])
         yield name
         self.admin.delete_topics([name])
         settle(self.pid)
 
-    def order(self, topic: str, **sizes: object) -> ProduceOrder:
-        """An order of the raw generator to this broker."""
-        return ProduceOrder(self.bootstrap_servers, self.pid, topic, **sizes)  # type: ignore[arg-type]
+    def spec(self, topic: str, **sizes: object) -> ProduceSpec:
+        """Return a spec for the raw generator against this broker."""
+        return ProduceSpec(self.bootstrap_servers, self.pid, topic, **sizes)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The brokers that run, and why another one does not."""
+    """The running brokers, and the reason why another one is left out."""
 
     every: Sequence[Side]
     left_out: Mapping[str, str]
@@ -85,13 +92,13 @@ class Sides:
         """Run one of Kafka's tools against any of the brokers. Raises MisuseError without Apache Kafka."""
         tool = next((side.run_tool for side in self.every if side.run_tool), None)
         if tool is None:
-            raise MisuseError("Kafka's tools run only where Apache Kafka is among the brokers")
+            raise MisuseError("Kafka's tools need Apache Kafka among the brokers")
         return tool(main_class, *arguments)
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Within it, brokers that `running` starts stay up for the next measurement, warm."""
+    """Keep the brokers that `running` starts, warm, for all measurements of the block."""
     global _kept
     with ExitStack() as stack:
         _kept = stack, {}
@@ -102,27 +109,28 @@ def kept() -> Iterator[None]:
 
 
 @contextmanager
-def running(wanted: Sequence[str], *, warm_up_seconds: float) -> Iterator[Sides]:
-    """The brokers wanted, ours first; Apache Kafka is left out with the reason where Java is missing.
+def running(names: Sequence[str], *, warm_up_seconds: float) -> Iterator[Sides]:
+    """Run the requested brokers during the block. Apache Kafka is left out, with the reason, if Java is
+    missing.
 
-    Kafka is first loaded for `warm_up_seconds` with full batches and as long with single records and with
-    batches that are not numbered, so that its virtual machine has compiled what is measured; our broker
-    compiles nothing and gets a second of each.
+    The warm-up makes Kafka's JVM compile the measured code. It loads Kafka for `warm_up_seconds` each with
+    full batches, with single records, and with batches without sequence numbers. Our broker compiles nothing
+    and gets at most a second of each.
     """
     with ExitStack() as own:
-        stack, known = _kept or (own, {})
+        stack, started = _kept or (own, {})
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncelog-bench-")))
         left_out: dict[str, str] = {}
-        for name in wanted:
+        for name in names:
             try:
-                if name not in known:
+                if name not in started:
                     side = _start(stack, name, root)
-                    known[name] = _warmed(
+                    started[name] = _warmed(
                         side, min(warm_up_seconds, 1.0) if name == OURS else warm_up_seconds
                     )
             except MissingDependency as error:
                 left_out[name] = str(error)
-        yield Sides([known[name] for name in wanted if name in known], left_out)
+        yield Sides([started[name] for name in names if name in started], left_out)
 
 
 def _start(stack: ExitStack, name: str, root: Path) -> Side:
@@ -141,19 +149,19 @@ def _warmed(side: Side, seconds: float) -> Side:
     full = {"batch_records": 15, "batches": 3}
     for sizes in (full, {"connections": 5}, {**full, "idempotence": False}):
         with side.topic(3) as topic:
-            raw_produce(side.order(topic, partitions=3, seconds=seconds, **sizes))
+            raw_produce(side.spec(topic, partitions=3, seconds=seconds, **sizes))
     return replace(side, idle_cores=idle_cores(side.pid, max(0.1, seconds / 5)))
 
 
-def raw_produce(order: ProduceOrder) -> ProduceReport:
-    """Run the raw generator in a process of its own."""
-    return ProduceReport(**run_child("oncelog_bench.raw_produce", asdict(order)))
+def raw_produce(spec: ProduceSpec) -> ProduceReport:
+    """Run the raw generator in a separate process."""
+    return ProduceReport(**run_child("oncelog_bench.raw_produce", asdict(spec)))
 
 
 def fill_topic(
     side: Side, topic: str, partitions: int, record_bytes: int, total_bytes: int, compression: str = "none"
 ) -> int:
-    """Values of about `total_bytes` in all, in batches of 16 KB as producers leave them; how many records."""
+    """Write values of about `total_bytes` in total, in batches of 16 KB. Return the number of records."""
     values = [b"%08d" % index + bytes(record_bytes - 8) for index in range(_FILLED_AT_ONCE)]
     rounds = max(total_bytes // (record_bytes * len(values)), partitions)
     settings = {"bootstrap.servers": side.bootstrap_servers, "compression.type": compression}
@@ -164,5 +172,5 @@ def fill_topic(
 
 
 def records_per_batch(record_bytes: int, batch_bytes: int = 16_384) -> int:
-    """As many as a producer's batch of the default `batch.size` takes; at least one."""
+    """Return the number of records in a producer's batch of the default `batch.size`, at least one."""
     return max(1, (batch_bytes - HEADER_BYTES) // (record_bytes + RECORD_OVERHEAD_BYTES))

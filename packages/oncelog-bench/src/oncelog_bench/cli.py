@@ -1,4 +1,4 @@
-"""`oncelog bench`: measure, keep the raw samples, write the tables and the pictures."""
+"""The `oncelog bench` command: measure, store the raw samples, write the tables and the pictures."""
 
 from __future__ import annotations
 
@@ -18,23 +18,27 @@ _results_option = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("bench/results"),
     show_default=True,
-    help="Directory of the raw samples, one JSON file per measurement.",
+    help="Directory for the raw samples, one JSON file per measurement.",
 )
 _page_option = click.option(
     "--page",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("docs/benchmarks.md"),
     show_default=True,
-    help="Page whose sections are written anew; the pictures go beside it.",
+    help="Page whose sections are rewritten; the pictures are written beside it.",
 )
 _repeats_option = click.option(
-    "--repeats", type=click.IntRange(min=1), help="Interleaved samples of each kind; 5 unless told otherwise."
+    "--repeats",
+    type=click.IntRange(min=1),
+    help="Number of interleaved samples of each kind.  [default: of the plan, mostly 5]",
 )
-_quick_option = click.option("--quick", is_flag=True, help="A run of seconds that says little.")
+_quick_option = click.option(
+    "--quick", is_flag=True, help="Run for seconds only; the figures are not meaningful."
+)
 
 
 class _Measurements(click.Group):
-    """One command per measurement, made when it is asked for."""
+    """A command group with one command per measurement, created on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         from oncelog_bench.framework import NAMES
@@ -49,7 +53,7 @@ class _Measurements(click.Group):
 
 @click.group("bench", cls=_Measurements)
 def command() -> None:
-    """Measure. Each measurement keeps its raw samples as JSON and writes its section of a page."""
+    """Run benchmarks. Each measurement stores its raw samples as JSON and writes its section of a page."""
 
 
 def _command_of(name: str) -> click.Command:
@@ -63,7 +67,7 @@ def _command_of(name: str) -> click.Command:
     )
     @_repeats_option
     @_quick_option
-    @click.option("-X", "sizes", multiple=True, metavar="SIZE=VALUE", help="Another size, e.g. repeats=9.")
+    @click.option("-X", "sizes", multiple=True, metavar="SIZE=VALUE", help="Override a size, e.g. repeats=9.")
     @_results_option
     @_page_option
     @output_option
@@ -91,7 +95,7 @@ def _text(value: Any) -> str:
 @_page_option
 @output_option
 def everything(repeats: int | None, quick: bool, results: Path, page: Path, output: str) -> None:
-    """Every measurement, one after the other; then the table of targets."""
+    """Run every measurement, one after the other, then print the table of targets."""
     from oncelog_bench.framework import NAMES
     from oncelog_bench.page import target_rows
 
@@ -104,7 +108,7 @@ def everything(repeats: int | None, quick: bool, results: Path, page: Path, outp
 @_page_option
 @output_option
 def targets(results: Path, page: Path, output: str) -> None:
-    """Write the page anew from the results that are there, and print the targets; measures nothing."""
+    """Rewrite the page from the stored results, and print the targets. Measures nothing."""
     from oncelog_bench.page import target_rows, write_page
 
     write_page(page, results)
@@ -114,7 +118,7 @@ def targets(results: Path, page: Path, output: str) -> None:
 def _measure(
     names: Sequence[str], repeats: int | None, quick: bool, sizes: Sequence[str], results: Path, page: Path
 ) -> dict[str, Any]:
-    """Measure, keep the samples of each as soon as it is done, write the page; the last one's result."""
+    """Measure and return the last result. Samples and page are written after each measurement."""
     from oncelog_devtools.progress import Progress
 
     from oncelog_bench.brokers import kept
@@ -131,7 +135,7 @@ def _measure(
             with progress.step(f"Measuring {name}", plan.samples_count) as advance_to:
                 result = measurement.measure(plan, advance_to)
             for side, reason in result["left_out"].items():
-                click.echo(f"{name}: {side} is left out: {reason}", err=True)
+                click.echo(f"{name}: {side} was left out: {reason}", err=True)
             results.mkdir(parents=True, exist_ok=True)
             (results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
             write_page(page, results)
@@ -139,12 +143,14 @@ def _measure(
 
 
 def _check_writable(directory: Path) -> None:
-    """Raise click.UsageError if results could not be kept there. Makes nothing: measuring may be refused."""
-    there = directory.absolute()
-    while not there.exists():
-        there = there.parent
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        raise click.UsageError(f"--results {directory}: {there} is not a directory that can be written to")
+    """Raise click.UsageError if results cannot be stored there. Create nothing yet: a measurement may still
+    fail.
+    """
+    existing = directory.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        raise click.UsageError(f"--results {directory}: {existing} is not a writable directory")
 
 
 def _rounded(rows: list[dict[str, object]]) -> list[dict[str, object]]:

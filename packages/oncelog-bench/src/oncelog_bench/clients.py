@@ -1,4 +1,4 @@
-"""What the measurements of producer and consumer clients share."""
+"""Shared parts of the measurements of producer and consumer clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = {"confluent-kafka": "confluent_kafka", "aiokafka": "aiokafka", "kafk
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a client's process took for its records."""
+    """A client process's time, processor time and memory for its records."""
 
     records: int
     seconds: float
@@ -30,7 +30,7 @@ class Report:
     max_rss_bytes: int
 
     def figures(self, record_bytes: int) -> dict[str, float]:
-        """The METRICS of a sample."""
+        """Return the METRICS of a sample."""
         return {
             "records_per_s": self.records / self.seconds,
             "mb_per_s": self.records * record_bytes / self.seconds / 1e6,
@@ -40,7 +40,10 @@ class Report:
 
 
 def installed(clients: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Those that can run here, and why the others cannot. Names begin with the package's."""
+    """Return the installed clients, and for each other one the reason.
+
+    Names begin with the package's name.
+    """
     missing = {
         name: f"{name} is not installed"
         for name in clients
@@ -50,7 +53,7 @@ def installed(clients: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def draw_by_size(title: str, result: Result, where: Mapping[str, Any]) -> str:
-    """Records a second and processor time by record size, at the other sizes given."""
+    """Draw records per second and processor time by record size, at fixed other sizes."""
     charts = [
         Chart(
             heading, "record bytes", heading, lines_of(result, "record_bytes", name, side="client", **where)

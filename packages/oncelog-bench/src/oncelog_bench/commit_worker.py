@@ -1,6 +1,7 @@
-"""A transactional producer in a process of its own: as many transactions as it commits in a while.
+"""A transactional producer in a separate process, which commits as many transactions as it can in a given
+time.
 
-`python -m oncelog_bench.commit_worker JSON` reads an Order, commits, and prints a Report as JSON.
+`python -m oncelog_bench.commit_worker JSON` reads a WorkerSpec, commits, and prints a Report as JSON.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ WARM_UP_TRANSACTIONS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """`client` is a key of CLIENTS. A transaction's records go to the partitions in turns."""
+class WorkerSpec:
+    """The worker's parameters. `client` is a key of CLIENTS. Records go to the partitions in turn."""
 
     client: str
     bootstrap_servers: str
@@ -30,65 +31,67 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`begin_to_commit_ms`: of each transaction, from its begin to the commit's answer."""
+    """The result. `begin_to_commit_ms` holds, per transaction, the time from its begin to the commit's
+    response.
+    """
 
     seconds: float
     begin_to_commit_ms: list[float]
 
 
 Commit = Callable[[int], None]
-"""One transaction, whose records begin with the partition of that number."""
+"""A function that runs one transaction. Its argument is the partition of the first record."""
 
 
-def _oncelog(order: Order) -> Commit:
+def _oncelog(spec: WorkerSpec) -> Commit:
     from oncelog import Producer
 
-    config = {"bootstrap.servers": order.bootstrap_servers, "transactional.id": order.topic}
-    producer, value = Producer(config, linger_ms=0), bytes(order.record_bytes)
+    config = {"bootstrap.servers": spec.bootstrap_servers, "transactional.id": spec.topic}
+    producer, value = Producer(config, linger_ms=0), bytes(spec.record_bytes)
     producer.init_transactions()
 
     def commit(first: int) -> None:
         with producer.transaction():
-            for index in range(first, first + order.records):
-                producer.send(order.topic, value, partition=index % order.partitions)
+            for index in range(first, first + spec.records):
+                producer.send(spec.topic, value, partition=index % spec.partitions)
 
     return commit
 
 
-def _confluent(order: Order) -> Commit:
+def _confluent(spec: WorkerSpec) -> Commit:
     import confluent_kafka
 
-    config = {"bootstrap.servers": order.bootstrap_servers, "transactional.id": order.topic, "linger.ms": 0}
-    producer, value = confluent_kafka.Producer(config), bytes(order.record_bytes)
+    config = {"bootstrap.servers": spec.bootstrap_servers, "transactional.id": spec.topic, "linger.ms": 0}
+    producer, value = confluent_kafka.Producer(config), bytes(spec.record_bytes)
     producer.init_transactions(CLIENT_SECONDS)
 
     def commit(first: int) -> None:
         producer.begin_transaction()
-        for index in range(first, first + order.records):
-            producer.produce(order.topic, value, partition=index % order.partitions)
+        for index in range(first, first + spec.records):
+            producer.produce(spec.topic, value, partition=index % spec.partitions)
         producer.commit_transaction(CLIENT_SECONDS)
 
     return commit
 
 
-CLIENTS: dict[str, Callable[[Order], Commit]] = {"oncelog": _oncelog, "confluent-kafka": _confluent}
+CLIENTS: dict[str, Callable[[WorkerSpec], Commit]] = {"oncelog": _oncelog, "confluent-kafka": _confluent}
 
 
-def run(order: Order) -> Report:
-    """Commit until the time is over."""
-    commit = CLIENTS[order.client](order)
+def run(spec: WorkerSpec) -> Report:
+    """Commit transactions until the time is over."""
+    commit = CLIENTS[spec.client](spec)
     first = 0
     for _ in range(WARM_UP_TRANSACTIONS):
         commit(first)
-        first += order.records
+        first += spec.records
     taken: list[float] = []
     started = time.perf_counter()
-    while (now := time.perf_counter()) - started < order.seconds:
+    while (now := time.perf_counter()) - started < spec.seconds:
         commit(first)
-        first += order.records
+        first += spec.records
         taken.append((time.perf_counter() - now) * 1000)
     return Report(time.perf_counter() - started, taken)
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(run(Order(**json.loads(sys.argv[1]))))))
+    print(json.dumps(asdict(run(WorkerSpec(**json.loads(sys.argv[1]))))))

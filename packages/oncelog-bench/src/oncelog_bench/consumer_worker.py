@@ -1,6 +1,6 @@
-"""Consumer clients in a process of their own, reading one topic from its beginning for a while.
+"""Consumer clients in a separate process, reading one topic from its beginning for a given time.
 
-`python -m oncelog_bench.consumer_worker JSON` reads an Order, reads, and prints a Report as JSON.
+`python -m oncelog_bench.consumer_worker JSON` reads a WorkerSpec, consumes, and prints a Report as JSON.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ MAX_RECORDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """`client` is a key of CLIENTS. Stops after `records` or `seconds`, whichever is first."""
+class WorkerSpec:
+    """The worker's parameters. `client` is a key of CLIENTS. It stops after `records` or `seconds`, whichever
+    comes first.
+    """
 
     client: str
     bootstrap_servers: str
@@ -32,39 +34,39 @@ class Order:
     seconds: float
 
 
-def _oncelog_rows(order: Order) -> Iterator[int]:
+def _oncelog_rows(spec: WorkerSpec) -> Iterator[int]:
     from oncelog import Consumer
 
-    with Consumer({"bootstrap.servers": order.bootstrap_servers}) as consumer:
-        parts = [TopicPartition(order.topic, index) for index in range(order.partitions)]
+    with Consumer({"bootstrap.servers": spec.bootstrap_servers}) as consumer:
+        parts = [TopicPartition(spec.topic, index) for index in range(spec.partitions)]
         consumer.assign(parts)
         consumer.seek_to_beginning(*parts)
         while True:
             yield len(consumer.poll(1.0, max_records=MAX_RECORDS))
 
 
-def _oncelog_arrow(order: Order) -> Iterator[int]:
+def _oncelog_arrow(spec: WorkerSpec) -> Iterator[int]:
     from oncelog import Consumer
 
-    with Consumer({"bootstrap.servers": order.bootstrap_servers}) as consumer:
-        parts = [TopicPartition(order.topic, index) for index in range(order.partitions)]
+    with Consumer({"bootstrap.servers": spec.bootstrap_servers}) as consumer:
+        parts = [TopicPartition(spec.topic, index) for index in range(spec.partitions)]
         for at, end in consumer.end_offsets(parts).items():
             for batch in consumer.fetch_range(at, 0, end):
                 yield batch.num_rows
 
 
-def _confluent(order: Order, take: Callable[[list[Any]], int]) -> Iterator[int]:
+def _confluent(spec: WorkerSpec, take: Callable[[list[Any]], int]) -> Iterator[int]:
     import confluent_kafka
 
     settings = {
-        "bootstrap.servers": order.bootstrap_servers,
+        "bootstrap.servers": spec.bootstrap_servers,
         "group.id": "bench",
         "enable.auto.commit": False,
     }
     consumer = confluent_kafka.Consumer(settings)
     start = confluent_kafka.OFFSET_BEGINNING
     consumer.assign(
-        [confluent_kafka.TopicPartition(order.topic, index, start) for index in range(order.partitions)]
+        [confluent_kafka.TopicPartition(spec.topic, index, start) for index in range(spec.partitions)]
     )
     while True:
         yield take(consumer.consume(MAX_RECORDS, 1.0))
@@ -83,7 +85,7 @@ def _confluent_arrow(messages: list[Any]) -> int:
     return int(pa.table(columns).num_rows)
 
 
-def _aiokafka(order: Order, take: Callable[[list[Any]], int]) -> Iterator[int]:
+def _aiokafka(spec: WorkerSpec, take: Callable[[list[Any]], int]) -> Iterator[int]:
     import asyncio
 
     import aiokafka
@@ -92,30 +94,30 @@ def _aiokafka(order: Order, take: Callable[[list[Any]], int]) -> Iterator[int]:
 
     async def start() -> Any:
         consumer = aiokafka.AIOKafkaConsumer(
-            bootstrap_servers=order.bootstrap_servers, enable_auto_commit=False
+            bootstrap_servers=spec.bootstrap_servers, enable_auto_commit=False
         )
         await consumer.start()
-        parts = [aiokafka.TopicPartition(order.topic, index) for index in range(order.partitions)]
+        parts = [aiokafka.TopicPartition(spec.topic, index) for index in range(spec.partitions)]
         consumer.assign(parts)
         await consumer.seek_to_beginning(*parts)
         return consumer
 
     consumer = loop.run_until_complete(start())
     while True:
-        found = loop.run_until_complete(consumer.getmany(timeout_ms=1000, max_records=MAX_RECORDS))
-        yield take([message for messages in found.values() for message in messages])
+        batches = loop.run_until_complete(consumer.getmany(timeout_ms=1000, max_records=MAX_RECORDS))
+        yield take([message for messages in batches.values() for message in messages])
 
 
-def _kafka_python(order: Order) -> Iterator[int]:
+def _kafka_python(spec: WorkerSpec) -> Iterator[int]:
     import kafka
 
-    consumer = kafka.KafkaConsumer(bootstrap_servers=order.bootstrap_servers, enable_auto_commit=False)
-    parts = [kafka.TopicPartition(order.topic, index) for index in range(order.partitions)]
+    consumer = kafka.KafkaConsumer(bootstrap_servers=spec.bootstrap_servers, enable_auto_commit=False)
+    parts = [kafka.TopicPartition(spec.topic, index) for index in range(spec.partitions)]
     consumer.assign(parts)
     consumer.seek_to_beginning(*parts)
     while True:
-        found = consumer.poll(timeout_ms=1000, max_records=MAX_RECORDS)
-        yield sum(map(len, found.values()))
+        batches = consumer.poll(timeout_ms=1000, max_records=MAX_RECORDS)
+        yield sum(map(len, batches.values()))
 
 
 def _rows_to_arrow(messages: list[Any]) -> int:
@@ -131,13 +133,13 @@ def _rows_to_arrow(messages: list[Any]) -> int:
     return int(pa.table(columns).num_rows)
 
 
-CLIENTS: dict[str, Callable[[Order], Iterator[int]]] = {
+CLIENTS: dict[str, Callable[[WorkerSpec], Iterator[int]]] = {
     "oncelog rows": _oncelog_rows,
     "oncelog Arrow": _oncelog_arrow,
-    "confluent-kafka rows": lambda order: _confluent(order, len),
-    "confluent-kafka to Arrow": lambda order: _confluent(order, _confluent_arrow),
-    "aiokafka rows": lambda order: _aiokafka(order, len),
-    "aiokafka to Arrow": lambda order: _aiokafka(order, _rows_to_arrow),
+    "confluent-kafka rows": lambda spec: _confluent(spec, len),
+    "confluent-kafka to Arrow": lambda spec: _confluent(spec, _confluent_arrow),
+    "aiokafka rows": lambda spec: _aiokafka(spec, len),
+    "aiokafka to Arrow": lambda spec: _aiokafka(spec, _rows_to_arrow),
     "kafka-python rows": _kafka_python,
 }
 
@@ -148,29 +150,29 @@ _MODULES = {
     "aiokafka": ("asyncio", "aiokafka"),
     "kafka-python": ("kafka",),
 }
-"""What a client imports, to be there before the clock starts."""
+"""Modules that a client imports, loaded before the clock starts."""
 
 
-def run(order: Order) -> Report:
-    """Read until the records or the time are over."""
-    for module in _MODULES[order.client.split(" ")[0]]:
+def run(spec: WorkerSpec) -> Report:
+    """Read until all records are read or the time is over."""
+    for module in _MODULES[spec.client.split(" ")[0]]:
         importlib.import_module(module)
-    if "Arrow" in order.client:
+    if "Arrow" in spec.client:
         importlib.import_module("pyarrow")
     began, cpu_began = time.perf_counter(), time.process_time()
     records, last = 0, began
-    for count in CLIENTS[order.client](order):
+    for count in CLIENTS[spec.client](spec):
         now = time.perf_counter()
         if count:
             records, last = records + count, now
-        if records >= order.records or now - began >= order.seconds:
+        if records >= spec.records or now - began >= spec.seconds:
             break
     return Report(records, last - began, time.process_time() - cpu_began, max_rss_bytes())
 
 
 def main() -> None:
-    """Entry point of the child process."""
-    print(json.dumps(asdict(run(Order(**json.loads(sys.argv[1]))))))
+    """Run the child process."""
+    print(json.dumps(asdict(run(WorkerSpec(**json.loads(sys.argv[1]))))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Consumer clients reading one topic: ours in rows and Arrow, and the others of Python, also into Arrow."""
+"""Consumer clients reading one topic: ours in rows and Arrow, and other Python clients, also into Arrow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from oncelog.errors import OncelogError
 from oncelog_bench.brokers import Side, fill_topic, running
 from oncelog_bench.clients import METRICS, Report, draw_by_size, installed
-from oncelog_bench.consumer_worker import CLIENTS, Order
+from oncelog_bench.consumer_worker import CLIENTS, WorkerSpec
 from oncelog_bench.framework import (
     OURS,
     OnSample,
@@ -30,14 +30,14 @@ BASE = "aiokafka rows"
 BY = {"record_bytes": "record bytes", "compression": "compression"}
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     record_bytes: int
     compression: str
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`topic_bytes`: what a topic holds in values; a run ends there or after `seconds`."""
+    """The measurement's size. A topic holds values of `topic_bytes`; a run ends there or after `seconds`."""
 
     clients: tuple[str, ...] = tuple(CLIENTS)
     record_bytes: tuple[int, ...] = (100, 1_000)
@@ -47,14 +47,14 @@ class Plan:
     seconds: float = 1.0
     repeats: int = 5
 
-    def cells(self) -> Iterator[Cell]:
+    def cases(self) -> Iterator[Case]:
         for size in self.record_bytes:
             for compression in self.compressions:
-                yield Cell(size, compression)
+                yield Case(size, compression)
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(list(self.cells())) * len(self.clients)
+        return self.repeats * len(list(self.cases())) * len(self.clients)
 
 
 QUICK = Plan(tuple(CLIENTS), (100,), ("none",), topic_bytes=300_000, seconds=5.0, repeats=1)
@@ -72,44 +72,44 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     clients, left_out = installed(plan.clients)
     samples: list[dict[str, Any]] = []
     with running([OURS], warm_up_seconds=0.2) as sides, ExitStack() as stack:
         topics = {}
-        for cell in plan.cells():
+        for case in plan.cases():
             topic = stack.enter_context(sides[OURS].topic(plan.partitions))
             records = fill_topic(
-                sides[OURS], topic, plan.partitions, cell.record_bytes, plan.topic_bytes, cell.compression
+                sides[OURS], topic, plan.partitions, case.record_bytes, plan.topic_bytes, case.compression
             )
-            topics[cell] = topic, records
-        for repeat, cell, client in interleaved(plan.cells(), clients, plan.repeats):
-            head = {"repeat": repeat, **cell._asdict(), "client": client}
-            samples.append({**head, **_take(plan, sides[OURS], cell, client, *topics[cell])})
+            topics[case] = topic, records
+        for repeat, case, client in interleaved(plan.cases(), clients, plan.repeats):
+            head = {"repeat": repeat, **case._asdict(), "client": client}
+            samples.append({**head, **_take(plan, sides[OURS], case, client, *topics[case])})
             on_sample(len(samples))
-    rows = compare(samples, by=Cell._fields, side="client", base=BASE, metrics=METRICS)
+    rows = compare(samples, by=Case._fields, side="client", base=BASE, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out=left_out)
 
 
-def _take(plan: Plan, side: Side, cell: Cell, client: str, topic: str, records: int) -> dict[str, float]:
-    order = Order(client, side.bootstrap_servers, topic, plan.partitions, records, plan.seconds)
-    report = Report(**run_child("oncelog_bench.consumer_worker", asdict(order)))
+def _take(plan: Plan, side: Side, case: Case, client: str, topic: str, records: int) -> dict[str, float]:
+    spec = WorkerSpec(client, side.bootstrap_servers, topic, plan.partitions, records, plan.seconds)
+    report = Report(**run_child("oncelog_bench.consumer_worker", asdict(spec)))
     if not report.records or report.records > records:
         raise OncelogError(f"{client} read {report.records} of {records} records")
-    return report.figures(cell.record_bytes)
+    return report.figures(case.record_bytes)
 
 
 def section(result: Result) -> str:
-    """Rows, Arrow and the other clients."""
+    """Return the section on rows, Arrow and the other clients."""
     plan = result["plan"]
     return f"""\
 ## Consumers
 
-Each client alone in a process of its own reads a topic of {plan["partitions"]} partitions and
-{plan["topic_bytes"] / 1e6:g} MB of values in batches of 16 KB from its beginning, at most
-{plan["seconds"]:g} s, connecting included; medians of {plan["repeats"]} runs in turns, and
+Each client runs alone in a separate process. It reads a topic of {plan["partitions"]} partitions and
+{plan["topic_bytes"] / 1e6:g} MB of values in batches of 16 KB from the beginning, for at most
+{plan["seconds"]:g} s including the connection set-up. Medians of {plan["repeats"]} interleaved runs;
 `x / {BASE}` is the median of the pairs' ratios. Our Arrow batches come from
-`Consumer.fetch_range`; "to Arrow" makes a table of partition, offset, timestamp, key and value from the rows
+`Consumer.fetch_range`. "To Arrow" builds a table of partition, offset, timestamp, key and value from the rows
 of the other clients.
 
 {markdown_table(result["medians"], by=BY, side="client", metrics=METRICS)}
@@ -123,6 +123,6 @@ def _range(result: Result, client: str) -> str:
 
 
 def picture(result: Result) -> str:
-    """Records a second and processor time by record size."""
+    """Draw records per second and processor time by record size."""
     where = {"compression": result["plan"]["compressions"][0]}
     return draw_by_size("Consumers of Python", result, where)

@@ -1,4 +1,4 @@
-"""How long the coordinator takes to be back: by the ids that live, and by the transactions they have had."""
+"""Recovery time of the transaction coordinator by number of live ids and of their past transactions."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ METRICS = (
 _CLEAN_EVERY = 20_000
 
 
-class Cell(NamedTuple):
-    """So many transactional ids, which have had so many transactions together."""
+class Case(NamedTuple):
+    """A number of transactional ids, and their total number of past transactions."""
 
     ids: int
     transactions: int
@@ -42,20 +42,20 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`histories`: transactions an id has had."""
+    """The measurement's size. `histories` are numbers of past transactions per id."""
 
     ids: tuple[int, ...] = (1_000, 10_000, 100_000)
     histories: tuple[int, ...] = (1, 10)
     repeats: int = 5
 
-    def cells(self) -> Iterator[Cell]:
+    def cases(self) -> Iterator[Case]:
         for ids in self.ids:
-            for each in self.histories:
-                yield Cell(ids, ids * each)
+            for history in self.histories:
+                yield Case(ids, ids * history)
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(list(self.cells()))
+        return self.repeats * len(list(self.cases()))
 
 
 QUICK = Plan((50,), (1, 3), repeats=1)
@@ -69,16 +69,16 @@ TARGETS = (
 
 
 def _growth(result: Result, ids: int) -> float | None:
-    long, short = (figure(result, "listening_s", ids=ids, transactions=ids * each) for each in (10, 1))
+    long, short = (figure(result, "listening_s", ids=ids, transactions=ids * history) for history in (10, 1))
     return None if long is None or short is None else long / short
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
-    for cell in plan.cells():
+    for case in plan.cases():
         with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
-            written = _live(cell, Path(directory) / "data")
+            written = _live(case, Path(directory) / "data")
             broker = BrokerProcess(Path(directory) / "data")
             for repeat in range(plan.repeats):
                 seconds = broker.start()
@@ -88,29 +88,31 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
                     "log_mb": _log_mb(broker.data_dir),
                     "records_written": float(written),
                 }
-                samples.append({"repeat": repeat, **cell._asdict(), "broker": "oncelog", **figures})
+                samples.append({"repeat": repeat, **case._asdict(), "broker": "oncelog", **figures})
                 on_sample(len(samples))
     rows = compare(samples, by=tuple(BY), side="broker", base="", metrics=METRICS)
     return result_of(NAME, plan, samples, rows)
 
 
-def _live(cell: Cell, data_dir: Path) -> int:
-    """Every id's transactions, one partition each, in a broker without sockets that then dies; how many
-    records that wrote."""
+def _live(case: Case, data_dir: Path) -> int:
+    """Run every id's transactions, one partition each, in a broker without sockets that then crashes.
+
+    Return the number of records in the transaction log.
+    """
     now_ms = time.time_ns() // 1_000_000
     node = open_node(data_dir, BROKER.parse({}), Clock())
     node.topics.create(TOPIC, 1, {}, now_ms)
-    names = [f"id-{number}" for number in range(cell.ids)]
+    names = [f"id-{number}" for number in range(case.ids)]
     for name in names:
         node.transactions.init(name, None, 60_000, now_ms)
-    for number in range(cell.transactions):
-        name = names[number % cell.ids]
+    for number in range(case.transactions):
+        name = names[number % case.ids]
         entry = node.transactions.get(name)
         if entry is None:
-            raise OncelogError(f"the coordinator does not know {name}")
-        who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
-        node.transactions.add_partitions(name, who, [AT], now_ms)
-        node.transactions.end(name, who, True, 2, now_ms)
+            raise OncelogError(f"the coordinator has no transactional id {name}")
+        producer = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
+        node.transactions.add_partitions(name, producer, [AT], now_ms)
+        node.transactions.end(name, producer, True, 2, now_ms)
         if number % _CLEAN_EVERY == 0:
             _clean(node, now_ms)
     topic = node.topics.get(node.transactions.topic.name)
@@ -119,14 +121,14 @@ def _live(cell: Cell, data_dir: Path) -> int:
     written = sum(partition.log_end_offset for partition in topic.partitions)
     data = node.topics.get(TOPIC)
     if data is not None:
-        node.topics.delete([data])  # its markers would be read at the start as well
+        node.topics.delete([data])  # recovery would read its markers too, which is not measured here
     node.log_manager.write_checkpoints()
     node.log_manager.release()
     return written
 
 
 def _clean(node: BrokerState, now_ms: int) -> None:
-    """What the broker does every log.cleaner.backoff.ms."""
+    """Do the broker's work of every log.cleaner.backoff.ms."""
     node.transactions.topic.roll_for_compaction(now_ms)
     for partition in node.log_manager.partitions.values():
         if partition.is_flush_due:
@@ -135,27 +137,27 @@ def _clean(node: BrokerState, now_ms: int) -> None:
 
 
 def _log_mb(data_dir: Path) -> float:
-    return sum(each.stat().st_size for each in data_dir.glob("__transaction_state-*/*.log")) / 1e6
+    return sum(file.stat().st_size for file in data_dir.glob("__transaction_state-*/*.log")) / 1e6
 
 
 def section(result: Result) -> str:
-    """By ids and history."""
+    """Return the section on recovery by ids and history."""
     plan = result["plan"]
     return f"""\
 ## Coordinator
 
-Our broker is killed with SIGKILL after its transactional ids have had one, and ten, transactions each, and
-started again; the time until it listens, and the size of `__transaction_state`, which compaction keeps at
-what is alive (its active segments are closed early for that). Medians of {plan["repeats"]} starts.
+Our broker is killed with SIGKILL after each of its transactional ids has had one or ten transactions, and
+restarted. The figures are the time until it listens, and the size of `__transaction_state`. Compaction limits
+that size to the live entries; active segments are rolled early for it. Medians of {plan["repeats"]} starts.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
-**What this shows.** The start follows the ids that live, not the transactions they have had.
+**What this shows.** Start time depends on the live ids, not on their past transactions.
 """
 
 
 def picture(result: Result) -> str:
-    """Seconds by ids."""
+    """Draw seconds by ids."""
     by_history: dict[str, list[tuple[float, float]]] = {}
     for row in result["medians"]:
         label = f"{row['transactions'] // row['ids']} each"

@@ -1,4 +1,4 @@
-"""How cost grows, drawn: small charts side by side, a line per side, steps of x equally far apart."""
+"""Growth curves: small charts side by side, a line per side, with the x values evenly spaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_COLUMNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart: name of a line -> its points (x, y); y starts at zero."""
+    """One chart. `lines` maps a line's name to its points (x, y); the y axis starts at zero."""
 
     title: str
     x_label: str
@@ -26,7 +26,7 @@ class Chart:
 
 
 def draw_curves(title: str, charts: Sequence[Chart]) -> str:
-    """The charts in even rows of at most three under one key of colours, as SVG."""
+    """Draw the charts in even rows of at most three under one legend, as SVG."""
     names = list(dict.fromkeys(name for chart in charts for name in chart.lines))
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
     columns = next(n for n in range(min(_MAX_COLUMNS, len(charts)), 0, -1) if len(charts) % n == 0 or n == 2)
@@ -67,7 +67,7 @@ def _draw(svg: Svg, left: float, top: float, chart: Chart, colours: Mapping[str,
 def lines_of(
     result: Result, x: str, y: str, *, side: str = "broker", **where: Any
 ) -> dict[str, list[tuple[float, float]]]:
-    """A line per side through the medians with these fields: its points (x, y)."""
+    """Return a line per side, with the points (x, y) of the median rows that have these fields."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in result["medians"]:
         is_here = all(row[name] == value for name, value in where.items())

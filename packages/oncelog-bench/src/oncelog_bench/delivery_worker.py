@@ -1,6 +1,7 @@
-"""Our producer and our read_committed consumer on one loop in a process of their own: from send to delivery.
+"""Our producer and our read_committed consumer on one event loop in a separate process: from send to
+delivery.
 
-`python -m oncelog_bench.delivery_worker JSON` reads an Order, sends, and prints a Report as JSON.
+`python -m oncelog_bench.delivery_worker JSON` reads a WorkerSpec, sends, and prints a Report as JSON.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ _WARM_UP_NUMBER = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """`rate_per_s` records fall due evenly over `seconds`; a transaction ends at every multiple of
-    `commit_ms` after the first one. Each partition in turns."""
+class WorkerSpec:
+    """The worker's parameters. `rate_per_s` records fall due evenly over `seconds`, for the partitions in
+    turn.
+
+    After the first one, a transaction ends at every multiple of `commit_ms`.
+    """
 
     bootstrap_servers: str
     topic: str
@@ -38,9 +42,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`delivery_ms`: of each record, from when it fell due until `poll` gave it.
+    """The result.
 
-    `commit_ms`: of each transaction, from its commit's call until its last record was given.
+    `delivery_ms` holds, per record, the time from when it was due until `poll` returned it. `commit_ms`
+    holds, per transaction, the time from the call of commit until its last record was returned.
     """
 
     delivery_ms: list[float]
@@ -49,7 +54,7 @@ class Report:
 
 @dataclass(slots=True)
 class Course:
-    """What happened when, in seconds of one clock. `commits`: (how many records so far, when)."""
+    """The times of the run, in seconds of one clock. `commits` holds (number of records so far, time)."""
 
     due: list[float]
     delivered: list[float]
@@ -57,46 +62,46 @@ class Course:
     left: int
 
 
-async def run(order: Order) -> Report:
+async def run(spec: WorkerSpec) -> Report:
     """Warm up, then send, commit and read."""
-    servers = {"bootstrap.servers": order.bootstrap_servers}
-    count = round(order.rate_per_s * order.seconds)
+    servers = {"bootstrap.servers": spec.bootstrap_servers}
+    count = round(spec.rate_per_s * spec.seconds)
     course = Course([], [0.0] * count, [], count)
     async with (
-        Producer({**servers, "transactional.id": order.topic, "linger.ms": 0}) as producer,
+        Producer({**servers, "transactional.id": spec.topic, "linger.ms": 0}) as producer,
         Consumer({**servers, "isolation.level": "read_committed"}) as consumer,
     ):
         await producer.init_transactions()
-        parts = [TopicPartition(order.topic, index) for index in range(order.partitions)]
+        parts = [TopicPartition(spec.topic, index) for index in range(spec.partitions)]
         consumer.assign(parts)
         consumer.seek_to_beginning(*parts)
-        await _warm_up(order, producer, consumer)
+        await _warm_up(spec, producer, consumer)
         reading = asyncio.create_task(_read(consumer, course))
-        await _send(order, producer, course, count)
+        await _send(spec, producer, course, count)
         await asyncio.wait_for(reading, _PATIENCE_S)
     return _report(course)
 
 
-async def _warm_up(order: Order, producer: Producer, consumer: Consumer) -> None:
+async def _warm_up(spec: WorkerSpec, producer: Producer, consumer: Consumer) -> None:
     left = WARM_UP_TRANSACTIONS * WARM_UP_RECORDS
     value = _NUMBER.pack(_WARM_UP_NUMBER)
     for _ in range(WARM_UP_TRANSACTIONS):
         async with producer.transaction():
             for index in range(WARM_UP_RECORDS):
-                await producer.send(order.topic, value, partition=index % order.partitions)
+                await producer.send(spec.topic, value, partition=index % spec.partitions)
     while left:
         records = await consumer.poll(_PATIENCE_S)
         if not records:
-            raise OncelogError("a read_committed consumer was not given what was committed")
+            raise OncelogError("a read_committed consumer did not receive the committed records")
         left -= len(records)
 
 
-async def _send(order: Order, producer: Producer, course: Course, count: int) -> None:
-    """Transaction after transaction; what falls due while one is ending goes into the next."""
-    clock, commit_s = time.perf_counter, order.commit_ms / 1000
-    padding = bytes(max(order.record_bytes - _NUMBER.size, 0))
+async def _send(spec: WorkerSpec, producer: Producer, course: Course, count: int) -> None:
+    """Send one transaction after the other. Records that fall due during a commit go into the next one."""
+    clock, commit_s = time.perf_counter, spec.commit_ms / 1000
+    padding = bytes(max(spec.record_bytes - _NUMBER.size, 0))
     began = clock()
-    course.due += [began + index / order.rate_per_s for index in range(count)]
+    course.due += [began + index / spec.rate_per_s for index in range(count)]
     index = 0
     while index < count:
         await producer.begin_transaction()
@@ -104,7 +109,7 @@ async def _send(order: Order, producer: Producer, course: Course, count: int) ->
         while index < count and course.due[index] < end:
             await _until(course.due[index])
             value = _NUMBER.pack(index) + padding
-            await producer.send(order.topic, value, partition=index % order.partitions)
+            await producer.send(spec.topic, value, partition=index % spec.partitions)
             index += 1
         await _until(end)
         course.commits.append((index, clock()))
@@ -140,4 +145,4 @@ def _report(course: Course) -> Report:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(asyncio.run(run(Order(**json.loads(sys.argv[1])))))))
+    print(json.dumps(asdict(asyncio.run(run(WorkerSpec(**json.loads(sys.argv[1])))))))

@@ -42,7 +42,7 @@ QUICK = Plan((OURS,), repeats=1, seconds=0.1, connections=(1, 10), warm_up_secon
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         for repeat, connections, name in interleaved(plan.connections, sides.names, plan.repeats):
@@ -50,7 +50,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
             with side.topic(PARTITIONS, SETTINGS) as topic:
                 sizes = {"connections": connections, "partitions": PARTITIONS}
                 report = raw_produce(
-                    side.order(topic, seconds=plan.seconds, depth=1, record_bytes=plan.record_bytes, **sizes)
+                    side.spec(topic, seconds=plan.seconds, depth=1, record_bytes=plan.record_bytes, **sizes)
                 )
             taken = {
                 "requests_per_s": report.requests / report.seconds,
@@ -64,14 +64,14 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def section(result: Result) -> str:
-    """Durable requests a second."""
+    """Return the section on durable requests per second."""
     plan = result["plan"]
     return f"""\
 ## Acknowledged by the disk
 
-`flush.messages=1`: a request is acknowledged after fdatasync. One record of {plan["record_bytes"]:,} bytes a
-request, idempotent, one in flight on each connection, {PARTITIONS} partitions in turns,
-{plan["seconds"]:g} s; medians of {plan["repeats"]} samples in turns.
+With `flush.messages=1` a request is acknowledged only after fdatasync. Each request has one record of
+{plan["record_bytes"]:,} bytes, idempotent, one in flight per connection, to {PARTITIONS} partitions in turn
+for {plan["seconds"]:g} s. Medians of {plan["repeats"]} interleaved samples.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
@@ -81,7 +81,7 @@ request, idempotent, one in flight on each connection, {PARTITIONS} partitions i
 
 
 def picture(result: Result) -> str:
-    """By connections."""
+    """Draw durable requests by connections."""
     charts = [
         Chart(metric.heading, "connections", metric.heading, lines_of(result, "connections", metric.name))
         for metric in METRICS

@@ -1,4 +1,7 @@
-"""What reading costs a broker: catching up and waiting at the end, one consumer and ten; ours and Kafka's."""
+"""Broker cost of reading, with one consumer and ten:
+
+catching up, and waiting at the end; ours and Kafka's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from oncelog_bench.curves import Chart, draw_curves, lines_of
 from oncelog_bench.framework import KAFKA, OURS, Metric, OnSample, Result, compare, interleaved, result_of
 from oncelog_bench.generators import run_child
 from oncelog_bench.page import markdown_table, range_of_ratios
-from oncelog_bench.raw_fetch import FetchOrder, FetchReport
+from oncelog_bench.raw_fetch import FetchReport, FetchSpec
 
 NAME = "fetch"
 SUMMARY = "What reading costs a broker, ours and Apache Kafka's: catching up and at the end."
@@ -31,15 +34,17 @@ METRICS = (
 CHARTED = (("mb_per_s", "MB/s"), ("cpu_s_per_gb", "broker CPU s/GB"), ("p99_ms", "p99 ms"))
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     reading: str
     consumers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`loaded_mb` lie in `partitions` partitions for catching up; at the end `tail_per_s` batches of
-    16 KB arrive a second in one partition."""
+    """The measurement's size. For catching up, `partitions` partitions hold `loaded_mb`.
+
+    At the end, `tail_per_s` batches of 16 KB arrive per second in one partition.
+    """
 
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 5
@@ -53,10 +58,10 @@ class Plan:
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(self.brokers) * len(self.cells())
+        return self.repeats * len(self.brokers) * len(self.cases())
 
-    def cells(self) -> list[Cell]:
-        return [Cell(reading, count) for reading in (CATCH_UP, TAIL) for count in self.consumers]
+    def cases(self) -> list[Case]:
+        return [Case(reading, count) for reading in (CATCH_UP, TAIL) for count in self.consumers]
 
     @property
     def batch_records(self) -> int:
@@ -67,19 +72,19 @@ QUICK = Plan((OURS,), repeats=1, seconds=0.1, consumers=(1, 3), loaded_mb=4, war
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         sides = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
         loaded = {side.name: stack.enter_context(_loaded(plan, side)) for side in sides.every}
-        for repeat, cell, name in interleaved(plan.cells(), sides.names, plan.repeats):
+        for repeat, case, name in interleaved(plan.cases(), sides.names, plan.repeats):
             side = sides[name]
             report = (
-                _fetch(_order(plan, cell, side, *loaded[name]))
-                if cell.reading == CATCH_UP
-                else _tail(plan, cell, side)
+                _fetch(_spec(plan, case, side, *loaded[name]))
+                if case.reading == CATCH_UP
+                else _tail(plan, case, side)
             )
-            samples.append({"repeat": repeat, "broker": name, **cell._asdict(), **_figures(report)})
+            samples.append({"repeat": repeat, "broker": name, **case._asdict(), **_figures(report)})
             on_sample(len(samples))
     rows = compare(samples, by=list(BY), side="broker", base=KAFKA, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out=sides.left_out)
@@ -87,43 +92,43 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 @contextmanager
 def _loaded(plan: Plan, side: Side) -> Iterator[tuple[str, int]]:
-    """A topic full of batches, and where its partitions end."""
+    """Create a topic full of batches during the block. Yield it with its end offset."""
     with side.topic(plan.partitions) as topic:
         requests = plan.loaded_mb * 10**6 // (plan.partitions * plan.batch_records * plan.record_bytes)
         sizes = {"record_bytes": plan.record_bytes, "batch_records": plan.batch_records}
         raw_produce(
-            side.order(topic, partitions=plan.partitions, batches=plan.partitions, requests=requests, **sizes)
+            side.spec(topic, partitions=plan.partitions, batches=plan.partitions, requests=requests, **sizes)
         )
         yield topic, requests * plan.batch_records
 
 
-def _order(plan: Plan, cell: Cell, side: Side, topic: str, end_offset: int) -> FetchOrder:
+def _spec(plan: Plan, case: Case, side: Side, topic: str, end_offset: int) -> FetchSpec:
     record = NewRecord(0, None, bytes(plan.record_bytes))
     batch_bytes = len(build_batch([record] * plan.batch_records))
-    return FetchOrder(
-        side.bootstrap_servers, side.pid, topic, plan.partitions, cell.consumers, batch_bytes, end_offset,
+    return FetchSpec(
+        side.bootstrap_servers, side.pid, topic, plan.partitions, case.consumers, batch_bytes, end_offset,
         plan.seconds,
     )  # fmt: skip
 
 
-def _tail(plan: Plan, cell: Cell, side: Side) -> FetchReport:
+def _tail(plan: Plan, case: Case, side: Side) -> FetchReport:
     with side.topic(1) as topic:
-        produce = side.order(
+        produce = side.spec(
             topic,
             record_bytes=plan.record_bytes,
             batch_records=plan.batch_records,
             rate_per_s=plan.tail_per_s,
         )
-        order = _order(plan, cell, side, topic, 0)
-        return _fetch(FetchOrder(**{**_fields(order), "partitions": 1, "produce": produce}))
+        spec = _spec(plan, case, side, topic, 0)
+        return _fetch(FetchSpec(**{**_fields(spec), "partitions": 1, "produce": produce}))
 
 
-def _fields(order: FetchOrder) -> dict[str, Any]:
-    return {name: getattr(order, name) for name in FetchOrder.__slots__}
+def _fields(spec: FetchSpec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in FetchSpec.__slots__}
 
 
-def _fetch(order: FetchOrder) -> FetchReport:
-    return FetchReport(**run_child("oncelog_bench.raw_fetch", asdict(order)))
+def _fetch(spec: FetchSpec) -> FetchReport:
+    return FetchReport(**run_child("oncelog_bench.raw_fetch", asdict(spec)))
 
 
 def _figures(report: FetchReport) -> dict[str, float]:
@@ -136,17 +141,17 @@ def _figures(report: FetchReport) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Reading, catching up and at the end."""
+    """Return the section on reading, catching up and at the end."""
     plan = result["plan"]
     return f"""\
 ## Reading
 
-A raw consumer has one fetch in flight, reads the whole answer and looks at one batch header in it.
-Catch-up: {plan["loaded_mb"]} MB in {plan["partitions"]} partitions are read again and again for
-{plan["seconds"]:g} s, and p50 and p99 are of a fetch. Tail: {plan["tail_per_s"]:g} batches of 16 KB a second
-arrive in one partition and every consumer gets each; p50 and p99 run from writing a batch to having read
-it, and the broker's processor time includes taking them in. GB are those delivered to all consumers.
-Medians of {plan["repeats"]} samples in turns.
+A raw consumer has one fetch in flight, reads the whole response and looks at one batch header in it.
+Catch-up: consumers read {plan["loaded_mb"]} MB in {plan["partitions"]} partitions repeatedly for
+{plan["seconds"]:g} s; p50 and p99 are of a fetch. Tail: {plan["tail_per_s"]:g} batches of 16 KB per second
+arrive in one partition, and every consumer reads each. There p50 and p99 run from writing a batch to reading
+it, and the broker's processor time includes appending. GB are those delivered to all consumers.
+Medians of {plan["repeats"]} interleaved samples.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
@@ -156,7 +161,7 @@ Medians of {plan["repeats"]} samples in turns.
 
 
 def picture(result: Result) -> str:
-    """By consumers."""
+    """Draw the costs by consumers."""
     charts = [
         Chart(
             f"{reading}: {heading}", "consumers", heading,

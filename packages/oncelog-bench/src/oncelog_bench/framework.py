@@ -1,4 +1,4 @@
-"""What measurements share: how they are found, what they return, and how two sides are compared."""
+"""The framework of all measurements: how to find them, their results, and the comparison of two sides."""
 
 from __future__ import annotations
 
@@ -37,22 +37,23 @@ NAMES = (
     "spark_lanes",
     "spark_audit",
 )
-"""Every measurement, in the order of the page."""
+"""All measurements, in the order of the page."""
 
 OURS, KAFKA = "oncelog", "apache-kafka"
-"""The two brokers, as samples name them."""
+"""The two brokers' names in samples."""
 
 Result = Mapping[str, Any]
-"""What a measurement's JSON file holds: measurement, machine, plan, settings, left_out, samples, medians."""
+"""The content of a measurement's JSON file: measurement, machine, plan, settings, left_out, samples, medians.
+"""
 
-Cell = TypeVar("Cell")
+Case = TypeVar("Case")
 
 OnSample = Callable[[int], None]
-"""Hears how many samples are done."""
+"""A callback that receives the number of finished samples."""
 
 
 class Metric(NamedTuple):
-    """A figure of each sample: its key there, its heading in tables, and which way is better."""
+    """A figure of each sample: its key, its heading in tables, and which direction is better."""
 
     name: str
     heading: str
@@ -61,9 +62,9 @@ class Metric(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something a measurement must reach. `measured` None: the samples for it were not taken.
+    """A target of a measurement. `measured` returns None if the samples for it are missing.
 
-    `unit` follows the figure ("times", "s", "MB"); `is_minimum` tells a floor from a ceiling.
+    `unit` follows the figure ("times", "s", "MB"). `limit` is a minimum if `is_minimum`, else a maximum.
     """
 
     what: str
@@ -77,9 +78,9 @@ class Target:
 
 
 class Measurement(Protocol):
-    """A module of this package as the framework sees it; see the package's text.
+    """A measurement module of this package; the package docstring describes its members.
 
-    `picture` and `TARGETS` may be missing: ask with `getattr`.
+    `picture` and `TARGETS` are optional: read them with `getattr`.
     """
 
     NAME: str
@@ -93,7 +94,7 @@ class Measurement(Protocol):
 
 
 def load(name: str) -> Measurement:
-    """The measurement of that name."""
+    """Return the measurement of that name."""
     return cast(Measurement, importlib.import_module(f"oncelog_bench.{name}"))
 
 
@@ -102,17 +103,17 @@ def targets_of(measurement: Measurement) -> tuple[Target, ...]:
 
 
 def plan_with(plan: Any, overrides: Mapping[str, str]) -> Any:
-    """The plan with fields replaced by text as `-X field=value` gives it; tuples are comma-separated.
+    """Return the plan with fields overridden by the texts of `-X field=value`; tuples are comma-separated.
 
-    Raises ConfigError for a field that the plan does not have and for text of the wrong type.
+    Raises ConfigError for a field that the plan does not have and for a text of the wrong type.
     """
-    known = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    sizes = {field.name: getattr(plan, field.name) for field in fields(plan)}
     changes = {}
     for name, text in overrides.items():
-        if name not in known:
-            raise ConfigError(f"{name} is no size of this measurement; known are {', '.join(known)}")
+        if name not in sizes:
+            raise ConfigError(f"{name} is not a size of this measurement; choose one of {', '.join(sizes)}")
         try:
-            changes[name] = _like(known[name], text)
+            changes[name] = _like(sizes[name], text)
         except ValueError as error:
             raise ConfigError(f"{name}={text!r}: {error}") from error
     return replace(plan, **changes)
@@ -133,7 +134,9 @@ def result_of(
     settings: Mapping[str, Any] | None = None,
     left_out: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What goes into the JSON file. `samples`: dicts or dataclasses. `left_out`: side -> the reason."""
+    """Return the content of the JSON file. `samples` are dicts or dataclasses; `left_out` maps a side to the
+    reason.
+    """
     return {
         "measurement": name,
         "machine": describe_machine(),
@@ -153,10 +156,11 @@ def compare(
     base: str,
     metrics: Sequence[Metric],
 ) -> list[dict[str, Any]]:
-    """Per group of equal `by` fields: a row of medians for each value of the field `side`, then for each
-    value other than `base` a row named `value / base` with the medians of the ratios of the pairs.
+    """Return median rows, and rows of ratios, per group of equal `by` fields.
 
-    A pair is two samples of one group with the same `repeat`. A figure that a sample lacks is left out.
+    Each value of the field `side` has a row of medians. Each value other than `base` also has a row named
+    `value / base`, with the medians of the pairs' ratios. A pair is two samples of one group with the same
+    `repeat`. Missing figures are left out.
     """
     rows: list[dict[str, Any]] = []
     for key in dict.fromkeys(tuple(sample[name] for name in by) for sample in samples):
@@ -196,21 +200,21 @@ def _ratios(
 
 
 def figure(result: Result, metric: str, **where: Any) -> float | None:
-    """The figure `metric` of the median row with these fields; None when it was not measured."""
+    """Return the figure `metric` of the median row with these fields, or None if it was not measured."""
     for row in result["medians"]:
         if all(row.get(name) == value for name, value in where.items()):
             return cast("float | None", row.get(metric))
     return None
 
 
-def interleaved(cells: Iterable[Cell], sides: Sequence[str], repeats: int) -> Iterator[tuple[int, Cell, str]]:
-    """(repeat, cell, side): a repeat takes every cell, and a cell every side, one right after the other.
+def interleaved(cases: Iterable[Case], sides: Sequence[str], repeats: int) -> Iterator[tuple[int, Case, str]]:
+    """Yield (repeat, case, side): all cases of a repeat, and all sides of a case right after each other.
 
-    Who is first rotates from repeat to repeat, so that a drift of the machine falls on all.
+    The first side rotates from repeat to repeat, so that drift of the machine affects all sides alike.
     """
-    cells = list(cells)
+    cases = list(cases)
     for repeat in range(repeats):
         start = repeat % max(len(sides), 1)
-        for cell in cells:
+        for case in cases:
             for side in (*sides[start:], *sides[:start]):
-                yield repeat, cell, side
+                yield repeat, case, side

@@ -1,6 +1,6 @@
-"""Load generators, each run in a process of its own so that its cost is its own.
+"""Load generators, each in a separate process, so that its cost can be measured alone.
 
-`python -m oncelog_bench.generators JSON` reads an Order, sends, and prints a Report as JSON.
+`python -m oncelog_bench.generators JSON` reads a WorkerSpec, sends, and prints a Report as JSON.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What to send. `rate_per_s` None: as fast as the client takes it; else evenly paced.
+class WorkerSpec:
+    """The load to send. `rate_per_s` is an even pace; with None, the client sends as fast as it can.
 
-    `settings` are producer settings by Kafka's keys, `bootstrap.servers` among them.
+    `settings` are producer settings under Kafka's keys, including `bootstrap.servers`.
     """
 
     client: str
@@ -38,10 +38,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What it took: wall and processor seconds from the first send to the last acknowledgement.
+    """The cost: wall and processor seconds from the first send to the last acknowledgement.
 
-    `latencies_ms` (send to acknowledgement) are kept when paced only: under full load they measure
-    the client's own queue. `failed`: records that were not acknowledged.
+    `latencies_ms` (send to acknowledgement) are recorded only at a given pace: under full load they would
+    measure the client's own queue. `failed` counts records that were not acknowledged.
     """
 
     seconds: float
@@ -53,17 +53,17 @@ class Report:
 
 
 class Client(Protocol):
-    """A producer reduced to what a load generator needs."""
+    """A producer reduced to the needs of a load generator."""
 
     def send(self, topic: str, partition: int, value: bytes, done: Callable[[bool], None]) -> None:
-        """Queue one record; `done(failed)` is called once when its outcome is known."""
+        """Queue one record. `done(failed)` is called once its outcome is known."""
 
     def flush(self) -> None:
-        """Return when every outcome is known."""
+        """Wait until every outcome is known."""
 
 
 class OncelogClient:
-    """Our producer, one `send()` per record."""
+    """Our producer, with one `send()` per record."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         from oncelog import Producer
@@ -110,39 +110,39 @@ CLIENTS: dict[str, Callable[[dict[str, Any]], Client]] = {
 }
 
 
-def run(order: Order) -> Report:
-    """Warm up, then send as ordered, and measure."""
-    client = CLIENTS[order.client](order.settings)
-    value = bytes(order.record_bytes)
+def run(spec: WorkerSpec) -> Report:
+    """Warm up, then send the load, and measure."""
+    client = CLIENTS[spec.client](spec.settings)
+    value = bytes(spec.record_bytes)
     failures = 0
 
     def count(failed: bool) -> None:
         nonlocal failures
         failures += failed
 
-    for index in range(min(WARM_UP_RECORDS, order.records)):
-        client.send(order.topic, index % order.partitions, value, count)
+    for index in range(min(WARM_UP_RECORDS, spec.records)):
+        client.send(spec.topic, index % spec.partitions, value, count)
     client.flush()
     latencies_ms: list[float] = []
     began, cpu_began = time.perf_counter(), time.process_time()
-    if order.rate_per_s is None:
-        for index in range(order.records):
-            client.send(order.topic, index % order.partitions, value, count)
+    if spec.rate_per_s is None:
+        for index in range(spec.records):
+            client.send(spec.topic, index % spec.partitions, value, count)
     else:
-        _send_paced(client, order, value, count, latencies_ms)
+        _send_paced(client, spec, value, count, latencies_ms)
     client.flush()
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    return Report(seconds, cpu_seconds, order.records, failures, max_rss_bytes(), latencies_ms)
+    return Report(seconds, cpu_seconds, spec.records, failures, max_rss_bytes(), latencies_ms)
 
 
 def _send_paced(
-    client: Client, order: Order, value: bytes, count: Callable[[bool], None], latencies_ms: list[float]
+    client: Client, spec: WorkerSpec, value: bytes, count: Callable[[bool], None], latencies_ms: list[float]
 ) -> None:
-    assert order.rate_per_s is not None
+    assert spec.rate_per_s is not None
     clock = time.perf_counter
     began = clock()
-    for index in range(order.records):
-        due = began + index / order.rate_per_s
+    for index in range(spec.records):
+        due = began + index / spec.rate_per_s
         while (wait := due - clock()) > 0:
             time.sleep(wait)
 
@@ -150,20 +150,23 @@ def _send_paced(
             latencies_ms.append((clock() - sent) * 1000)
             count(failed)
 
-        client.send(order.topic, index % order.partitions, value, done)
+        client.send(spec.topic, index % spec.partitions, value, done)
 
 
-def generate(order: Order) -> Report:
-    """Run an order in a process of its own. Raises OncelogError when it or any record failed."""
-    report = Report(**run_child("oncelog_bench.generators", asdict(order)))
+def generate(spec: WorkerSpec) -> Report:
+    """Run a load in a separate process. Raises OncelogError if the process or any record failed."""
+    report = Report(**run_child("oncelog_bench.generators", asdict(spec)))
     if report.failed:
-        raise OncelogError(f"{order.client}: {report.failed} records failed; nothing is measured that way")
+        raise OncelogError(f"{spec.client}: {report.failed} records failed, so nothing was measured")
     return report
 
 
-def run_child(module: str, order: Mapping[str, Any]) -> Any:
-    """What `python -m module ORDER` prints, both as JSON. Raises OncelogError with the end of its stderr."""
-    command = [sys.executable, "-m", module, json.dumps(order)]
+def run_child(module: str, spec: Mapping[str, Any]) -> Any:
+    """Run `python -m module SPEC` and return its output; both are JSON.
+
+    Raises OncelogError with the end of its standard error if it fails.
+    """
+    command = [sys.executable, "-m", module, json.dumps(spec)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     except subprocess.CalledProcessError as error:
@@ -174,8 +177,8 @@ def run_child(module: str, order: Mapping[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Entry point of the child process."""
-    print(json.dumps(asdict(run(Order(**json.loads(sys.argv[1]))))))
+    """Run the child process."""
+    print(json.dumps(asdict(run(WorkerSpec(**json.loads(sys.argv[1]))))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rebalances of a classic group: until every member has its new share, by the number of members."""
+"""Rebalances of a classic group, until every member has its new assignment, by number of members."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oncelog_bench.framework import (
     result_of,
 )
 from oncelog_bench.generators import run_child
-from oncelog_bench.join_worker import Order, Report
+from oncelog_bench.join_worker import Report, WorkerSpec
 from oncelog_bench.page import markdown_table, range_of_ratios
 
 NAME = "groups"
@@ -38,7 +38,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`rounds` of a join and a leave are one sample."""
+    """The measurement's size. A sample consists of `rounds` of a join and a leave."""
 
     brokers: tuple[str, ...] = BROKERS
     members: tuple[int, ...] = (1, 10, 100)
@@ -73,7 +73,7 @@ TARGETS = tuple(
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         for side in sides.every:
@@ -89,8 +89,8 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 def _take(members: int, side: Side, rounds: int) -> dict[str, float]:
     partitions = members + 1
     with side.topic(partitions) as topic:
-        order = Order(side.bootstrap_servers, side.pid, topic, partitions, members, rounds)
-        report = Report(**run_child("oncelog_bench.join_worker", asdict(order)))
+        spec = WorkerSpec(side.bootstrap_servers, side.pid, topic, partitions, members, rounds)
+        report = Report(**run_child("oncelog_bench.join_worker", asdict(spec)))
     rebalances = 2 * rounds
     return {
         "join_ms": statistics.median(report.join_ms),
@@ -101,17 +101,18 @@ def _take(members: int, side: Side, rounds: int) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Rebalances by members."""
+    """Return the section on rebalances by members."""
     plan = result["plan"]
     return f"""\
 ## Rebalances
 
-A group of the classic protocol, a partition for each member: one more joins, all get their new share, it
-leaves, the others get theirs. The time runs from its first request (a join, which is answered with a member
-id; a leave) until the last member has the answer to its SyncGroup. Members are raw connections in one process
-that do what a consumer does, with the assignor `range`; their heartbeats, from which they learn of a
-rebalance, follow each other without pause, so that the interval of heartbeats (3 s by default) is not in it.
-Medians of {plan["repeats"]} samples in turns, each the median of {plan["rounds"]} rounds.
+In a group of the classic protocol with a partition per member, one more member joins, all get new
+assignments, it leaves, and the others get theirs. The time starts at its first request: a join, whose
+response has only a member id, or a leave. It ends when the last member has its SyncGroup response. Members
+are raw connections in one process that act like consumers with the assignor `range`. They learn of a
+rebalance from heartbeats, which follow each other without pause, so the heartbeat interval (3 s by default)
+adds nothing.
+Medians of {plan["repeats"]} interleaved samples, each the median of {plan["rounds"]} rounds.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
@@ -121,7 +122,7 @@ Medians of {plan["repeats"]} samples in turns, each the median of {plan["rounds"
 
 
 def picture(result: Result) -> str:
-    """Milliseconds by members."""
+    """Draw milliseconds by members."""
     charts = [
         Chart(metric.heading, "members", metric.heading, lines_of(result, "members", metric.name))
         for metric in METRICS[:3]

@@ -1,4 +1,4 @@
-"""A well-behaved producer beside hostile clients: how long its sends take, and the memory of the broker."""
+"""A well-behaved producer beside hostile clients: its send latency, and the broker's memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from oncelog_devtools.svg_charts import BLUE, WARN, bar_chart
 
-from oncelog_bench.attacks import IDLE, NEVER_READS, SLOW_LORIS, AttackOrder, attacked
+from oncelog_bench.attacks import IDLE, NEVER_READS, SLOW_LORIS, AttackSpec, attacked
 from oncelog_bench.brokers import BROKERS, Side, fill_topic, raw_produce, running
 from oncelog_bench.framework import (
     KAFKA,
@@ -42,7 +42,11 @@ _BULK_BYTES = 16_000_000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`idle`, `slow`, `deaf`: connections that do nothing, that drip, that never read."""
+    """The measurement's size.
+
+    `idle`, `slow` and `deaf` are numbers of connections: those that do nothing, send a byte per second, or
+    never read.
+    """
 
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 5
@@ -63,7 +67,7 @@ QUICK = Plan((OURS,), repeats=1, seconds=0.2, idle=50, slow=20, deaf=4, warm_up_
 
 def _to_quiet(beside: str) -> Any:
     def ratio(result: Result) -> float | None:
-        figures = [figure(result, "p99_ms", broker=OURS, beside=each) for each in (beside, QUIET)]
+        figures = [figure(result, "p99_ms", broker=OURS, beside=kind) for kind in (beside, QUIET)]
         return figures[0] / figures[1] if figures[0] and figures[1] else None
 
     return ratio
@@ -80,7 +84,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         for repeat, beside, name in interleaved(BESIDE, sides.names, plan.repeats):
@@ -97,8 +101,8 @@ def _take(plan: Plan, beside: str, side: Side) -> dict[str, float]:
         if beside == NEVER_READS:
             fill_topic(side, bulk, 1, 1_000, _BULK_BYTES)
         if beside != QUIET:
-            stack.enter_context(attacked(AttackOrder(side.bootstrap_servers, beside, count[beside], bulk)))
-        report = raw_produce(side.order(topic, seconds=plan.seconds, rate_per_s=plan.rate_per_s))
+            stack.enter_context(attacked(AttackSpec(side.bootstrap_servers, beside, count[beside], bulk)))
+        report = raw_produce(side.spec(topic, seconds=plan.seconds, rate_per_s=plan.rate_per_s))
         return {
             **report.quantiles,
             "rss_mb": rss_mb(side.pid),
@@ -107,19 +111,19 @@ def _take(plan: Plan, beside: str, side: Side) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Latency and memory beside hostile clients."""
+    """Return the section on latency and memory beside hostile clients."""
     plan = result["plan"]
     return f"""\
 ## Beside hostile clients
 
-One producer, idempotent, `acks=all`, a record of 1,024 bytes a request, one in flight,
-{plan["rate_per_s"]:g} a second for {plan["seconds"]:g} s, and beside it: nobody;
+One idempotent producer with `acks=all` sends one record of 1,024 bytes per request, one in flight,
+{plan["rate_per_s"]:g} per second for {plan["seconds"]:g} s. Beside it run no other clients;
 {plan["idle"]:,} connections that do nothing ("{IDLE}");
-{plan["slow"]:,} that send a byte a second of a request that claims 100,000 ("{SLOW_LORIS}");
-{plan["deaf"]:,} that ask for 16 MB fifty times over and read no answer ("{NEVER_READS}").
-Who is cut off comes again. Memory is resident memory of the broker while they are there; Apache Kafka's
-heap is 1 GB, and what it has once taken it keeps.
-Medians of {plan["repeats"]} samples in turns.
+{plan["slow"]:,} that announce a request of 100,000 bytes and send one byte per second ("{SLOW_LORIS}"); or
+{plan["deaf"]:,} that fetch 16 MB fifty times and never read a response ("{NEVER_READS}").
+Clients reconnect if the broker closes their connection. Memory is the broker's resident memory meanwhile.
+Apache Kafka's heap is 1 GB, and it does not return what it has once allocated.
+Medians of {plan["repeats"]} interleaved samples.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
@@ -139,7 +143,7 @@ def _sentence(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """A bar of p99 per broker and attack."""
+    """Draw a bar of p99 per broker and attack."""
     bars = [
         (
             f"{row['broker']}, {row['beside']}",

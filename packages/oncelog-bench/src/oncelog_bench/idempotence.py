@@ -1,8 +1,9 @@
-"""What idempotence costs (row I24): throughput, latency, processor time and memory, off and on.
+"""Cost of idempotence, off and on (behaviour I24, docs/behaviours.md): throughput, latency, processor time,
+memory.
 
-Everything but `enable.idempotence` is equal: acks=all, five requests in flight, linger, batch size.
-Each sample has a fresh broker process on a fresh directory and a fresh load generator process. Off and
-on alternate, and so does which of them comes first, so that a drift of the machine falls on both.
+Everything but `enable.idempotence` is equal: acks=all, five requests in flight, linger, batch size. Each
+sample has a new broker process on a new directory and a new load generator process. Off and on alternate, and
+so does which of them comes first, so that drift of the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from oncelog_devtools.svg_charts import BLUE, INK, MUTED, VIOLET, Svg
 
 from oncelog.testing.broker_process import BrokerProcess
 from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, figure, interleaved, result_of
-from oncelog_bench.generators import Order, generate
+from oncelog_bench.generators import WorkerSpec, generate
 from oncelog_bench.page import markdown_table, number
 from oncelog_bench.process import cpu_seconds, rss_mb
 
@@ -27,7 +28,7 @@ SUMMARY = "What idempotence costs, end to end: our producer and librdkafka, off 
 TOPIC = "bench"
 RATIO = "on / off"
 
-# As the Java client's defaults, so that the two clients differ in their code only.
+# The Java client's defaults, so that the two clients differ only in their code.
 SETTINGS = {
     "acks": "all",
     "max.in.flight.requests.per.connection": 5,
@@ -38,13 +39,15 @@ SETTINGS = {
 
 
 def available_clients() -> tuple[str, ...]:
-    """The load generators that are installed; ours always is."""
+    """Return the installed load generators; ours is always one of them."""
     return ("oncelog", "confluent-kafka") if importlib.util.find_spec("confluent_kafka") else ("oncelog",)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Size of the measurement. `repeats` pairs per client; the medians of fewer than five say little."""
+    """The measurement's size: `repeats` pairs per client. Medians of fewer than five pairs are not
+    meaningful.
+    """
 
     clients: tuple[str, ...] = field(default_factory=available_clients)
     repeats: int = 5
@@ -84,7 +87,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     for repeat, client, mode in interleaved(plan.clients, ("off", "on"), plan.repeats):
         head = {"repeat": repeat, "client": client, "idempotence": mode}
@@ -99,9 +102,9 @@ def _take(plan: Plan, client: str, mode: str) -> dict[str, float]:
         broker = BrokerProcess(Path(directory) / "broker", settings={"num.partitions": plan.partitions})
         with broker:
             paced = round(plan.paced_per_s * plan.paced_seconds)
-            slow = generate(_order(plan, client, mode, broker, paced, plan.paced_per_s))
+            slow = generate(_spec(plan, client, mode, broker, paced, plan.paced_per_s))
             cpu_before = cpu_seconds(broker.pid)
-            fast = generate(_order(plan, client, mode, broker, plan.records, None))
+            fast = generate(_spec(plan, client, mode, broker, plan.records, None))
             broker_cpu = cpu_seconds(broker.pid) - cpu_before
             broker_rss_mb = rss_mb(broker.pid)
     gigabytes = plan.records * plan.record_bytes / 1e9
@@ -118,9 +121,9 @@ def _take(plan: Plan, client: str, mode: str) -> dict[str, float]:
     }
 
 
-def _order(
+def _spec(
     plan: Plan, client: str, mode: str, broker: BrokerProcess, records: int, rate: int | None
-) -> Order:
+) -> WorkerSpec:
     settings: dict[str, Any] = {
         **SETTINGS,
         "bootstrap.servers": broker.bootstrap_servers,
@@ -128,11 +131,11 @@ def _order(
     }
     if rate is not None:
         settings["linger.ms"] = 0
-    return Order(client, settings, TOPIC, plan.partitions, records, plan.record_bytes, rate)
+    return WorkerSpec(client, settings, TOPIC, plan.partitions, records, plan.record_bytes, rate)
 
 
 def section(result: Result) -> str:
-    """The I24 section."""
+    """Return the section of behaviour I24 (docs/behaviours.md)."""
     plan = result["plan"]
     settings = ", ".join(f"`{key}={value}`" for key, value in result["settings"].items())
     table = markdown_table(result["medians"], by={"client": "client"}, side="idempotence", metrics=METRICS)
@@ -164,7 +167,7 @@ def _what_it_shows(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """A pair of bars (off, on) per metric and client, each pair on its own scale."""
+    """Draw a pair of bars (off, on) per metric and client, each pair on its own scale."""
     rows = {(row["client"], row["idempotence"]): row for row in result["medians"]}
     clients = list(dict.fromkeys(client for client, _ in rows))
     left, pair, column = 150.0, 42.0, 380.0

@@ -1,9 +1,10 @@
-"""Members of a classic group in a process of their own, each a blocking connection: rebalances, timed.
+"""Members of a classic group in a separate process, each a blocking connection, with timed rebalances.
 
-`python -m oncelog_bench.join_worker JSON` reads an Order, joins and leaves, and prints a Report as JSON.
+`python -m oncelog_bench.join_worker JSON` reads a WorkerSpec, joins and leaves, and prints a Report as JSON.
 
-Every member does what a consumer does: heartbeat until told of the rebalance, JoinGroup, SyncGroup. Its
-heartbeats follow each other without pause, so that their interval (3 s by default) is not in the time.
+Every member acts like a consumer: it sends heartbeats until one reports the rebalance, then JoinGroup and
+SyncGroup. Heartbeats follow each other without pause, so that their interval (3 s by default) does not add to
+the time.
 """
 
 from __future__ import annotations
@@ -33,19 +34,22 @@ from oncelog.wire.frames import decode_response, encode_request
 from oncelog.wire.message import Message
 from oncelog.wire.messages import FindCoordinatorRequest
 from oncelog_bench.process import cpu_seconds, settle
-from oncelog_bench.raw_wire import CLIENT_ID, ask, connect, receive_frame
+from oncelog_bench.raw_wire import CLIENT_ID, connect, exchange, receive_frame
 
 JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION, LEAVE_VERSION = 9, 5, 4, 5
 _FIND_VERSION = 4
-_NOT_YET = (14, 15, 16)
-"""Apache Kafka makes the topic of the groups when it is first asked for a coordinator."""
+_RETRIABLE = (14, 15, 16)
+"""Errors to retry: Apache Kafka creates its group topic when a client first looks for a coordinator."""
 _REBALANCE_IN_PROGRESS, _MEMBER_ID_REQUIRED = 27, 79
-_COORDINATOR_PATIENCE_S = 30.0
+_COORDINATOR_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """`members` are in the group before one more joins, and after it has left again; `rounds` times."""
+class WorkerSpec:
+    """The worker's parameters.
+
+    `rounds` times, one more member joins a group of `members` and leaves again.
+    """
 
     bootstrap_servers: str
     broker_pid: int
@@ -57,9 +61,9 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of each round: from the join (the leave) of one member until every member has its new share.
+    """The result, per round: the time from one member's join (leave) until all have their new assignments.
 
-    The seconds are those of all rounds together.
+    The seconds are totals over all rounds.
     """
 
     join_ms: list[float]
@@ -70,40 +74,42 @@ class Report:
 
 
 class Member:
-    """One connection, in or outside the group."""
+    """One connection, inside or outside the group."""
 
-    def __init__(self, order: Order, settings: Settings) -> None:
-        self.socket = connect(order.bootstrap_servers)
+    def __init__(self, spec: WorkerSpec, settings: Settings) -> None:
+        self.socket = connect(spec.bootstrap_servers)
         self.share: list[TopicPartition] = []
-        self._topic, self._partitions, self._settings = order.topic, order.partitions, settings
+        self._topic, self._partitions, self._settings = spec.topic, spec.partitions, settings
         self._member = NOBODY
         self._joined: Joined | None = None
         self._version = 0
-        self._asked: Message | None = None
+        self._request: Message | None = None
 
-    # Sending and receiving stand apart, so that all members can be at it at once.
+    # Sending and receiving are separate, so that all members can have a request in flight at once.
 
     def send(self, message: Message, version: int) -> None:
-        self._asked, self._version = message, version
+        self._request, self._version = message, version
         self.socket.sendall(encode_request(message, version, 0, CLIENT_ID))
 
     def receive(self) -> Any:
-        assert self._asked is not None
-        return decode_response(self._asked.api.response, self._version, receive_frame(self.socket))[1]
+        assert self._request is not None
+        return decode_response(self._request.api.response, self._version, receive_frame(self.socket))[1]
 
     def get_id(self) -> None:
-        """A new member's first join, which the group answers with an id only."""
-        deadline = time.monotonic() + _COORDINATOR_PATIENCE_S
+        """Send a new member's first JoinGroup, whose response contains only a member id."""
+        deadline = time.monotonic() + _COORDINATOR_TIMEOUT_S
         while True:
             self.send_join()
-            answer = self.receive()
-            if answer.error_code not in _NOT_YET or time.monotonic() > deadline:
+            response = self.receive()
+            if response.error_code not in _RETRIABLE or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        if answer.error_code != _MEMBER_ID_REQUIRED:
-            raise_for_code(answer.error_code, "a raw member's first join")
-            raise OncelogError("a raw member's first join was answered with a generation")
-        self._member = ConsumerGroupMetadata("", member_id=answer.member_id)
+        if response.error_code != _MEMBER_ID_REQUIRED:
+            raise_for_code(response.error_code, "a raw member's first join")
+            raise OncelogError(
+                "the response to a raw member's first join had a generation, not only a member id"
+            )
+        self._member = ConsumerGroupMetadata("", member_id=response.member_id)
 
     def send_join(self) -> None:
         request = join_request(self._settings, self._member.member_id, [self._topic], OwnedPartitions())
@@ -112,35 +118,40 @@ class Member:
     def send_heartbeat(self) -> None:
         self.send(heartbeat_request(self._member), HEARTBEAT_VERSION)
 
-    def join_when_told(self) -> None:
-        """Heartbeats until one tells of the rebalance; then joins. The first one is on its way."""
+    def join_on_rebalance(self) -> None:
+        """Send heartbeats until one reports the rebalance, then join. The caller has sent the first
+        heartbeat.
+        """
         while (code := self.receive().error_code) != _REBALANCE_IN_PROGRESS:
             raise_for_code(code, "a raw member's heartbeat")
             self.send_heartbeat()
         self.send_join()
 
     def sync_when_joined(self) -> None:
-        """Awaits the generation and asks for the share in it; the leader brings everyone's."""
-        answer = self.receive()
-        raise_for_code(answer.error_code, "a raw member's join")
-        joined = joined_from(self._settings, answer)
+        """Wait for the new generation and send SyncGroup; the leader's contains all assignments."""
+        response = self.receive()
+        raise_for_code(response.error_code, "a raw member's join")
+        joined = joined_from(self._settings, response)
         self._member = joined.member
         self.send(sync_request(joined, {self._topic: self._partitions}), SYNC_VERSION)
 
     def take_share(self) -> None:
-        answer = self.receive()
-        raise_for_code(answer.error_code, "a raw member's sync")
-        self.share = decode_assignment(answer.assignment)
+        response = self.receive()
+        raise_for_code(response.error_code, "a raw member's sync")
+        self.share = decode_assignment(response.assignment)
 
     def leave(self) -> None:
         self.send(leave_request(self._member), LEAVE_VERSION)
-        answer = self.receive()
-        raise_for_code(answer.error_code or answer.members[0].error_code, "a raw member's leave")
+        response = self.receive()
+        raise_for_code(response.error_code or response.members[0].error_code, "a raw member's leave")
         self._member, self.share = NOBODY, []
 
 
 def rebalance(stayers: Sequence[Member], newcomers: Sequence[Member]) -> None:
-    """A generation with both. Stayers learn of it from heartbeats; without newcomers someone just left."""
+    """Form a generation of stayers and newcomers. Without newcomers, a member has just left.
+
+    Stayers learn of the rebalance from heartbeats.
+    """
     for member in newcomers:
         member.get_id()
     for member in newcomers:
@@ -148,49 +159,49 @@ def rebalance(stayers: Sequence[Member], newcomers: Sequence[Member]) -> None:
     for member in stayers:
         member.send_heartbeat()
     for member in stayers:
-        member.join_when_told()
+        member.join_on_rebalance()
     for member in (*stayers, *newcomers):
         member.sync_when_joined()
     for member in (*stayers, *newcomers):
         member.take_share()
 
 
-def run(order: Order) -> Report:
-    """Make the group, then let one more member join and leave, again and again."""
-    settings = CONSUMER.parse({"bootstrap.servers": order.bootstrap_servers, "group.id": order.topic})
-    *members, last = [Member(order, settings) for _ in range(order.members + 1)]
-    key = FindCoordinatorRequest(coordinator_keys=[order.topic])
-    ask(members[0].socket, key, _FIND_VERSION)
+def run(spec: WorkerSpec) -> Report:
+    """Form the group; then let one more member join and leave, `rounds` times."""
+    settings = CONSUMER.parse({"bootstrap.servers": spec.bootstrap_servers, "group.id": spec.topic})
+    *members, last = [Member(spec, settings) for _ in range(spec.members + 1)]
+    key = FindCoordinatorRequest(coordinator_keys=[spec.topic])
+    exchange(members[0].socket, key, _FIND_VERSION)
     rebalance([], members[:1])
     if members[1:]:
         rebalance(members[:1], members[1:])
-    settle(order.broker_pid)
+    settle(spec.broker_pid)
     join_ms, leave_ms = [], []
-    broker_began, cpu_began = cpu_seconds(order.broker_pid), time.process_time()
+    broker_began, cpu_began = cpu_seconds(spec.broker_pid), time.process_time()
     began = time.perf_counter()
-    for _ in range(order.rounds):
+    for _ in range(spec.rounds):
         started = time.perf_counter()
         rebalance(members, [last])
         join_ms.append((time.perf_counter() - started) * 1000)
-        _check([*members, last], order)
+        _check([*members, last], spec)
         started = time.perf_counter()
         last.leave()
         rebalance(members, [])
         leave_ms.append((time.perf_counter() - started) * 1000)
-        _check(members, order)
+        _check(members, spec)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    broker_cpu = cpu_seconds(order.broker_pid) - broker_began
+    broker_cpu = cpu_seconds(spec.broker_pid) - broker_began
     for member in members:
         member.leave()
     return Report(join_ms, leave_ms, seconds, cpu, broker_cpu)
 
 
-def _check(members: Sequence[Member], order: Order) -> None:
-    """Every partition has one reader, and every member something to read."""
-    read = sorted(at.partition for member in members for at in member.share)
-    if read != list(range(order.partitions)) or not all(member.share for member in members):
-        raise OncelogError(f"{len(members)} members share out partitions {read} of {order.partitions}")
+def _check(members: Sequence[Member], spec: WorkerSpec) -> None:
+    """Check that every partition has exactly one member and every member has a partition."""
+    read = sorted(tp.partition for member in members for tp in member.share)
+    if read != list(range(spec.partitions)) or not all(member.share for member in members):
+        raise OncelogError(f"{len(members)} members were assigned partitions {read} of {spec.partitions}")
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(run(Order(**json.loads(sys.argv[1]))))))
+    print(json.dumps(asdict(run(WorkerSpec(**json.loads(sys.argv[1]))))))

@@ -1,6 +1,6 @@
-"""How long a synchronous send takes: on a quiet disk, and while the page cache is written back.
+"""Latency of a synchronous send on a quiet disk, and while the page cache is written back.
 
-`python -m oncelog_bench.latency FILE` dirties pages and has them written back until it is ended.
+`python -m oncelog_bench.latency FILE` dirties pages and forces their write-back until it is killed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _PIECE = bytes(2**20)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`rate_per_s`: sends fall due evenly; a late one goes out as soon as the one before is answered."""
+    """The measurement's size. Sends fall due evenly at `rate_per_s`; a late one is sent right after the
+    previous response.
+    """
 
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 5
@@ -77,7 +79,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         for repeat, disk, name in interleaved((QUIET, WRITE_BACK), sides.names, plan.repeats):
@@ -90,14 +92,14 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 def _take(plan: Plan, disk: str, side: Side) -> dict[str, float]:
     with side.topic(1) as topic:
-        order = side.order(
+        spec = side.spec(
             topic, seconds=plan.seconds, rate_per_s=plan.rate_per_s, record_bytes=plan.record_bytes
         )
         if disk == QUIET:
-            report = raw_produce(order)
+            report = raw_produce(spec)
         else:
             with _writing_back(side.directory.parent / "dirty"):
-                report = raw_produce(order)
+                report = raw_produce(spec)
     return {
         **report.quantiles,
         "sends_per_s": report.requests / report.seconds,
@@ -107,7 +109,7 @@ def _take(plan: Plan, disk: str, side: Side) -> dict[str, float]:
 
 @contextmanager
 def _writing_back(file: Path) -> Iterator[None]:
-    """A process that dirties pages of the brokers' file system and has all dirty pages written."""
+    """Run a process that dirties pages of the brokers' file system and writes back all dirty pages."""
     process = subprocess.Popen(
         [sys.executable, "-m", "oncelog_bench.latency", str(file)], stderr=subprocess.DEVNULL
     )
@@ -119,8 +121,8 @@ def _writing_back(file: Path) -> Iterator[None]:
         file.unlink(missing_ok=True)
 
 
-def write_back_for_ever(file: str) -> None:
-    """Write as much as a busy log does, then everything dirty to the disk, and again."""
+def write_back_forever(file: str) -> None:
+    """Write as much data as a busy log, then sync everything to the disk, in an endless loop."""
     with open(file, "wb", buffering=0) as dirty:
         while True:
             dirty.seek(0)
@@ -130,15 +132,15 @@ def write_back_for_ever(file: str) -> None:
 
 
 def section(result: Result) -> str:
-    """Latency, quiet and during write-back."""
+    """Return the section on latency, quiet and during write-back."""
     plan = result["plan"]
     return f"""\
 ## Latency of a synchronous send
 
-One record of {plan["record_bytes"]:,} bytes a request, idempotent, `acks=all`, one in flight,
-{plan["rate_per_s"]:g} a second for {plan["seconds"]:g} s; the time from writing the request to its answer.
-"{WRITE_BACK}": another process writes {_DIRTY_BYTES // 2**20} MB to the same file system and has all
-dirty pages written to the disk, without pause. Medians of {plan["repeats"]} samples in turns.
+Each request has one record of {plan["record_bytes"]:,} bytes, idempotent, `acks=all`, one in flight,
+{plan["rate_per_s"]:g} per second for {plan["seconds"]:g} s. The time runs from writing a request to its
+response. "{WRITE_BACK}": another process writes {_DIRTY_BYTES // 2**20} MB to the same file system and syncs
+all dirty pages to the disk, in a loop. Medians of {plan["repeats"]} interleaved samples.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
@@ -155,7 +157,7 @@ def _write_back_sentence(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """A bar of p99 per broker and state of the disk."""
+    """Draw a bar of p99 per broker and state of the disk."""
     bars = [
         (
             f"{row['broker']}, {row['disk']}",
@@ -170,4 +172,4 @@ def picture(result: Result) -> str:
 
 
 if __name__ == "__main__":
-    write_back_for_ever(sys.argv[1])
+    write_back_forever(sys.argv[1])

@@ -1,8 +1,8 @@
-"""The longest time for which another client waits while a broker serves the worst request of each API.
+"""The longest time that another client waits while a broker serves the worst request of each API.
 
-Every request of the catalogue (`oncelog_devtools.worst_requests`) is sent alone, on a connection of its own.
-Beside it a second client asks for ApiVersions, one request at a time; its longest wait is the figure. A
-broker with one thread must keep it short, whatever the request asks for.
+Every request of the catalogue (`oncelog_devtools.worst_requests`) is sent alone, on a separate connection.
+Meanwhile a second client sends ApiVersions, one request at a time; its longest wait is the figure. A broker
+with one thread must keep it short, whatever the request contains.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from oncelog_bench.framework import (
     result_of,
 )
 from oncelog_bench.page import markdown_table, number
-from oncelog_bench.raw_wire import ask, connect, receive_frame
+from oncelog_bench.raw_wire import connect, exchange, receive_frame
 
 NAME = "longest_wait"
 SUMMARY = "The longest wait of another client beside the worst request of each API, ours and Apache Kafka's."
@@ -47,7 +47,9 @@ _SHOWN_BARS = 10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`size_bytes`: how large each request may be. `seconds`: how long its answer is awaited."""
+    """The measurement's size. `size_bytes` is the maximum size of a request, `seconds` the time limit of its
+    response.
+    """
 
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 5
@@ -84,7 +86,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; return what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         by_api = _requests_by_api(plan)
@@ -106,31 +108,31 @@ def _requests_by_api(plan: Plan) -> dict[str, list[WorstRequest]]:
 
 
 def _longest_wait(side: Side, requests: list[WorstRequest], seconds: float) -> tuple[float, str]:
-    """Return (milliseconds, name of the request beside which they passed)."""
+    """Return (milliseconds, name of the worst request)."""
     return max((_wait_beside(side, worst, seconds), worst.name) for worst in requests)
 
 
 def _wait_beside(side: Side, worst: WorstRequest, seconds: float) -> float:
     with contextlib.closing(connect(side.bootstrap_servers)) as other:
-        ask(other, ApiVersionsRequest(), 0)
+        exchange(other, ApiVersionsRequest(), 0)
         attacker = threading.Thread(target=_attack, args=(side, worst, seconds), daemon=True)
         attacker.start()
         return max(_waits(other, attacker)) * 1000
 
 
 def _waits(other: Any, attacker: threading.Thread) -> Iterator[float]:
-    """Ask again and again, until after the attack; yield the seconds for which each answer was awaited."""
+    """Send requests until after the attack, and yield the seconds until each response."""
     is_last = False
     while not is_last:
         is_last = not attacker.is_alive()
         began = time.perf_counter()
-        ask(other, ApiVersionsRequest(), 0)
+        exchange(other, ApiVersionsRequest(), 0)
         yield time.perf_counter() - began
         time.sleep(0.001)
 
 
 def _attack(side: Side, worst: WorstRequest, seconds: float) -> None:
-    """Send the request, and wait for its answer, the end of the connection, or the time."""
+    """Send the request, and wait for its response, the end of the connection, or the time limit."""
     frame = worst.frame()
     with contextlib.suppress(OSError, PeerError), contextlib.closing(connect(side.bootstrap_servers)) as own:
         own.settimeout(seconds)
@@ -144,12 +146,11 @@ def section(result: Result) -> str:
     return f"""\
 ## Beside the worst request of each API
 
-For each API the requests of up to {plan["size_bytes"]:,} bytes that cost a broker the most: as many
-elements as fit in each array, all equal and all different, the longest strings, and others made by hand
-(patterns, look-ups, one resource named again and again). Each is sent alone; a second client asks for
-ApiVersions all the while, and its longest wait is the figure. Ours has one thread for all requests, Apache
-Kafka has eight.
-Medians of {plan["repeats"]} samples in turns.
+For each API the costliest requests of up to {plan["size_bytes"]:,} bytes: as many elements as fit in each
+array, all equal and all different, the longest strings, and others written by hand (patterns, look-ups, one
+resource named many times). Each is sent alone. Meanwhile a second client keeps sending ApiVersions, and its
+longest wait is the figure. Ours has one thread for all requests, Apache Kafka has eight.
+Medians of {plan["repeats"]} interleaved samples.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 

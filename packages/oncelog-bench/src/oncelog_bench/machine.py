@@ -1,4 +1,4 @@
-"""On what a measurement was made: without it a figure means nothing."""
+"""The machine and the software versions of a measurement. Figures mean nothing without them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from oncelog_devtools.apache_kafka import VERSION
 
 PACKAGES = ("oncelog", "confluent-kafka", "aiokafka", "kafka-python", "crc32c", "pyarrow", "uvloop")
-"""Those whose versions a figure depends on."""
+"""The packages whose versions affect the figures."""
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, cores, memory, system, and the versions of what was measured."""
+    """Return processor, cores, memory, system, and the versions of the measured software."""
     return {
         "processor": _processor_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

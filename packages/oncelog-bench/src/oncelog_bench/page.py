@@ -1,4 +1,6 @@
-"""docs/benchmarks.md: a marked section per measurement and one of targets, rendered from the JSON files."""
+"""The page docs/benchmarks.md: a marked section per measurement and one of targets, rendered from the JSON
+files.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ TARGETS_SECTION = "targets"
 
 
 def write_page(page: Path, results: Path) -> None:
-    """Render every measurement that left a JSON file in `results`, and the table of targets."""
+    """Render every measurement with a JSON file in `results`, and the table of targets."""
     for name in NAMES:
         if (results / f"{name}.json").exists():
             _write_section(page, results / f"{name}.json", name)
@@ -44,9 +46,9 @@ def _write_section(page: Path, file: Path, name: str) -> None:
 
 
 def put_section(page: Path, name: str, text: str) -> None:
-    """Replace the section `name` of the page, or add it where its name stands in the order.
+    """Replace the section `name` of the page, or insert it at its place in the order.
 
-    What stands outside the marks stays as it is.
+    The text outside the marks does not change.
     """
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     section = f"{begin}\n{text.strip()}\n{end}"
@@ -70,7 +72,7 @@ def _after(name: str) -> Sequence[str]:
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
-    """On what the figures were measured, as a sentence."""
+    """Return a sentence that describes the machine of the figures."""
     return (
         f"Measured on {machine['processor']}, {machine['cores']} cores, "
         f"{machine['memory_bytes'] / 1e9:.0f} GB, {machine['system']}, Python {machine['python']}; "
@@ -79,7 +81,7 @@ def machine_line(machine: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, or a dash where nothing was measured."""
+    """Format with three significant digits, or as a dash if nothing was measured."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -88,7 +90,7 @@ def number(value: float | None) -> str:
 def markdown_table(
     rows: Sequence[Mapping[str, Any]], *, by: Mapping[str, str], side: str, metrics: Sequence[Metric]
 ) -> str:
-    """Rows of `framework.compare` as Markdown. `by`: field -> heading. Ratios stand in bold."""
+    """Format rows of `framework.compare` as Markdown, ratios in bold. `by` maps a field to its heading."""
     shown = [metric for metric in metrics if any(metric.name in row for row in rows)]
     headings = [*by.values(), side, *(metric.heading for metric in shown)]
     lines = ["| " + " | ".join(headings) + " |", "| --- |" + " --- |" * len(by) + " ---: |" * len(shown)]
@@ -111,7 +113,7 @@ def _cell(value: Any) -> str:
 
 
 def range_of_ratios(result: Result, ratio: str, metric: str, words: str, *, side: str = "broker") -> str:
-    """A sentence on the ratios of one figure over all rows named `ratio`."""
+    """Return a sentence on the ratios of one figure over all rows named `ratio`."""
     values = [row[metric] for row in result["medians"] if row[side] == ratio and metric in row]
     ours, _, other = ratio.partition(" / ")
     if not values:
@@ -122,7 +124,7 @@ def range_of_ratios(result: Result, ratio: str, metric: str, words: str, *, side
 
 
 def target_rows(results: Path) -> list[dict[str, Any]]:
-    """Every target of every measurement: what, wanted, measured, met (None: not measured)."""
+    """Return every target of every measurement: name, limit, measured figure, met (None: not measured)."""
     rows = []
     for name in NAMES:
         file = results / f"{name}.json"
@@ -143,7 +145,7 @@ def target_rows(results: Path) -> list[dict[str, Any]]:
 
 
 def targets_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The section of targets."""
+    """Return the section of targets."""
     words = {True: "met", False: "**missed**", None: "not measured"}
     met, missed = (sum(row["met"] is verdict for row in rows) for verdict in (True, False))
     lines = [

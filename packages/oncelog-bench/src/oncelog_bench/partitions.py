@@ -1,4 +1,4 @@
-"""Many partitions on one broker: making them, starting with them, memory, descriptors, metadata."""
+"""Many partitions on one broker: creation, start, memory, file descriptors, metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oncelog_bench.curves import Chart, draw_curves
 from oncelog_bench.framework import Metric, OnSample, Result, compare, result_of
 from oncelog_bench.page import markdown_table, number
 from oncelog_bench.process import rss_mb
-from oncelog_bench.raw_wire import ask, connect
+from oncelog_bench.raw_wire import connect, exchange
 
 NAME = "partitions"
 SUMMARY = "10 to 10,000 partitions on our broker: creation, start, memory, open files, metadata."
@@ -47,7 +47,7 @@ QUICK = Plan((10,), repeats=1)
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     for repeat in range(plan.repeats):
         for count in plan.counts:
@@ -94,22 +94,22 @@ def _open_files(pid: int) -> float:
 
 def _metadata_ms(broker: BrokerProcess) -> float:
     with closing(connect(broker.bootstrap_servers)) as connected:
-        ask(connected, MetadataRequest(topics=None), METADATA_VERSION)
+        exchange(connected, MetadataRequest(topics=None), METADATA_VERSION)
         began = time.perf_counter()
         for _ in range(METADATA_ASKED):
-            ask(connected, MetadataRequest(topics=None), METADATA_VERSION)
+            exchange(connected, MetadataRequest(topics=None), METADATA_VERSION)
         return (time.perf_counter() - began) / METADATA_ASKED * 1000
 
 
 def section(result: Result) -> str:
-    """By number of partitions."""
+    """Return the section on costs by number of partitions."""
     plan, most = result["plan"], result["medians"][-1]
     return f"""\
 ## Partitions
 
-Empty partitions in topics of at most {PER_TOPIC:,} on our broker: making them, starting with them after a
-clean stop and after SIGKILL (until it listens), what the process then holds, and a Metadata answer
-over all of them, decoded by the asking client. Medians of {plan["repeats"]} runs.
+Empty partitions in topics of at most {PER_TOPIC:,} on our broker. The figures are the time to create them,
+the start after a clean stop and after SIGKILL (until the broker listens), the process's memory and open files
+after that, and a Metadata response for all of them, decoded by the client. Medians of {plan["repeats"]} runs.
 
 {markdown_table(result["medians"], by={"partitions": "partitions"}, side="broker", metrics=METRICS)}
 
@@ -119,7 +119,7 @@ over all of them, decoded by the asking client. Medians of {plan["repeats"]} run
 
 
 def picture(result: Result) -> str:
-    """Start and memory by number of partitions."""
+    """Draw start time and memory by number of partitions."""
     rows = result["medians"]
     return draw_curves(
         "Partitions on one broker",

@@ -1,4 +1,4 @@
-"""What another process has used: processor time and resident memory, from outside."""
+"""Processor time and resident memory of another process, measured from outside."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ _WINDOW_S = 0.1
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor seconds of all its threads so far, also those that ended."""
+    """Return the processor seconds of all threads so far, including ended ones."""
     if sys.platform == "linux":
-        # The process's own clock (clock_getcpuclockid) counts nanoseconds; /proc counts ticks of 10 ms.
+        # The process's CPU clock (clock_getcpuclockid) has nanoseconds; /proc has only ticks of 10 ms.
         return time.clock_gettime(~pid << 3 | 2)
     times = _process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """Processor seconds of a process and its descendants so far.
+    """Return the processor seconds of a process and its descendants so far.
 
-    Those that ended count too, unless their parent ended before them.
+    Ended descendants count too, unless their parent ended before them.
     """
     root = _process(pid)
-    times = [each.cpu_times() for each in (root, *root.children(recursive=True))]
+    times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
     return float(sum(t.user + t.system + t.children_user + t.children_system for t in times))
 
 
 def settle(pid: int) -> None:
-    """Wait until the process rests (5 % of a core over 100 ms), at most SETTLE_S.
+    """Wait until the process is idle (below 5 % of a core over 100 ms), at most SETTLE_S.
 
-    A broker that has just made or deleted a topic goes on working after it has answered.
+    A broker continues to work after its response to a topic's creation or deletion.
     """
     deadline = time.monotonic() + SETTLE_S
     used = cpu_seconds(pid)
@@ -46,7 +46,7 @@ def settle(pid: int) -> None:
 
 
 def idle_cores(pid: int, seconds: float) -> float:
-    """What it uses at rest, as a share of a core over `seconds`."""
+    """Return the processor use of the idle process over `seconds`, as a fraction of a core."""
     settle(pid)
     used = cpu_seconds(pid)
     time.sleep(seconds)
@@ -54,7 +54,7 @@ def idle_cores(pid: int, seconds: float) -> float:
 
 
 def rss_mb(pid: int) -> float:
-    """Resident memory in 10^6 bytes."""
+    """Return the resident memory in MB (10^6 bytes)."""
     return float(_process(pid).memory_info().rss) / 1e6
 
 
@@ -67,7 +67,7 @@ def _process(pid: int) -> Any:
 
 
 def max_rss_bytes() -> int:
-    """The most memory that this process has held."""
+    """Return the peak resident memory of this process."""
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

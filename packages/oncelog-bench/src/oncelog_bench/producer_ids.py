@@ -1,4 +1,4 @@
-"""Many producer ids on one partition: memory, the cost of an append, the longest pause at rolls."""
+"""Many producer ids on one partition: memory, cost of an append, and the longest pause when segments roll."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from oncelog_bench.curves import Chart, draw_curves
 from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, figure, result_of
 from oncelog_bench.page import markdown_table, number
 from oncelog_bench.process import cpu_seconds, rss_mb
-from oncelog_bench.raw_wire import CLIENT_ID, ask, connect, receive_frame
+from oncelog_bench.raw_wire import CLIENT_ID, connect, exchange, receive_frame
 
 NAME = "producer_ids"
 SUMMARY = "Producer ids on one partition of our broker: memory, cost of an append, longest pause at rolls."
@@ -42,7 +42,9 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`roll_seconds`: how long large batches roll segments of 16 MB while pauses are watched."""
+    """The measurement's size. For `roll_seconds`, large batches roll segments of 16 MB while pauses are
+    measured.
+    """
 
     ids: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     roll_seconds: float = 2.0
@@ -70,7 +72,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     for repeat in range(plan.repeats):
         for ids in plan.ids:
@@ -102,7 +104,7 @@ def _take(plan: Plan, ids: int, directory: Path) -> dict[str, float]:
 
 
 def _append_once_each(broker: BrokerProcess, connected: socket.socket, ids: int, *, sequence: int) -> float:
-    """One record of each id, pipelined; broker microseconds each."""
+    """Append one record per id, pipelined. Return the broker's microseconds per record."""
     used = cpu_seconds(broker.pid)
     for first in range(0, ids, PIPELINED):
         count = min(PIPELINED, ids - first)
@@ -134,13 +136,14 @@ def _check(frame: bytearray) -> None:
     _, response = decode_response(ProduceResponse, VERSION, frame)
     (part,) = response.responses[0].partition_responses
     if part.error_code:
-        raise OncelogError(f"the broker refused a batch with error {part.error_code}: {part.error_message}")
+        raise OncelogError(f"the broker rejected a batch with error {part.error_code}: {part.error_message}")
 
 
 def _watch(broker: BrokerProcess, seconds: float) -> tuple[float, float]:
-    """Roll segments with batches of 900 KB; the longest wait of a small request, and how many rolled.
+    """Roll segments with batches of 900 KB. Return a small request's longest wait and the number of rolls.
 
-    A request of each kind in turns on two connections: the pause seen is the broker's, not the disk's.
+    Small requests of each kind alternate on two connections, so the pauses are the broker's and not the
+    disk's.
     """
     batch = build_batch([NewRecord(time.time_ns() // 1_000_000, None, bytes(900_000))])
     large, longest_s, sent_bytes = _frame(batch), 0.0, 0
@@ -155,21 +158,22 @@ def _watch(broker: BrokerProcess, seconds: float) -> tuple[float, float]:
             _check(receive_frame(loader))
             for _ in range(20):
                 began = time.perf_counter()
-                ask(probe, ApiVersionsRequest(), 0)
+                exchange(probe, ApiVersionsRequest(), 0)
                 longest_s = max(longest_s, time.perf_counter() - began)
             time.sleep(max(0.0, 0.01 - (time.perf_counter() - now)))
     return longest_s * 1000, float(sent_bytes // SEGMENT_BYTES)
 
 
 def section(result: Result) -> str:
-    """Memory, cost and pauses by number of ids."""
+    """Return the section on memory, cost and pauses by number of ids."""
     plan, most = result["plan"], result["medians"][-1]
     return f"""\
 ## Producer ids
 
-One record each of many producer ids, on one partition of our broker; then known ids again; then batches
-of 900 KB roll segments of 16 MB for {plan["roll_seconds"]:g} s (each roll takes a snapshot of every id) while
-a second connection asks small questions and notes its longest wait. Medians of {plan["repeats"]} runs.
+One record each of many producer ids goes to one partition of our broker, then a second one of known ids. Then
+batches of 900 KB roll segments of 16 MB for {plan["roll_seconds"]:g} s; each roll writes a snapshot of every
+id. Meanwhile a second connection sends small requests and measures its longest wait. Medians of
+{plan["repeats"]} runs.
 
 {markdown_table(result["medians"], by={"ids": "producer ids"}, side="broker", metrics=METRICS)}
 
@@ -179,7 +183,7 @@ while {number(most["rolls"])} segments rolled was {number(most["longest_pause_ms
 
 
 def picture(result: Result) -> str:
-    """Memory and pause by number of ids."""
+    """Draw memory and pause by number of ids."""
     rows = result["medians"]
     return draw_curves(
         "Producer ids on one partition",

@@ -1,6 +1,7 @@
-"""Producer clients in a process of their own: as many records as a client gets acknowledged in a while.
+"""Producer clients in a separate process, which send as many acknowledged records as they can in a given
+time.
 
-`python -m oncelog_bench.producer_worker JSON` reads an Order, sends, and prints a Report as JSON.
+`python -m oncelog_bench.producer_worker JSON` reads a WorkerSpec, sends, and prints a Report as JSON.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from oncelog_bench.process import max_rss_bytes
 
 TABLE_ROWS = 20_000
 BURST_RECORDS = 1_000
-"""Records between two looks at the clock."""
+"""Records between two readings of the clock."""
 FLUSH_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """`client` is a key of CLIENTS, `settings` are a producer's by Kafka's keys."""
+class WorkerSpec:
+    """The worker's parameters. `client` is a key of CLIENTS; `settings` are producer settings under Kafka's
+    keys.
+    """
 
     client: str
     settings: dict[str, Any]
@@ -34,13 +37,13 @@ class Order:
 
 
 Burst = Callable[[int], int]
-"""Sends records to the partition of that number; how many."""
+"""A function that sends records to the partition of that number and returns how many."""
 
 
-def _oncelog(order: Order) -> tuple[Burst, Callable[[], None]]:
+def _oncelog(spec: WorkerSpec) -> tuple[Burst, Callable[[], None]]:
     from oncelog import Producer
 
-    producer, topic, value = Producer(order.settings), order.topic, bytes(order.record_bytes)
+    producer, topic, value = Producer(spec.settings), spec.topic, bytes(spec.record_bytes)
 
     def rows(partition: int) -> int:
         send = producer.send
@@ -56,18 +59,18 @@ def _oncelog(order: Order) -> tuple[Burst, Callable[[], None]]:
         producer.send_table(topic, columns, partition=partition)
         return TABLE_ROWS
 
-    if order.client == "oncelog Arrow":
+    if spec.client == "oncelog Arrow":
         import pyarrow as pa
 
         columns = pa.table({"value": pa.array([value] * TABLE_ROWS, pa.binary())})
     ways = {"oncelog rows": rows, "oncelog send_many": many, "oncelog Arrow": table}
-    return ways[order.client], lambda: producer.flush(FLUSH_S)
+    return ways[spec.client], lambda: producer.flush(FLUSH_S)
 
 
-def _confluent(order: Order) -> tuple[Burst, Callable[[], None]]:
+def _confluent(spec: WorkerSpec) -> tuple[Burst, Callable[[], None]]:
     import confluent_kafka
 
-    producer, topic, value = confluent_kafka.Producer(order.settings), order.topic, bytes(order.record_bytes)
+    producer, topic, value = confluent_kafka.Producer(spec.settings), spec.topic, bytes(spec.record_bytes)
 
     def rows(partition: int) -> int:
         produce = producer.produce
@@ -84,12 +87,12 @@ def _confluent(order: Order) -> tuple[Burst, Callable[[], None]]:
     return rows, lambda: producer.flush(FLUSH_S)
 
 
-def _kafka_python(order: Order) -> tuple[Burst, Callable[[], None]]:
+def _kafka_python(spec: WorkerSpec) -> tuple[Burst, Callable[[], None]]:
     from kafka import KafkaProducer
 
-    settings = _python_names(order.settings)
+    settings = _python_names(spec.settings)
     producer = KafkaProducer(**settings)
-    topic, value = order.topic, bytes(order.record_bytes)
+    topic, value = spec.topic, bytes(spec.record_bytes)
 
     def rows(partition: int) -> int:
         for _ in range(BURST_RECORDS):
@@ -99,17 +102,17 @@ def _kafka_python(order: Order) -> tuple[Burst, Callable[[], None]]:
     return rows, lambda: producer.flush(FLUSH_S)
 
 
-def _aiokafka(order: Order) -> tuple[Burst, Callable[[], None]]:
+def _aiokafka(spec: WorkerSpec) -> tuple[Burst, Callable[[], None]]:
     import asyncio
 
     from aiokafka import AIOKafkaProducer
 
     loop = asyncio.new_event_loop()
-    settings = _python_names(order.settings)
+    settings = _python_names(spec.settings)
     settings["max_batch_size"] = settings.pop("batch_size")
     for unknown in ("max_in_flight_requests_per_connection",):
         settings.pop(unknown)
-    topic, value = order.topic, bytes(order.record_bytes)
+    topic, value = spec.topic, bytes(spec.record_bytes)
 
     async def start() -> Any:
         producer = AIOKafkaProducer(**settings)
@@ -137,7 +140,7 @@ def _python_names(settings: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-CLIENTS: dict[str, Callable[[Order], tuple[Burst, Callable[[], None]]]] = {
+CLIENTS: dict[str, Callable[[WorkerSpec], tuple[Burst, Callable[[], None]]]] = {
     "oncelog rows": _oncelog,
     "oncelog send_many": _oncelog,
     "oncelog Arrow": _oncelog,
@@ -147,16 +150,16 @@ CLIENTS: dict[str, Callable[[Order], tuple[Burst, Callable[[], None]]]] = {
 }
 
 
-def run(order: Order) -> Report:
-    """Warm up, then send for a while to the partitions in turns, and wait for every acknowledgement."""
-    burst, flush = CLIENTS[order.client](order)
-    for partition in range(order.partitions):
+def run(spec: WorkerSpec) -> Report:
+    """Warm up, send to the partitions in turn until the time is over, and wait for all acknowledgements."""
+    burst, flush = CLIENTS[spec.client](spec)
+    for partition in range(spec.partitions):
         burst(partition)
     flush()
     records = number = 0
     began, cpu_began = time.perf_counter(), time.process_time()
-    while time.perf_counter() - began < order.seconds:
-        records += burst(number % order.partitions)
+    while time.perf_counter() - began < spec.seconds:
+        records += burst(number % spec.partitions)
         number += 1
     flush()
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
@@ -164,8 +167,8 @@ def run(order: Order) -> Report:
 
 
 def main() -> None:
-    """Entry point of the child process."""
-    print(json.dumps(asdict(run(Order(**json.loads(sys.argv[1]))))))
+    """Run the child process."""
+    print(json.dumps(asdict(run(WorkerSpec(**json.loads(sys.argv[1]))))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Producer clients against one broker: ours by rows and by Arrow tables, and the others of Python."""
+"""Producer clients against one broker: ours by rows and by Arrow tables, and other Python clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from oncelog_bench.framework import (
 )
 from oncelog_bench.generators import run_child
 from oncelog_bench.page import markdown_table, range_of_ratios
-from oncelog_bench.producer_worker import CLIENTS, Order
+from oncelog_bench.producer_worker import CLIENTS, WorkerSpec
 
 NAME = "producers"
 SUMMARY = (
@@ -39,7 +39,7 @@ SETTINGS = {
 }
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     record_bytes: int
     compression: str
     batch_bytes: int
@@ -47,7 +47,9 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every size with every compression at the first batch size, and uncompressed at the others."""
+    """The measurement's size: all record sizes and compressions at the first batch size, uncompressed at the
+    others.
+    """
 
     clients: tuple[str, ...] = tuple(CLIENTS)
     record_bytes: tuple[int, ...] = (100, 1_000)
@@ -57,16 +59,16 @@ class Plan:
     seconds: float = 0.5
     repeats: int = 5
 
-    def cells(self) -> Iterator[Cell]:
+    def cases(self) -> Iterator[Case]:
         for size in self.record_bytes:
             for compression in self.compressions:
-                yield Cell(size, compression, self.batch_bytes[0])
+                yield Case(size, compression, self.batch_bytes[0])
             for batch_bytes in self.batch_bytes[1:]:
-                yield Cell(size, self.compressions[0], batch_bytes)
+                yield Case(size, self.compressions[0], batch_bytes)
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(list(self.cells())) * len(self.clients)
+        return self.repeats * len(list(self.cases())) * len(self.clients)
 
 
 QUICK = Plan(tuple(CLIENTS), (100,), ("none",), (16_384,), seconds=0.05, repeats=1)
@@ -94,51 +96,51 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     clients, left_out = installed(plan.clients)
     samples: list[dict[str, Any]] = []
     with running([OURS], warm_up_seconds=0.2) as sides:
-        for repeat, cell, client in interleaved(plan.cells(), clients, plan.repeats):
-            head = {"repeat": repeat, **cell._asdict(), "client": client}
-            samples.append({**head, **_take(plan, sides[OURS], cell, client)})
+        for repeat, case, client in interleaved(plan.cases(), clients, plan.repeats):
+            head = {"repeat": repeat, **case._asdict(), "client": client}
+            samples.append({**head, **_take(plan, sides[OURS], case, client)})
             on_sample(len(samples))
-    rows = compare(samples, by=Cell._fields, side="client", base=BASE, metrics=METRICS)
+    rows = compare(samples, by=Case._fields, side="client", base=BASE, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, settings=SETTINGS, left_out=left_out)
 
 
-def _take(plan: Plan, side: Side, cell: Cell, client: str) -> dict[str, float]:
+def _take(plan: Plan, side: Side, case: Case, client: str) -> dict[str, float]:
     settings = {
         **SETTINGS,
         "bootstrap.servers": side.bootstrap_servers,
-        "batch.size": cell.batch_bytes,
-        "compression.type": cell.compression,
+        "batch.size": case.batch_bytes,
+        "compression.type": case.compression,
     }
     with side.topic(plan.partitions) as topic:
-        order = Order(client, settings, topic, plan.partitions, cell.record_bytes, plan.seconds)
-        report = Report(**run_child("oncelog_bench.producer_worker", asdict(order)))
+        spec = WorkerSpec(client, settings, topic, plan.partitions, case.record_bytes, plan.seconds)
+        report = Report(**run_child("oncelog_bench.producer_worker", asdict(spec)))
         _check_stored(side, topic, plan.partitions, report)
-    return report.figures(cell.record_bytes)
+    return report.figures(case.record_bytes)
 
 
 def _check_stored(side: Side, topic: str, partitions: int, report: Report) -> None:
-    """Every record sent stands in the topic; the warm-up's come on top. Raises OncelogError."""
+    """Check that the topic holds every sent record, beside those of the warm-up. Raises OncelogError."""
     ends = side.admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
-    stored = sum(each.offset or 0 for each in ends.values())
+    stored = sum(end.offset or 0 for end in ends.values())
     if stored < report.records:
-        raise OncelogError(f"{report.records} records were sent and {stored} are stored")
+        raise OncelogError(f"{report.records} records were sent, but {stored} are stored")
 
 
 def section(result: Result) -> str:
-    """Rows, tables and the other clients."""
+    """Return the section on rows, tables and the other clients."""
     plan = result["plan"]
     return f"""\
 ## Producers
 
-Each client alone in a process of its own sends to {plan["partitions"]} partitions of our broker for
-{plan["seconds"]:g} s and waits for the last acknowledgement; medians of {plan["repeats"]} runs in turns, and
-`x / {BASE}` is the median of the pairs' ratios. Idempotent, `acks=all`, `linger.ms=5`, five requests in
-flight, the same `batch.size` for all (tables go in batches of 512 KB where that is more). Values are zeros,
-which compress well. Every record acknowledged was found in the topic.
+Each client runs alone in a separate process. It sends to {plan["partitions"]} partitions of our broker for
+{plan["seconds"]:g} s and waits for the last acknowledgement. Medians of {plan["repeats"]} interleaved runs;
+`x / {BASE}` is the median of the pairs' ratios. All are idempotent with `acks=all`, `linger.ms=5`, five
+requests in flight and the same `batch.size`; tables use batches of 512 KB if that is more. Values are zeros,
+which compress well. Every acknowledged record was found in the topic.
 
 {markdown_table(result["medians"], by=BY, side="client", metrics=METRICS)}
 
@@ -151,7 +153,7 @@ def _range(result: Result, client: str) -> str:
 
 
 def picture(result: Result) -> str:
-    """Records a second and processor time by record size."""
+    """Draw records per second and processor time by record size."""
     plan = result["plan"]
     where = {"compression": plan["compressions"][0], "batch_bytes": plan["batch_bytes"][0]}
     return draw_by_size("Producers of Python", result, where)

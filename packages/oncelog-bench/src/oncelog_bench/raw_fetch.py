@@ -1,7 +1,8 @@
-"""Consumers light enough not to be the limit: they read whole answers and look at one batch header in each.
+"""Lightweight consumers that are not the bottleneck: they read whole responses but only one batch header of
+each.
 
-`python -m oncelog_bench.raw_fetch JSON` reads a FetchOrder and prints a FetchReport as JSON. Every consumer
-is a connection with one fetch in flight, without a session, as our consumer is.
+`python -m oncelog_bench.raw_fetch JSON` reads a FetchSpec and prints a FetchReport as JSON. Like our
+consumer, each of them is a connection with one fetch in flight and no fetch session.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from oncelog.wire.frames import decode_response, encode_request
 from oncelog.wire.header import read_header
 from oncelog.wire.messages import FetchRequest, FetchResponse
 from oncelog_bench.process import cpu_seconds, settle
-from oncelog_bench.raw_produce import ProduceOrder, Sender
+from oncelog_bench.raw_produce import ProduceSpec, Sender
 from oncelog_bench.raw_wire import CLIENT_ID, connect, quantiles, receive_frame
 
 VERSION = 12
@@ -29,10 +30,13 @@ MAX_PARTITION_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class FetchOrder:
-    """Batches of `batch_bytes` lie in each partition up to `end_offset`; a consumer that has read them all
-    begins again, for `seconds`. `produce` set: consumers wait at the end of the one partition instead,
-    while the batches of that (paced) order arrive."""
+class FetchSpec:
+    """The load to read for `seconds`.
+
+    Without `produce`, each partition holds batches of `batch_bytes` up to `end_offset`, and consumers that
+    have read them all start over. With `produce`, consumers wait at the end of the only partition while the
+    paced batches of that spec arrive.
+    """
 
     bootstrap_servers: str
     broker_pid: int
@@ -42,13 +46,15 @@ class FetchOrder:
     batch_bytes: int
     end_offset: int
     seconds: float
-    produce: ProduceOrder | None = None
+    produce: ProduceSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FetchReport:
-    """`bytes`: of whole batches delivered to all consumers. `quantiles`: of the time from writing a batch to
-    having it read, when producing; else of a fetch."""
+    """The result. `bytes` counts whole batches delivered to all consumers.
+
+    With a producer, `quantiles` are of the time from writing a batch to reading it; otherwise of a fetch.
+    """
 
     seconds: float
     cpu_seconds: float
@@ -60,15 +66,15 @@ class FetchReport:
 
 
 class Consumer:
-    """One connection that follows all partitions of a topic."""
+    """One connection that reads all partitions of a topic."""
 
-    def __init__(self, order: FetchOrder, start_offset: int = 0) -> None:
-        self.socket = connect(order.bootstrap_servers)
-        self._order = order
-        self.offsets = [start_offset] * order.partitions
-        self.asked = 0.0
+    def __init__(self, spec: FetchSpec, start_offset: int = 0) -> None:
+        self.socket = connect(spec.bootstrap_servers)
+        self._spec = spec
+        self.offsets = [start_offset] * spec.partitions
+        self.sent_at = 0.0
 
-    def ask(self) -> None:
+    def send(self) -> None:
         """Send the next fetch."""
         parts = [
             FetchRequest.FetchPartition(
@@ -80,7 +86,7 @@ class Consumer:
             )
             for index, offset in enumerate(self.offsets)
         ]
-        topic = FetchRequest.FetchTopic(topic=self._order.topic, partitions=parts)
+        topic = FetchRequest.FetchTopic(topic=self._spec.topic, partitions=parts)
         request = FetchRequest(
             replica_id=-1,
             max_wait_ms=MAX_WAIT_MS,
@@ -90,15 +96,15 @@ class Consumer:
             session_epoch=-1,
             topics=[topic],
         )
-        self.asked = time.perf_counter()
+        self.sent_at = time.perf_counter()
         self.socket.sendall(encode_request(request, VERSION, 0, CLIENT_ID))
 
     def receive(self) -> int:
-        """Read the answer, move on in every partition; how many batches it held."""
-        _, answer = decode_response(FetchResponse, VERSION, receive_frame(self.socket))
-        size = self._order.batch_bytes
+        """Read the response, advance every partition, and return the number of batches."""
+        _, response = decode_response(FetchResponse, VERSION, receive_frame(self.socket))
+        size = self._spec.batch_bytes
         total = 0
-        for part in answer.responses[0].partitions:
+        for part in response.responses[0].partitions:
             raise_for_code(part.error_code, "a raw generator's fetch")
             batches = len(part.records or b"") // size
             if batches:
@@ -110,40 +116,40 @@ class Consumer:
     def close(self) -> None:
         self.socket.close()
 
-    def begin_again(self) -> None:
-        """Start over when all that was loaded is read."""
-        if all(offset >= self._order.end_offset for offset in self.offsets):
+    def start_over_if_done(self) -> None:
+        """Start over if all loaded batches are read."""
+        if all(offset >= self._spec.end_offset for offset in self.offsets):
             self.offsets = [0] * len(self.offsets)
 
 
-def run(order: FetchOrder) -> FetchReport:
-    """Fetch as ordered, and measure."""
-    settle(order.broker_pid)
-    broker_began, cpu_began = cpu_seconds(order.broker_pid), time.process_time()
+def run(spec: FetchSpec) -> FetchReport:
+    """Fetch as specified, and measure."""
+    settle(spec.broker_pid)
+    broker_began, cpu_began = cpu_seconds(spec.broker_pid), time.process_time()
     began = time.perf_counter()
-    batches, fetches, latencies_ms = _tail(order) if order.produce else _catch_up(order)
+    batches, fetches, latencies_ms = _tail(spec) if spec.produce else _catch_up(spec)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    broker_cpu = cpu_seconds(order.broker_pid) - broker_began
-    size = batches * order.batch_bytes
+    broker_cpu = cpu_seconds(spec.broker_pid) - broker_began
+    size = batches * spec.batch_bytes
     return FetchReport(seconds, cpu, broker_cpu, size, batches, fetches, quantiles(latencies_ms))
 
 
-def _catch_up(order: FetchOrder) -> tuple[int, int, list[float]]:
-    consumers = [Consumer(order) for _ in range(order.consumers)]
-    until = time.perf_counter() + order.seconds
+def _catch_up(spec: FetchSpec) -> tuple[int, int, list[float]]:
+    consumers = [Consumer(spec) for _ in range(spec.consumers)]
+    until = time.perf_counter() + spec.seconds
     poll, by_number = _poll(consumers)
     batches, latencies_ms = 0, []
     for consumer in consumers:
-        consumer.ask()
+        consumer.send()
     while by_number:
         for number, _ in poll.poll():
             consumer = by_number[number]
             batches += consumer.receive()
             now = time.perf_counter()
-            latencies_ms.append((now - consumer.asked) * 1000)
+            latencies_ms.append((now - consumer.sent_at) * 1000)
             if now < until:
-                consumer.begin_again()
-                consumer.ask()
+                consumer.start_over_if_done()
+                consumer.send()
             else:
                 poll.unregister(number)
                 by_number.pop(number).close()
@@ -158,14 +164,14 @@ def _poll(consumers: list[Consumer]) -> tuple[select.poll, dict[int, Consumer]]:
     return poll, by_number
 
 
-def _tail(order: FetchOrder) -> tuple[int, int, list[float]]:
-    """Producer and consumers in one loop, so that one clock tells when a batch left and when it came."""
-    assert order.produce is not None
-    with closing(Sender(order.produce, 0)) as sender, ExitStack() as stack:
+def _tail(spec: FetchSpec) -> tuple[int, int, list[float]]:
+    """Run producer and consumers in one loop, so that one clock measures both sending and delivery."""
+    assert spec.produce is not None
+    with closing(Sender(spec.produce, 0)) as sender, ExitStack() as stack:
         sender.open()
-        first = _end_offset(order)
-        consumers = [stack.enter_context(closing(Consumer(order, first))) for _ in range(order.consumers)]
-        tail = _Tail(order.produce, round(order.seconds * order.produce.rate_per_s), first, sender, consumers)
+        first = _end_offset(spec)
+        consumers = [stack.enter_context(closing(Consumer(spec, first))) for _ in range(spec.consumers)]
+        tail = _Tail(spec.produce, round(spec.seconds * spec.produce.rate_per_s), first, sender, consumers)
         fetches = tail.run()
         return tail.count * len(consumers), fetches, tail.latencies_ms
 
@@ -174,7 +180,7 @@ class _Tail:
     """`count` paced batches on their way from one sender to every consumer."""
 
     def __init__(
-        self, produce: ProduceOrder, count: int, first: int, sender: Sender, consumers: list[Consumer]
+        self, produce: ProduceSpec, count: int, first: int, sender: Sender, consumers: list[Consumer]
     ) -> None:
         self.count, self.latencies_ms = count, list[float]()
         self._produce, self._first, self._sender, self._consumers = produce, first, sender, consumers
@@ -182,25 +188,25 @@ class _Tail:
         self._began = time.perf_counter()
 
     def run(self) -> int:
-        """Until every consumer has every batch; how many fetches that took."""
+        """Run until every consumer has every batch, and return the number of fetches."""
         poll, by_number = _poll(self._consumers)
         poll.register(self._sender.socket.fileno(), select.POLLIN)
         acknowledged: list[float] = []
         fetches, missing = 0, self.count * len(self._consumers)
         for consumer in self._consumers:
-            consumer.ask()
+            consumer.send()
         while missing:
             for number, _ in poll.poll(self._send_due()):
                 if number not in by_number:
                     self._sender.receive(acknowledged)
                     continue
                 missing -= self._take(by_number[number])
-                by_number[number].ask()
+                by_number[number].send()
                 fetches += 1
         return fetches
 
     def _send_due(self) -> float:
-        """Send what is due; milliseconds until the next is, at most a second."""
+        """Send the batches that are due. Return the milliseconds until the next one, at most 1000."""
         while len(self._written) < self.count:
             now = time.perf_counter()
             due = self._began + len(self._written) / self._produce.rate_per_s
@@ -212,26 +218,26 @@ class _Tail:
 
     def _take(self, consumer: Consumer) -> int:
         before = consumer.offsets[0]
-        got = consumer.receive()
+        batches = consumer.receive()
         now = time.perf_counter()
         index = (before - self._first) // self._produce.batch_records
-        self.latencies_ms += [(now - at) * 1000 for at in self._written[index : index + got]]
-        return got
+        self.latencies_ms += [(now - written) * 1000 for written in self._written[index : index + batches]]
+        return batches
 
 
-def _end_offset(order: FetchOrder) -> int:
-    """Where the batches sent so far end, found by reading them."""
-    with closing(Consumer(order)) as reader:
-        reader.ask()
+def _end_offset(spec: FetchSpec) -> int:
+    """Return the end offset of the batches sent so far, found by reading them."""
+    with closing(Consumer(spec)) as reader:
+        reader.send()
         reader.receive()
         return reader.offsets[0]
 
 
 def main() -> None:
-    """Entry point of the child process."""
-    order = json.loads(sys.argv[1])
-    produce = ProduceOrder(**order["produce"]) if order["produce"] else None
-    print(json.dumps(asdict(run(FetchOrder(**{**order, "produce": produce})))))
+    """Run the child process."""
+    fields = json.loads(sys.argv[1])
+    produce = ProduceSpec(**fields["produce"]) if fields["produce"] else None
+    print(json.dumps(asdict(run(FetchSpec(**{**fields, "produce": produce})))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A producer light enough not to be the limit: frames are built once; sending one patches its sequences.
+"""A lightweight producer that is not the bottleneck: it builds frames once and only patches sequence numbers.
 
-`python -m oncelog_bench.raw_produce JSON` reads a ProduceOrder, sends, and prints a ProduceReport as JSON.
-Every connection has a producer id of its own and keeps `depth` requests unanswered.
+`python -m oncelog_bench.raw_produce JSON` reads a ProduceSpec, sends, and prints a ProduceReport as JSON.
+Every connection has its own producer id and keeps `depth` requests in flight.
 """
 
 from __future__ import annotations
@@ -25,23 +25,26 @@ from oncelog_bench.process import cpu_seconds, settle
 from oncelog_bench.raw_wire import CLIENT_ID, connect, new_producer_id, quantiles, receive_frame
 
 VERSION = 12
-"""Produce as the Java client speaks it to a broker without topic ids."""
+"""The Java client's version of Produce for a broker without topic ids."""
 
 _SIZE = struct.Struct(">i")
 _PRODUCER = struct.Struct(">qh")
 _PRODUCER_POSITION, _SEQUENCE_POSITION = 43, 53
 _SEQUENCES = 2**31
-_NOT_YET = (3, 5, 6, 51)
-"""A topic just made: unknown, without leader, not led here; markers of the last transaction under way.
-Asked again for a while."""
+_RETRIABLE = (3, 5, 6, 51)
+"""Errors to retry for a while: a new topic is still unknown, has no leader or another leader. Or the markers
+of the previous transaction are still being written.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class ProduceOrder:
-    """What to send. It ends after `seconds` or after `requests`, whichever comes first; 0: no such end.
+class ProduceSpec:
+    """The load to send. It ends after `seconds` or after `requests`, whichever comes first; 0 means no such
+    limit.
 
-    A request carries a batch for each of `batches` partitions; successive requests take turns over all
-    `partitions`. `rate_per_s` 0: as fast as `depth` allows; else one connection, paced, one at a time.
+    A request carries a batch for each of `batches` partitions; successive requests rotate over all
+    `partitions`. With `rate_per_s` 0 the load is as fast as `depth` allows. Otherwise it is one connection
+    with one paced request at a time.
     """
 
     bootstrap_servers: str
@@ -61,9 +64,9 @@ class ProduceOrder:
 
 @dataclass(frozen=True, slots=True)
 class ProduceReport:
-    """What it took, from the first send to the last acknowledgement; all requests were acknowledged.
+    """The cost from the first send to the last acknowledgement. All requests were acknowledged.
 
-    `quantiles`: `p50_ms`, `p99_ms`, `p999_ms` from the write of a request to its answer.
+    `quantiles` holds `p50_ms`, `p99_ms` and `p999_ms` from the write of a request to its response.
     """
 
     seconds: float
@@ -76,43 +79,43 @@ class ProduceReport:
 
 
 class Template:
-    """A request frame with one batch per partition; `next()` gives it fresh sequences, in place.
+    """A request frame with one batch per partition. `next()` patches new sequence numbers into it.
 
     With a transactional id its batches belong to a transaction, which the first one of an epoch begins.
     """
 
     def __init__(
         self,
-        order: ProduceOrder,
+        spec: ProduceSpec,
         partitions: Sequence[int],
         producer: tuple[int, int] | None,
         transactional_id: str | None = None,
     ) -> None:
         now_ms = round(time.time() * 1000)
-        value = bytes(range(256)) * (order.record_bytes // 256 + 1)
-        record = NewRecord(now_ms, None, value[: order.record_bytes])
+        value = bytes(range(256)) * (spec.record_bytes // 256 + 1)
+        record = NewRecord(now_ms, None, value[: spec.record_bytes])
         producer_id, epoch = producer or (None, None)
         batch = build_batch(
-            [record] * order.batch_records,
+            [record] * spec.batch_records,
             producer_id=producer_id,
             producer_epoch=epoch,
             base_sequence=0 if producer else None,
             is_transactional=transactional_id is not None,
         )
         parts = [ProduceRequest.PartitionProduceData(index=index, records=batch) for index in partitions]
-        topic = ProduceRequest.TopicProduceData(name=order.topic, partition_data=parts)
+        topic = ProduceRequest.TopicProduceData(name=spec.topic, partition_data=parts)
         request = ProduceRequest(
             acks=-1, timeout_ms=30_000, topic_data=[topic], transactional_id=transactional_id
         )
         self.frame = bytearray(encode_request(request, VERSION, 0, CLIENT_ID))
         self.batch_bytes = len(batch)
         self._positions = list(_positions(self.frame, batch))
-        self._sequence, self._step = (0, order.batch_records) if producer else (-1, 0)
+        self._sequence, self._step = (0, spec.batch_records) if producer else (-1, 0)
 
     def next(self) -> bytearray:
-        """The frame to send now; the bytes are the template's own and change with the next call.
+        """Return the frame to send now. It is the template's own buffer, which the next call changes.
 
-        Without a producer id the same bytes are written anew, so that both modes keep the same pace.
+        Without a producer id the same bytes are written again, so that both modes do the same work.
         """
         for position in self._positions:
             _SIZE.pack_into(self.frame, position + _SEQUENCE_POSITION, self._sequence)
@@ -121,8 +124,8 @@ class Template:
             self._sequence = (self._sequence + self._step) % _SEQUENCES
         return self.frame
 
-    def begin_anew(self, producer: tuple[int, int]) -> None:
-        """Go on as this producer id and epoch, from sequence 0."""
+    def restart(self, producer: tuple[int, int]) -> None:
+        """Continue with this producer id and epoch, from sequence 0."""
         for position in self._positions:
             _PRODUCER.pack_into(self.frame, position + _PRODUCER_POSITION, *producer)
         self._sequence = 0
@@ -136,30 +139,31 @@ def _positions(frame: bytearray, batch: bytearray) -> Iterator[int]:
 
 
 class Sender:
-    """One connection: sends templates in turns, reads answers, checks every error code in them."""
+    """One connection: it sends templates in turn, reads responses, and checks every error code in them."""
 
     first_pause_s = 0.02
-    """Between two attempts of a first request."""
+    """Seconds between two attempts of a first request."""
 
-    def __init__(self, order: ProduceOrder, index: int, transactional_id: str | None = None) -> None:
-        self.socket = connect(order.bootstrap_servers)
-        self.producer = new_producer_id(self.socket, transactional_id) if order.idempotence else None
-        every = range(order.partitions)
-        chunks = [every[i : i + order.batches] for i in range(0, len(every), order.batches)]
-        self.templates = [Template(order, chunk, self.producer, transactional_id) for chunk in chunks]
+    def __init__(self, spec: ProduceSpec, index: int, transactional_id: str | None = None) -> None:
+        self.socket = connect(spec.bootstrap_servers)
+        self.producer = new_producer_id(self.socket, transactional_id) if spec.idempotence else None
+        every = range(spec.partitions)
+        chunks = [every[i : i + spec.batches] for i in range(0, len(every), spec.batches)]
+        self.templates = [Template(spec, chunk, self.producer, transactional_id) for chunk in chunks]
         self._turn = index % len(chunks)
         self._sent: deque[tuple[float, struct.Struct]] = deque()
         self._pending = bytearray()
-        # size, correlation id, tags, topics, name, partitions, index of the first; then error codes with
-        # base offset, append time, start offset, two empty fields, tags and the next index in between.
-        self._first_error = 4 + 4 + 1 + 1 + 1 + len(order.topic.encode()) + 1 + 4
+        # The response's layout: size, correlation id, tags, topics, name, partitions and the first index.
+        # Then an error code per partition; 31 bytes lie between two: base offset, append time, start offset,
+        # two empty fields, tags and the next index.
+        self._first_error = 4 + 4 + 1 + 1 + 1 + len(spec.topic.encode()) + 1 + 4
         self._errors = [struct.Struct(">" + "h31x" * len(chunk)) for chunk in chunks]
 
     def open(self) -> None:
-        """Three batches to every partition, one by one.
+        """Send three batches to every partition, one by one.
 
-        A partition's first batches make its files and the first pages of its indexes, which took Apache
-        Kafka up to 8 ms of processor time each; that is not what a rate is about.
+        A partition's first batches create its files and the first pages of its indexes. That took Apache
+        Kafka up to 8 ms of processor time each, and is not part of a rate.
         """
         for template in self.templates:
             self.send_first(template)
@@ -168,15 +172,17 @@ class Sender:
                 receive_frame(self.socket)
 
     def send_first(self, template: Template | None = None) -> None:
-        """A first request goes alone, again until the topic has a leader. None: the first template's."""
+        """Send a first request alone, and retry until the topic has a leader. None means the first
+        template's.
+        """
         template = template or self.templates[0]
         frame = template.next()
         deadline = time.monotonic() + 10.0
         while True:
             self.socket.sendall(frame)
-            _, answer = decode_response(ProduceResponse, VERSION, receive_frame(self.socket))
-            codes = {part.error_code for part in answer.responses[0].partition_responses}
-            if not codes.intersection(_NOT_YET) or time.monotonic() > deadline:
+            _, response = decode_response(ProduceResponse, VERSION, receive_frame(self.socket))
+            codes = {part.error_code for part in response.responses[0].partition_responses}
+            if not codes.intersection(_RETRIABLE) or time.monotonic() > deadline:
                 break
             time.sleep(self.first_pause_s)
         for code in codes:
@@ -197,67 +203,67 @@ class Sender:
         return len(self._sent)
 
     def receive(self, latencies_ms: list[float]) -> int:
-        """Wait for bytes; how many answers they completed."""
+        """Wait for bytes, and return the number of responses that they completed."""
         chunk = self.socket.recv(65_536)
         now = time.perf_counter()
         if not chunk:
             raise PeerError("the broker closed the connection of a raw generator")
         data = self._pending + chunk if self._pending else chunk
-        position, end, answers = 0, len(data), 0
+        position, end, responses = 0, len(data), 0
         while end - position >= 4:
             stop = position + 4 + _SIZE.unpack_from(data, position)[0]
             if stop > end:
                 break
             sent, errors = self._sent.popleft()
             if any(errors.unpack_from(data[position:stop] + bytes(31), self._first_error)):
-                raise OncelogError("the broker refused a batch of a raw generator")
+                raise OncelogError("the broker rejected a batch of a raw generator")
             latencies_ms.append((now - sent) * 1000)
-            answers += 1
+            responses += 1
             position = stop
         self._pending = bytearray(data[position:])
-        return answers
+        return responses
 
 
-def run(order: ProduceOrder) -> ProduceReport:
-    """Open the connections, send as ordered, and measure."""
-    senders = [Sender(order, index) for index in range(order.connections)]
+def run(spec: ProduceSpec) -> ProduceReport:
+    """Open the connections, send the load, and measure."""
+    senders = [Sender(spec, index) for index in range(spec.connections)]
     for sender in senders:
         sender.open()
-    settle(order.broker_pid)
+    settle(spec.broker_pid)
     latencies_ms: list[float] = []
-    broker_began, cpu_began = cpu_seconds(order.broker_pid), time.process_time()
+    broker_began, cpu_began = cpu_seconds(spec.broker_pid), time.process_time()
     began = time.perf_counter()
-    (_paced if order.rate_per_s else full_speed)(order, senders, latencies_ms)
+    (_paced if spec.rate_per_s else full_speed)(spec, senders, latencies_ms)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    broker_cpu = cpu_seconds(order.broker_pid) - broker_began
+    broker_cpu = cpu_seconds(spec.broker_pid) - broker_began
     for sender in senders:
         sender.close()
     requests = len(latencies_ms)
-    batches = requests * min(order.batches, order.partitions)
-    records = batches * order.batch_records
+    batches = requests * min(spec.batches, spec.partitions)
+    records = batches * spec.batch_records
     return ProduceReport(seconds, cpu, broker_cpu, requests, batches, records, quantiles(latencies_ms))
 
 
-def full_speed(order: ProduceOrder, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
-    """As fast as `depth` allows, to the order's end; every answer is awaited."""
+def full_speed(spec: ProduceSpec, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
+    """Send as fast as `depth` allows until the load ends, and wait for every response."""
     wait = _ready(senders)
-    until = time.perf_counter() + order.seconds if order.seconds else float("inf")
-    left = order.requests or sys.maxsize
-    for _ in range(order.depth):
+    until = time.perf_counter() + spec.seconds if spec.seconds else float("inf")
+    left = spec.requests or sys.maxsize
+    for _ in range(spec.depth):
         for sender in senders[:left]:
             sender.send()
             left -= 1
     while any(sender.in_flight_count for sender in senders):
         for sender in wait():
-            answers = sender.receive(latencies_ms)
+            responses = sender.receive(latencies_ms)
             if time.perf_counter() < until:
-                for _ in range(min(answers, left)):
+                for _ in range(min(responses, left)):
                     sender.send()
                     left -= 1
 
 
 def _ready(senders: Sequence[Sender]) -> Callable[[], Sequence[Sender]]:
-    """A function that waits for connections with answers; a single one is simply read."""
+    """Return a function that waits for connections with responses. A single connection needs no poll."""
     if len(senders) == 1:
         return lambda: senders
     poll = select.poll()
@@ -267,13 +273,13 @@ def _ready(senders: Sequence[Sender]) -> Callable[[], Sequence[Sender]]:
     return lambda: [by_number[number] for number, _ in poll.poll()]
 
 
-def _paced(order: ProduceOrder, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
-    """One synchronous send after the other, each when it is due or as soon as the one before is answered."""
+def _paced(spec: ProduceSpec, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
+    """Send synchronously, each request when it is due or right after the previous response."""
     (sender,) = senders
     began = time.perf_counter()
-    count = order.requests or round(order.seconds * order.rate_per_s)
+    count = spec.requests or round(spec.seconds * spec.rate_per_s)
     for index in range(count):
-        if (wait := began + index / order.rate_per_s - time.perf_counter()) > 0:
+        if (wait := began + index / spec.rate_per_s - time.perf_counter()) > 0:
             time.sleep(wait)
         sender.send()
         while not sender.receive(latencies_ms):
@@ -281,8 +287,8 @@ def _paced(order: ProduceOrder, senders: Sequence[Sender], latencies_ms: list[fl
 
 
 def main() -> None:
-    """Entry point of the child process."""
-    print(json.dumps(asdict(run(ProduceOrder(**json.loads(sys.argv[1]))))))
+    """Run the child process."""
+    print(json.dumps(asdict(run(ProduceSpec(**json.loads(sys.argv[1]))))))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The raw generator with transactions: full speed within one, then its end, then the next.
+"""The raw generator with transactions: full speed within each, one after the other.
 
-`python -m oncelog_bench.raw_transactions JSON` reads a TransactionOrder, sends, and prints a report as JSON.
+`python -m oncelog_bench.raw_transactions JSON` reads a TransactionSpec, sends, and prints a report as JSON.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from typing import Any
 from oncelog.errors import OncelogError, raise_for_code
 from oncelog.wire.messages import EndTxnRequest, EndTxnResponse
 from oncelog_bench.process import cpu_seconds, settle
-from oncelog_bench.raw_produce import ProduceOrder, Sender, full_speed
-from oncelog_bench.raw_wire import ask
+from oncelog_bench.raw_produce import ProduceSpec, Sender, full_speed
+from oncelog_bench.raw_wire import exchange
 
 END_TXN_VERSION = 5
-"""Raises the epoch with every end (KIP-890), as Produce 12 makes partitions part of a transaction."""
+"""The version that bumps the epoch at every end (KIP-890); with it, Produce 12 adds partitions to the
+transaction.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionOrder:
-    """A commit after `commit_ms` or `commit_records`, whichever is first; 0: not for that.
+class TransactionSpec:
+    """The load. It commits after `commit_ms` or `commit_records`, whichever comes first; 0 means no such
+    limit.
 
-    `produce`: one connection; its `seconds` end it all.
+    `produce` has one connection; its `seconds` limit the whole run.
     """
 
-    produce: ProduceOrder
+    produce: ProduceSpec
     commit_ms: float = 0.0
     commit_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionReport:
-    """From the first begin to the answer to the last commit; all records were committed."""
+    """The cost from the first begin to the response to the last commit. All records were committed."""
 
     seconds: float
     cpu_seconds: float
@@ -47,35 +50,35 @@ class TransactionReport:
 
 
 class TransactionalSender(Sender):
-    """A connection with a transactional id, the topic's name."""
+    """A connection with a transactional id, which equals the topic's name."""
 
     first_pause_s = 0.001
 
-    def __init__(self, order: ProduceOrder) -> None:
-        super().__init__(order, 0, order.topic)
-        self._transactional_id = order.topic
+    def __init__(self, spec: ProduceSpec) -> None:
+        super().__init__(spec, 0, spec.topic)
+        self._transactional_id = spec.topic
 
     def commit(self) -> None:
-        """End the transaction; the next one goes on under the epoch that this gave."""
+        """Commit the transaction. The next one uses the epoch of the response."""
         if self.producer is None:
-            raise OncelogError("a transactional generator needs a producer id: idempotence is off")
+            raise OncelogError("a transactional generator needs a producer id, but idempotence is off")
         request = EndTxnRequest(
             transactional_id=self._transactional_id,
             producer_id=self.producer[0],
             producer_epoch=self.producer[1],
             committed=True,
         )
-        answer = ask(self.socket, request, END_TXN_VERSION)
-        assert isinstance(answer, EndTxnResponse)
-        raise_for_code(answer.error_code, "a raw generator's commit")
-        self.producer = answer.producer_id, answer.producer_epoch
+        response = exchange(self.socket, request, END_TXN_VERSION)
+        assert isinstance(response, EndTxnResponse)
+        raise_for_code(response.error_code, "a raw generator's commit")
+        self.producer = response.producer_id, response.producer_epoch
         for template in self.templates:
-            template.begin_anew(self.producer)
+            template.restart(self.producer)
 
 
-def run(order: TransactionOrder) -> TransactionReport:
-    """Open the connection, send and commit as ordered, and measure."""
-    produce = order.produce
+def run(spec: TransactionSpec) -> TransactionReport:
+    """Open the connection, send and commit the load, and measure."""
+    produce = spec.produce
     sender = TransactionalSender(produce)
     sender.open()
     sender.commit()
@@ -84,7 +87,7 @@ def run(order: TransactionOrder) -> TransactionReport:
     broker_began, cpu_began = cpu_seconds(produce.broker_pid), time.process_time()
     began = time.perf_counter()
     while (left_s := began + produce.seconds - time.perf_counter()) > 0:
-        requests += _transaction(order, sender, left_s)
+        requests += _transaction(spec, sender, left_s)
         transactions += 1
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
     broker_cpu = cpu_seconds(produce.broker_pid) - broker_began
@@ -94,30 +97,30 @@ def run(order: TransactionOrder) -> TransactionReport:
     return TransactionReport(seconds, cpu, broker_cpu, batches, records, transactions)
 
 
-def _transaction(order: TransactionOrder, sender: TransactionalSender, left_s: float) -> int:
-    """One of them, of at most `left_s` seconds; how many requests."""
+def _transaction(spec: TransactionSpec, sender: TransactionalSender, left_s: float) -> int:
+    """Run one transaction of at most `left_s` seconds. Return its number of requests."""
     began = time.perf_counter()
     for template in sender.templates:
         sender.send_first(template)
     sent = len(sender.templates)
-    commit_s = order.commit_ms / 1000 if order.commit_ms else left_s
+    commit_s = spec.commit_ms / 1000 if spec.commit_ms else left_s
     seconds = min(commit_s, left_s) - (time.perf_counter() - began)
-    per_request = order.produce.batch_records * min(order.produce.batches, order.produce.partitions)
-    requests = max(-(-order.commit_records // per_request) - sent, 0)
+    per_request = spec.produce.batch_records * min(spec.produce.batches, spec.produce.partitions)
+    requests = max(-(-spec.commit_records // per_request) - sent, 0)
     latencies_ms: list[float] = []
-    if seconds > 0 and (requests or not order.commit_records):
-        full_speed(replace(order.produce, seconds=seconds, requests=requests), [sender], latencies_ms)
+    if seconds > 0 and (requests or not spec.commit_records):
+        full_speed(replace(spec.produce, seconds=seconds, requests=requests), [sender], latencies_ms)
     sender.commit()
     return sent + len(latencies_ms)
 
 
-def _order_from(fields: Mapping[str, Any]) -> TransactionOrder:
-    return TransactionOrder(**{**fields, "produce": ProduceOrder(**fields["produce"])})
+def _spec_from(fields: Mapping[str, Any]) -> TransactionSpec:
+    return TransactionSpec(**{**fields, "produce": ProduceSpec(**fields["produce"])})
 
 
 def main() -> None:
-    """Entry point of the child process."""
-    print(json.dumps(asdict(run(_order_from(json.loads(sys.argv[1]))))))
+    """Run the child process."""
+    print(json.dumps(asdict(run(_spec_from(json.loads(sys.argv[1]))))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Connections of the raw generators: blocking sockets, whole frames, no client library in between."""
+"""Connections of the raw generators: blocking sockets and whole frames, without a client library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZE = struct.Struct(">i")
 
 
 def connect(bootstrap_servers: str) -> socket.socket:
-    """A connection to the one broker there is."""
+    """Open a connection to the only broker."""
     host, _, port = bootstrap_servers.rpartition(":")
     connected = socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -27,13 +27,13 @@ def connect(bootstrap_servers: str) -> socket.socket:
 
 
 def receive_frame(connected: socket.socket) -> bytearray:
-    """One whole frame, without its size prefix."""
+    """Return one whole frame, without its length prefix."""
     (size,) = _SIZE.unpack(receive_into(connected, bytearray(4)))
     return receive_into(connected, bytearray(size))
 
 
 def receive_into(connected: socket.socket, buffer: bytearray) -> bytearray:
-    """Fill the buffer from the socket. Raises PeerError when the broker closes before that."""
+    """Fill the buffer from the socket. Raises PeerError if the broker closes the connection first."""
     view = memoryview(buffer)
     while view:
         taken = connected.recv_into(view)
@@ -43,28 +43,28 @@ def receive_into(connected: socket.socket, buffer: bytearray) -> bytearray:
     return buffer
 
 
-def ask(connected: socket.socket, message: Message, version: int) -> Message:
-    """Send one request and wait for its answer."""
+def exchange(connected: socket.socket, message: Message, version: int) -> Message:
+    """Send one request and return its response."""
     connected.sendall(encode_request(message, version, 0, CLIENT_ID))
     return decode_response(message.api.response, version, receive_frame(connected))[1]
 
 
 def new_producer_id(connected: socket.socket, transactional_id: str | None = None) -> tuple[int, int]:
-    """A producer id and its epoch."""
+    """Return a new producer id and its epoch."""
     if transactional_id is not None:
-        # The first question for a transactional id's coordinator makes Apache Kafka's topic of them.
-        ask(connected, FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id]), 4)
+        # Apache Kafka creates the topic __transaction_state when a client first looks for a coordinator.
+        exchange(connected, FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id]), 4)
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=60_000)
     for _ in range(100):
-        answer = ask(connected, request, 4)
-        if not answer.error_code:  # type: ignore[attr-defined]
-            return answer.producer_id, answer.producer_epoch  # type: ignore[attr-defined]
-        time.sleep(0.05)  # Kafka hands out blocks of ids some time after its start only
-    raise OncelogError("the broker gave no producer id within 5 s")
+        response = exchange(connected, request, 4)
+        if not response.error_code:  # type: ignore[attr-defined]
+            return response.producer_id, response.producer_epoch  # type: ignore[attr-defined]
+        time.sleep(0.05)  # Kafka assigns producer ids only some time after its start
+    raise OncelogError("the broker assigned no producer id within 5 s")
 
 
 def quantiles(latencies_ms: Sequence[float]) -> dict[str, float]:
-    """`p50_ms`, `p99_ms`, `p999_ms`; nothing without two values."""
+    """Return `p50_ms`, `p99_ms` and `p999_ms`, or nothing for fewer than two values."""
     if len(latencies_ms) < 2:
         return {}
     cuts = statistics.quantiles(latencies_ms, n=1000, method="inclusive")

@@ -1,4 +1,4 @@
-"""From send to a read_committed reader, by the interval of commits, through ours and Kafka's broker."""
+"""Latency from send to a read_committed consumer by commit interval, through our broker and Kafka's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from oncelog_bench.brokers import BROKERS, Side, running
 from oncelog_bench.curves import Chart, draw_curves, lines_of
-from oncelog_bench.delivery_worker import Order, Report
+from oncelog_bench.delivery_worker import Report, WorkerSpec
 from oncelog_bench.framework import (
     KAFKA,
     OURS,
@@ -38,7 +38,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`seconds` hold some commits of the longest interval."""
+    """The measurement's size. `seconds` is long enough for several commits at the longest interval."""
 
     brokers: tuple[str, ...] = BROKERS
     commit_intervals_ms: tuple[int, ...] = (10, 100, 1_000)
@@ -75,11 +75,11 @@ TARGETS = tuple(
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     shortest_ms = min(plan.commit_intervals_ms)
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
-        for side in sides.every:  # with transactions, which the brokers' common warm-up does without
+        for side in sides.every:  # the brokers' common warm-up has no transactions
             _take(plan, shortest_ms, side, plan.warm_up_seconds)
         for repeat, interval_ms, name in interleaved(plan.commit_intervals_ms, sides.names, plan.repeats):
             taken = _take(plan, interval_ms, sides[name], plan.seconds)
@@ -91,11 +91,11 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 def _take(plan: Plan, interval_ms: int, side: Side, seconds: float) -> dict[str, float]:
     with side.topic(plan.partitions) as topic:
-        order = Order(
+        spec = WorkerSpec(
             side.bootstrap_servers, topic, plan.partitions, plan.record_bytes, plan.rate_per_s, interval_ms,
             seconds,
         )  # fmt: skip
-        report = Report(**run_child("oncelog_bench.delivery_worker", asdict(order)))
+        report = Report(**run_child("oncelog_bench.delivery_worker", asdict(spec)))
     p50_ms, p99_ms = _quantiles(report.delivery_ms)
     commit_p50_ms, commit_p99_ms = _quantiles(report.commit_ms)
     return {
@@ -107,7 +107,7 @@ def _take(plan: Plan, interval_ms: int, side: Side, seconds: float) -> dict[str,
 
 
 def _quantiles(taken_ms: list[float]) -> tuple[float, float]:
-    """p50 and p99; of a single value that value."""
+    """Return p50 and p99; both are the value if there is only one."""
     if len(taken_ms) < 2:
         return taken_ms[0], taken_ms[0]
     cuts = statistics.quantiles(taken_ms, n=100, method="inclusive")
@@ -115,18 +115,18 @@ def _quantiles(taken_ms: list[float]) -> tuple[float, float]:
 
 
 def section(result: Result) -> str:
-    """Delivery by interval."""
+    """Return the section on delivery by interval."""
     plan = result["plan"]
     return f"""\
 ## From send to a read_committed reader
 
-Our producer sends {plan["rate_per_s"]:g} records of {plan["record_bytes"]:,} bytes a second, evenly due, to
-{plan["partitions"]} partitions and commits at fixed intervals; our consumer reads them with
-`isolation.level=read_committed`. Both share one loop in one process and are the same for both brokers.
-"Send to delivery" runs from when a record falls due (one that falls due while a transaction is ending waits
-for the next) until `poll` gives it; half the interval of it is waiting for the commit. "Commit to delivery"
-runs from the call of the commit until the transaction's last record is given: what broker and client add.
-Samples of {plan["seconds"]:g} s, medians of {plan["repeats"]} in turns.
+Our producer sends {plan["rate_per_s"]:g} records of {plan["record_bytes"]:,} bytes per second, evenly spaced,
+to {plan["partitions"]} partitions and commits at fixed intervals. Our consumer reads them with
+`isolation.level=read_committed`. Both share one event loop in one process, and are the same for both brokers.
+"Send to delivery" runs from the time when a record falls due until `poll` returns it. Half the interval of it
+is waiting for the commit; a record due during a commit waits for the next one. "Commit to delivery" runs from
+the call of commit until the transaction's last record is returned: the time that broker and client add.
+Samples of {plan["seconds"]:g} s, medians of {plan["repeats"]}, interleaved.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
@@ -135,7 +135,7 @@ Samples of {plan["seconds"]:g} s, medians of {plan["repeats"]} in turns.
 
 
 def _added(result: Result) -> str:
-    """A sentence for each broker on what comes after the commit."""
+    """Return a sentence per broker on the time after the commit."""
     sentences = []
     for broker in dict.fromkeys(row["broker"] for row in result["medians"] if " / " not in row["broker"]):
         taken = [row["commit_p50_ms"] for row in result["medians"] if row["broker"] == broker]
@@ -147,7 +147,7 @@ def _added(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Milliseconds by interval."""
+    """Draw milliseconds by interval."""
     charts = [
         Chart(title, "commit every ms", "ms", lines_of(result, "commit_interval_ms", name))
         for name, title in (

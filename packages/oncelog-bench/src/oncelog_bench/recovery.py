@@ -1,4 +1,6 @@
-"""How long our broker takes to be back after SIGKILL: by the tail no checkpoint covers, and by log size."""
+"""Our broker's recovery time after SIGKILL, by the size of the tail after the last checkpoint and by log
+size.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,11 @@ METRICS = (
 )
 
 
-class Cell(NamedTuple):
-    """`log_mb` in all, of which `tail_mb` came after the last checkpoint; `batches` as `_send` knows them."""
+class Case(NamedTuple):
+    """A log of `log_mb`, of which `tail_mb` follow the last checkpoint.
+
+    `batches` is a batch size of `_send`.
+    """
 
     log_mb: int
     tail_mb: int
@@ -38,23 +43,26 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tails of growing size in batches of three sizes, and the smallest tail behind growing logs."""
+    """The measurement's size:
+
+    growing tails in batches of three sizes, and the smallest tail in growing logs.
+    """
 
     tails_mb: tuple[int, ...] = (100, 300)
     logs_mb: tuple[int, ...] = (400, 1_200)
     batches: tuple[str, ...] = ("1 KB", "16 KB", "512 KB")
     repeats: int = 5
 
-    def cells(self) -> Iterator[Cell]:
+    def cases(self) -> Iterator[Case]:
         for batches in self.batches:
             for tail_mb in self.tails_mb:
-                yield Cell(tail_mb, tail_mb, batches)
+                yield Case(tail_mb, tail_mb, batches)
         for log_mb in self.logs_mb:
-            yield Cell(log_mb + self.tails_mb[0], self.tails_mb[0], self.batches[-1])
+            yield Case(log_mb + self.tails_mb[0], self.tails_mb[0], self.batches[-1])
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(list(self.cells()))
+        return self.repeats * len(list(self.cases()))
 
 
 QUICK = Plan((2,), (3,), ("16 KB", "512 KB"), repeats=1)
@@ -80,29 +88,29 @@ def _longest(result: Result) -> int:
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     for repeat in range(plan.repeats):
-        for cell in plan.cells():
+        for case in plan.cases():
             with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
-                samples.append({"repeat": repeat, **cell._asdict(), **_take(cell, Path(directory))})
+                samples.append({"repeat": repeat, **case._asdict(), **_take(case, Path(directory))})
             on_sample(len(samples))
     rows = compare(samples, by=("log_mb", "tail_mb"), side="batches", base="", metrics=METRICS)
     return result_of(NAME, plan, samples, rows)
 
 
-def _take(cell: Cell, directory: Path) -> dict[str, float]:
+def _take(case: Case, directory: Path) -> dict[str, float]:
     broker = BrokerProcess(directory / "data")
     try:
         empty_s = broker.start()
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             admin.create_topics([NewTopic(TOPIC, 1, 1)])
         sent = 0
-        if cell.log_mb > cell.tail_mb:
-            sent = _send(broker, cell.log_mb - cell.tail_mb, cell.batches)
-            broker.stop()  # a clean stop is the checkpoint
+        if case.log_mb > case.tail_mb:
+            sent = _send(broker, case.log_mb - case.tail_mb, case.batches)
+            broker.stop()  # a clean stop writes the checkpoint
             broker.start()
-        sent += _send(broker, cell.tail_mb, cell.batches)
+        sent += _send(broker, case.tail_mb, case.batches)
         broker.kill()
         seconds = broker.start()
         _check(broker, sent)
@@ -110,12 +118,12 @@ def _take(cell: Cell, directory: Path) -> dict[str, float]:
         broker.kill()
     return {
         "listening_s": seconds,
-        "s_per_gb_of_tail": max(seconds - empty_s, 0.0) / (cell.tail_mb / 1_000),
+        "s_per_gb_of_tail": max(seconds - empty_s, 0.0) / (case.tail_mb / 1_000),
     }
 
 
 def _send(broker: BrokerProcess, megabytes: int, batches: str) -> int:
-    """Idempotent records of 1 KB in batches of about that size; how many."""
+    """Send idempotent records of 1 KB in batches of about that size, and return the number of records."""
     batch_bytes = {"1 KB": 1, "16 KB": 16_384, "512 KB": 524_288}[batches]
     value, count = bytes(RECORD_BYTES), megabytes * 1_000_000 // RECORD_BYTES
     settings = {"bootstrap.servers": broker.bootstrap_servers, "batch.size": batch_bytes}
@@ -130,20 +138,20 @@ def _check(broker: BrokerProcess, sent: int) -> None:
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
         stored = admin.list_offsets({at: "latest"})[at].offset
     if stored != sent:
-        raise OncelogError(f"{sent} records were acknowledged and {stored} are there after SIGKILL")
+        raise OncelogError(f"{sent} records were acknowledged, but {stored} are stored after SIGKILL")
 
 
 def section(result: Result) -> str:
-    """By tail and by log size."""
+    """Return the section on recovery by tail and by log size."""
     plan = result["plan"]
     slope = [row["s_per_gb_of_tail"] for row in result["medians"] if row["tail_mb"] == _longest(result)]
     return f"""\
 ## Recovery
 
-Our broker is killed with SIGKILL and started again; the time until it listens, by how much was written since
-the last checkpoint (the tail, which is read and checked again) and by the size of the log behind it.
-Idempotent records of 1 KB; the file is in the page cache. Seconds per GB leave out an empty broker's start.
-Medians of {plan["repeats"]} kills each; after every one all acknowledged records were there.
+Our broker is killed with SIGKILL and restarted. The figure is the time until it listens, by the amount
+written since the last checkpoint (the tail, which is read and checked again) and by the size of the log.
+Idempotent records of 1 KB; the file is in the page cache. Seconds per GB exclude an empty broker's start.
+Medians of {plan["repeats"]} kills each; after every kill all acknowledged records were present.
 
 {markdown_table(result["medians"], by=BY, side="batches", metrics=METRICS)}
 
@@ -153,7 +161,7 @@ of their batches.
 
 
 def picture(result: Result) -> str:
-    """Seconds by tail and by log size."""
+    """Draw seconds by tail and by log size."""
     tail = result["plan"]["tails_mb"][0]
     by_tail: dict[str, list[tuple[float, float]]] = {}
     for row in result["medians"]:

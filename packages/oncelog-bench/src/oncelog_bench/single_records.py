@@ -1,4 +1,4 @@
-"""One-record requests: what a request costs apart from its bytes, ours and Kafka's."""
+"""One-record requests: the cost of a request apart from its bytes, ours and Kafka's."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ METRICS = (
 )
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     depth: int
     connections: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every depth (requests in flight on a connection) with every count of connections."""
+    """The measurement's size: every depth (requests in flight per connection) with every number of
+    connections.
+    """
 
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 5
@@ -56,10 +58,10 @@ class Plan:
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(self.brokers) * len(self.cells())
+        return self.repeats * len(self.brokers) * len(self.cases())
 
-    def cells(self) -> list[Cell]:
-        return [Cell(depth, connections) for depth in self.depths for connections in self.connections]
+    def cases(self) -> list[Case]:
+        return [Case(depth, connections) for depth in self.depths for connections in self.connections]
 
 
 QUICK = Plan((OURS,), repeats=1, seconds=0.1, connections=(1, 10), warm_up_seconds=0.1)
@@ -78,34 +80,34 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
-        for repeat, cell, name in interleaved(plan.cells(), sides.names, plan.repeats):
+        for repeat, case, name in interleaved(plan.cases(), sides.names, plan.repeats):
             side = sides[name]
             with side.topic(PARTITIONS) as topic:
-                sizes = {"record_bytes": plan.record_bytes, "partitions": PARTITIONS, **cell._asdict()}
-                report = raw_produce(side.order(topic, seconds=plan.seconds, **sizes))
+                sizes = {"record_bytes": plan.record_bytes, "partitions": PARTITIONS, **case._asdict()}
+                report = raw_produce(side.spec(topic, seconds=plan.seconds, **sizes))
             taken = {
                 "requests_per_s": report.requests / report.seconds,
                 "requests_per_cpu_s": report.requests / report.broker_cpu_seconds,
                 **report.quantiles,
                 "generator_cpu_share": report.cpu_seconds / report.seconds,
             }
-            samples.append({"repeat": repeat, "broker": name, **cell._asdict(), **taken})
+            samples.append({"repeat": repeat, "broker": name, **case._asdict(), **taken})
             on_sample(len(samples))
     rows = compare(samples, by=list(BY), side="broker", base=KAFKA, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out=sides.left_out)
 
 
 def section(result: Result) -> str:
-    """Requests a second and a processor second."""
+    """Return the section on requests per second and per processor second."""
     plan = result["plan"]
     return f"""\
 ## One-record requests
 
-Idempotent requests of one record of {plan["record_bytes"]:,} bytes, `acks=all`, to {PARTITIONS} partitions in
-turns, from the raw generator for {plan["seconds"]:g} s; medians of {plan["repeats"]} samples in turns.
+The raw generator sends idempotent requests of one record of {plan["record_bytes"]:,} bytes with `acks=all` to
+{PARTITIONS} partitions in turn for {plan["seconds"]:g} s. Medians of {plan["repeats"]} interleaved samples.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
@@ -115,7 +117,7 @@ turns, from the raw generator for {plan["seconds"]:g} s; medians of {plan["repea
 
 
 def picture(result: Result) -> str:
-    """By connections, a chart for each figure and depth."""
+    """Draw the figures by connections, a chart for each figure and depth."""
     charts = [
         Chart(
             f"{depth} in flight", "connections", metric.heading,

@@ -1,4 +1,4 @@
-"""The audit of a topic on Spark by the topic's size, beside bare reading of the same bytes."""
+"""The audit on Spark by topic size, compared with only reading the same bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from oncelog_bench.framework import (
 )
 from oncelog_bench.generators import run_child
 from oncelog_bench.page import markdown_table, number
-from oncelog_bench.raw_fetch import FetchOrder, FetchReport
+from oncelog_bench.raw_fetch import FetchReport, FetchSpec
 from oncelog_bench.spark_engine import MASTER, Engine, spark_engine
 
 NAME = "spark_audit"
@@ -42,12 +42,12 @@ METRICS = (
 _READERS = 2
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     gigabytes: float
 
 
 class Loaded(NamedTuple):
-    """A topic, and how many batches each of its partitions has."""
+    """A topic, and the number of batches in each of its partitions."""
 
     topic: str
     batches: int
@@ -55,7 +55,9 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`gigabytes`: of batches in a topic; all topics lie on disk at once, at each broker."""
+    """The measurement's size. `gigabytes` are the sizes of topics in batches; all are on disk at once, on
+    each broker.
+    """
 
     brokers: tuple[str, ...] = BROKERS
     gigabytes: tuple[float, ...] = (0.25, 1.0, 4.0)
@@ -65,8 +67,8 @@ class Plan:
     repeats: int = 5
     warm_up_seconds: float = 3.0
 
-    def cells(self) -> Iterator[Cell]:
-        yield from map(Cell, self.gigabytes)
+    def cases(self) -> Iterator[Case]:
+        yield from map(Case, self.gigabytes)
 
     @property
     def samples_count(self) -> int:
@@ -80,16 +82,16 @@ class Plan:
     def batch_bytes(self) -> int:
         return len(build_batch([NewRecord(0, None, bytes(self.record_bytes))] * self.batch_records))
 
-    def requests(self, cell: Cell) -> int:
-        """Of a batch to each partition."""
-        return max(1, round(cell.gigabytes * 1e9 / self.partitions / self.batch_bytes))
+    def requests(self, case: Case) -> int:
+        """Return the number of requests to fill the topic; each has a batch for every partition."""
+        return max(1, round(case.gigabytes * 1e9 / self.partitions / self.batch_bytes))
 
 
 QUICK = Plan((OURS,), (0.002,), reading_seconds=0.1, repeats=1, warm_up_seconds=0.1)
 
 
 def _growth(broker: str) -> Any:
-    """GB/s of the largest topic to that of the second largest."""
+    """Return the ratio of GB/s of the largest topic to the second largest."""
 
     def measured(result: Result) -> float | None:
         sizes = sorted(result["plan"]["gigabytes"])[-2:]
@@ -124,30 +126,30 @@ TARGETS = tuple(
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         brokers = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
         engine = stack.enter_context(spark_engine(()))
         topics = {}
-        for cell in plan.cells():
+        for case in plan.cases():
             for side in brokers.every:
                 topic = stack.enter_context(side.topic(plan.partitions))
-                topics[side.name, cell] = Loaded(topic, _fill(plan, side, cell, topic))
-        for side in brokers.every:  # a round that does not count
-            _take(plan, engine, side, topics[side.name, next(plan.cells())])
-        for repeat, cell, name in interleaved(plan.cells(), brokers.names, plan.repeats):
-            figures = _take(plan, engine, brokers[name], topics[name, cell])
-            samples.append({"repeat": repeat, **cell._asdict(), "broker": name, **figures})
+                topics[side.name, case] = Loaded(topic, _fill(plan, side, case, topic))
+        for side in brokers.every:  # an unmeasured round
+            _take(plan, engine, side, topics[side.name, next(plan.cases())])
+        for repeat, case, name in interleaved(plan.cases(), brokers.names, plan.repeats):
+            figures = _take(plan, engine, brokers[name], topics[name, case])
+            samples.append({"repeat": repeat, **case._asdict(), "broker": name, **figures})
             on_sample(len(samples))
     rows = compare(samples, by=list(BY), side="broker", base=KAFKA, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out=brokers.left_out)
 
 
-def _fill(plan: Plan, side: Side, cell: Cell, topic: str) -> int:
+def _fill(plan: Plan, side: Side, case: Case, topic: str) -> int:
     sizes = {"record_bytes": plan.record_bytes, "batch_records": plan.batch_records}
     partitions = {"partitions": plan.partitions, "batches": plan.partitions}
-    raw_produce(side.order(topic, requests=plan.requests(cell), **partitions, **sizes))
+    raw_produce(side.spec(topic, requests=plan.requests(case), **partitions, **sizes))
     first = TopicPartition(topic, 0)
     return (side.admin.list_offsets({first: "latest"})[first].offset or 0) // plan.batch_records
 
@@ -156,18 +158,18 @@ def _take(plan: Plan, engine: Engine, side: Side, loaded: Loaded) -> dict[str, f
     from oncelog.spark.audit.audit import audit_topic
 
     topic, batches = loaded
-    order = FetchOrder(
+    spec = FetchSpec(
         side.bootstrap_servers, side.pid, topic, plan.partitions, _READERS, plan.batch_bytes,
         batches * plan.batch_records, plan.reading_seconds,
     )  # fmt: skip
-    read = FetchReport(**run_child("oncelog_bench.raw_fetch", asdict(order)))
+    read = FetchReport(**run_child("oncelog_bench.raw_fetch", asdict(spec)))
     audited = []
     seconds, cpu_seconds = engine.timed(
         lambda: audited.append(audit_topic(engine.spark, side.bootstrap_servers, topic))
     )
     result = audited[0]
     if result.verdict != "clean" or result.totals.batches != batches * plan.partitions:
-        raise OncelogError(f"the audit of a sound topic found it {result.verdict}: {result.totals}")
+        raise OncelogError(f"the verdict on a sound topic is {result.verdict}: {result.totals}")
     gigabytes = batches * plan.partitions * plan.batch_bytes / 1e9
     return {
         "gb_per_s": gigabytes / seconds,
@@ -178,16 +180,16 @@ def _take(plan: Plan, engine: Engine, side: Side, loaded: Loaded) -> dict[str, f
 
 
 def section(result: Result) -> str:
-    """By size."""
+    """Return the section on the audit by size."""
     plan = result["plan"]
     return f"""\
 ## Audit on Spark
 
-`oncelog audit` with `{MASTER}` of topics of {plan["partitions"]} partitions in batches of 16 KB of
-{plan["record_bytes"]:,}-byte records: every batch is fetched, its checksum computed, its header judged.
+`oncelog audit` with `{MASTER}` checks topics of {plan["partitions"]} partitions in batches of 16 KB of
+{plan["record_bytes"]:,}-byte records: it fetches every batch, computes its checksum and checks its header.
 "Of bare reading" compares with {_READERS} raw consumers that read the same topic from the same broker just
-before and do nothing with it; they share the cores with the broker as Spark does. What was written is in
-the page cache as far as memory goes. Medians of {plan["repeats"]} audits in turns.
+before and discard it; like Spark, they share the cores with the broker. Written data stay in the page cache
+as far as memory permits. Medians of {plan["repeats"]} interleaved audits.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
@@ -209,7 +211,7 @@ def _sentences(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """GB/s and seconds by size."""
+    """Draw GB/s and seconds by size."""
     charts = [
         Chart(heading, "GB", heading, lines_of(result, "gigabytes", name))
         for name, heading in (("gb_per_s", "GB/s"), ("seconds", "s"))

@@ -1,4 +1,4 @@
-"""The Spark session of a measurement, with both connectors, and what a query in it takes."""
+"""The Spark session of a measurement, with both connectors, and the cost of a query in it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 MASTER = "local[2]"
 CONNECTOR = "kafka connector"
-"""Spark's own, as samples name it."""
+"""The name of Spark's own connector in samples."""
 
 FORMATS = {CONNECTOR: "kafka"}
-"""The format of a side; ours otherwise."""
+"""The data source format of a side; other sides use ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running session, and why a side cannot run in it. `pid`: the virtual machine's."""
+    """A running session, and the reason why a side cannot run in it. `pid` is the JVM's process id."""
 
     spark: SparkSession
     pid: int
     left_out: Mapping[str, str]
 
-    def sides(self, wanted: Sequence[str]) -> list[str]:
-        return [side for side in wanted if side not in self.left_out]
+    def sides(self, names: Sequence[str]) -> list[str]:
+        return [side for side in names if side not in self.left_out]
 
     def timed(self, query: Callable[[], object]) -> tuple[float, float]:
-        """Seconds, and processor seconds of the virtual machine and its Python workers."""
+        """Run a query. Return its seconds, and the processor seconds of the JVM and its Python workers."""
         began, cpu_began = time.perf_counter(), tree_cpu_seconds(self.pid)
         query()
         return time.perf_counter() - began, tree_cpu_seconds(self.pid) - cpu_began
@@ -45,9 +45,10 @@ class Engine:
 
 @contextmanager
 def spark_engine(sides: Sequence[str]) -> Iterator[Engine]:
-    """A session of MASTER; the connector of Spark is left out with the reason where it cannot be had.
+    """Run a session of MASTER during the block. Spark's connector is left out, with the reason, if it is
+    missing.
 
-    Raises ConfigError where PySpark or Java is missing.
+    Raises ConfigError if PySpark or Java is missing.
     """
     with local_session("oncelog bench", MASTER) as spark:
         left_out: dict[str, str] = {}

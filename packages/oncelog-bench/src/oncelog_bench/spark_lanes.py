@@ -1,4 +1,7 @@
-"""What a micro-batch of a few rows costs by its number of lanes: our sinks and Spark's own."""
+"""Cost of a micro-batch of a few rows by its number of tasks: our sinks and Spark's own.
+
+Samples, and so the fields here, call a task a lane, as the stored results do.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +35,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NAME = "spark_lanes"
-SUMMARY = "Seconds of a micro-batch of a few rows by its lanes (tasks): our sinks and Spark's own."
+SUMMARY = "Seconds of a micro-batch of a few rows by its number of tasks: our sinks and Spark's own."
 BY = {"broker": "broker", "lanes": "lanes"}
 METRICS = (Metric("trigger_s", "s per micro-batch"), Metric("write_s", "of it writing s"))
 _ROWS_PER_LANE = 10
 _TRIGGER_TIMEOUT_S = 120.0
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     broker: str
     lanes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A sample is a query of `warm_triggers` micro-batches that do not count and `triggers` that do."""
+    """The measurement's size. A sample is a query: `warm_triggers` micro-batches to warm up, then `triggers`
+    measured ones.
+    """
 
     sinks: tuple[str, ...] = (LANE, ATOMIC, CONNECTOR)
     brokers: tuple[str, ...] = BROKERS
@@ -57,21 +62,21 @@ class Plan:
     partitions: int = 4
     warm_up_seconds: float = 3.0
 
-    def cells(self) -> Iterator[Cell]:
+    def cases(self) -> Iterator[Case]:
         for broker in self.brokers:
             for lanes in self.lanes:
-                yield Cell(broker, lanes)
+                yield Case(broker, lanes)
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(list(self.cells())) * len(self.sinks)
+        return self.repeats * len(list(self.cases())) * len(self.sinks)
 
 
 QUICK = Plan((LANE, CONNECTOR), (OURS,), (2,), repeats=1, triggers=1, warm_up_seconds=0.1)
 
 
 def _per_lane(result: Result, sink: str, broker: str) -> float | None:
-    """Milliseconds that a further lane adds."""
+    """Return the milliseconds that one more task adds."""
     few, many = min(result["plan"]["lanes"]), max(result["plan"]["lanes"])
     low, high = (figure(result, "trigger_s", broker=broker, lanes=n, sink=sink) for n in (few, many))
     return None if low is None or high is None or few == many else (high - low) * 1000 / (many - few)
@@ -88,86 +93,91 @@ TARGETS = tuple(
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         brokers = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
         engine = stack.enter_context(spark_engine(plan.sinks))
-        cells = [cell for cell in plan.cells() if cell.broker in brokers.names]
-        for repeat, cell, sink in interleaved(cells, engine.sides(plan.sinks), plan.repeats):
-            figures = _take(plan, engine, brokers[cell.broker], cell, sink)
-            samples.append({"repeat": repeat, **cell._asdict(), "sink": sink, **figures})
+        cases = [case for case in plan.cases() if case.broker in brokers.names]
+        for repeat, case, sink in interleaved(cases, engine.sides(plan.sinks), plan.repeats):
+            figures = _take(plan, engine, brokers[case.broker], case, sink)
+            samples.append({"repeat": repeat, **case._asdict(), "sink": sink, **figures})
             on_sample(len(samples))
     rows = compare(samples, by=list(BY), side="sink", base=CONNECTOR, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out={**brokers.left_out, **engine.left_out})
 
 
-def _take(plan: Plan, engine: Engine, side: Side, cell: Cell, sink: str) -> dict[str, float]:
-    wanted = plan.warm_triggers + plan.triggers
+def _take(plan: Plan, engine: Engine, side: Side, case: Case, sink: str) -> dict[str, float]:
+    batches_count = plan.warm_triggers + plan.triggers
     rows = (
         engine.spark.readStream.format("rate-micro-batch")
-        .options(rowsPerBatch=cell.lanes * _ROWS_PER_LANE, numPartitions=cell.lanes)
+        .options(rowsPerBatch=case.lanes * _ROWS_PER_LANE, numPartitions=case.lanes)
         .load()
         .selectExpr("CAST(CAST(value AS STRING) AS BINARY) AS value")
     )
-    with side.topic(plan.partitions) as topic, tempfile.TemporaryDirectory(prefix="oncelog-bench-") as place:
-        query = _start(rows, sink, {"kafka.bootstrap.servers": side.bootstrap_servers, "topic": topic}, place)
+    with (
+        side.topic(plan.partitions) as topic,
+        tempfile.TemporaryDirectory(prefix="oncelog-bench-") as checkpoint_dir,
+    ):
+        query = _start(
+            rows, sink, {"kafka.bootstrap.servers": side.bootstrap_servers, "topic": topic}, checkpoint_dir
+        )
         try:
-            done = _wait(query, wanted)
+            done = _wait(query, batches_count)
         finally:
             _stop(engine, query)
-    counted = done[plan.warm_triggers : wanted]
+    counted = done[plan.warm_triggers : batches_count]
     return {
-        "trigger_s": statistics.median(each["triggerExecution"] for each in counted) / 1000,
-        "write_s": statistics.median(each["addBatch"] for each in counted) / 1000,
+        "trigger_s": statistics.median(durations["triggerExecution"] for durations in counted) / 1000,
+        "write_s": statistics.median(durations["addBatch"] for durations in counted) / 1000,
     }
 
 
-def _start(rows: DataFrame, sink: str, options: dict[str, str], place: str) -> Any:
+def _start(rows: DataFrame, sink: str, options: dict[str, str], checkpoint_dir: str) -> Any:
     from oncelog.spark import write_atomic
 
     def write(frame: DataFrame, batch_id: int) -> None:
         write_atomic(frame, batch_id, options)
 
-    writer = rows.writeStream.option("checkpointLocation", place).trigger(processingTime="0 seconds")
+    writer = rows.writeStream.option("checkpointLocation", checkpoint_dir).trigger(processingTime="0 seconds")
     if sink == ATOMIC:
         return writer.foreachBatch(write).start()
     return writer.format(FORMATS.get(sink, OURS)).options(**options).start()
 
 
 def _stop(engine: Engine, query: Any) -> None:
-    """In the midst of a micro-batch, which Spark would log as errors."""
+    """Stop the query in the middle of a micro-batch, without the errors that Spark would log."""
     context = engine.spark.sparkContext
     context.setLogLevel("OFF")
     query.stop()
     context.setLogLevel("ERROR")
 
 
-def _wait(query: Any, wanted: int) -> list[dict[str, int]]:
-    """The durations (ms) of the first micro-batches, by phase. Raises OncelogError."""
+def _wait(query: Any, batches_count: int) -> list[dict[str, int]]:
+    """Return the durations (ms) of the first micro-batches, by phase. Raises OncelogError."""
     deadline = time.monotonic() + _TRIGGER_TIMEOUT_S
     while time.monotonic() < deadline:
         done = [p["durationMs"] for p in query.recentProgress if "addBatch" in p["durationMs"]]
-        if len(done) >= wanted:
+        if len(done) >= batches_count:
             return done
         if (error := query.exception()) is not None:
             raise OncelogError(f"the query failed: {error}")
         time.sleep(0.02)
-    raise OncelogError(f"not {wanted} micro-batches within {_TRIGGER_TIMEOUT_S:g} s")
+    raise OncelogError(f"fewer than {batches_count} micro-batches within {_TRIGGER_TIMEOUT_S:g} s")
 
 
 def section(result: Result) -> str:
-    """The sinks by lanes."""
+    """Return the section on the sinks by tasks."""
     plan = result["plan"]
     return f"""\
 ## A micro-batch and its lanes
 
-A streaming query of `{MASTER}` writes micro-batches of {_ROWS_PER_LANE} tiny rows per task, as fast as they
-come, with 1 to {max(plan["lanes"])} tasks: as many lanes, each a transaction of its own. Spark's own sink
-(`{CONNECTOR}`) keeps its producer from one micro-batch to the next and has no transactions. Times are
-Spark's own (`triggerExecution` and its part `addBatch`), which include its two writes of the checkpoint;
-the median of {plan["triggers"]} micro-batches of a query after {plan["warm_triggers"]} that do not count,
-and of that the median of {plan["repeats"]} queries in turns.
+A streaming query of `{MASTER}` writes micro-batches of {_ROWS_PER_LANE} tiny rows per task without pause,
+with 1 to {max(plan["lanes"])} tasks, called lanes in the table. Each task of ours writes its own transaction.
+Spark's own sink (`{CONNECTOR}`) keeps its producer from one micro-batch to the next and has no transactions.
+Times are Spark's own (`triggerExecution` and its part `addBatch`). They include two checkpoint writes.
+A sample is the median of {plan["triggers"]} micro-batches after {plan["warm_triggers"]} unmeasured;
+the figures are medians of {plan["repeats"]} interleaved queries.
 
 {markdown_table(result["medians"], by=BY, side="sink", metrics=METRICS)}
 
@@ -189,7 +199,7 @@ def _sentences(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Seconds by lanes."""
+    """Draw seconds by tasks."""
     charts = [
         Chart(f"to {broker}", "lanes", "s per micro-batch",
               lines_of(result, "lanes", "trigger_s", side="sink", broker=broker))

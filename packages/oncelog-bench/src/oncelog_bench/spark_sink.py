@@ -1,4 +1,4 @@
-"""Writing to topics with Spark: our sinks, exactly once, and Spark's own, at least once, to both brokers."""
+"""Writing to topics with Spark on both brokers: our exactly-once sinks and Spark's own at-least-once sink."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ METRICS = (
 _KEY_BYTES = 12
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     broker: str
     record_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`frame_bytes`: what is written, in values. `warm_ups`: writes of each kind that do not count."""
+    """The measurement's size. `frame_bytes` is the total size of the values; `warm_ups` are unmeasured writes
+    of each kind.
+    """
 
     sinks: tuple[str, ...] = (LANE, ATOMIC, CONNECTOR)
     brokers: tuple[str, ...] = BROKERS
@@ -60,14 +62,14 @@ class Plan:
     warm_ups: int = 1
     warm_up_seconds: float = 3.0
 
-    def cells(self) -> Iterator[Cell]:
+    def cases(self) -> Iterator[Case]:
         for broker in self.brokers:
             for size in self.record_bytes:
-                yield Cell(broker, size)
+                yield Case(broker, size)
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(list(self.cells())) * len(self.sinks)
+        return self.repeats * len(list(self.cases())) * len(self.sinks)
 
 
 QUICK = Plan(brokers=(OURS,), record_bytes=(100,), frame_bytes=500_000, repeats=1, warm_ups=0,
@@ -81,28 +83,28 @@ def _ratio(sink: str, broker: str, record_bytes: int) -> Any:
 
 TARGETS = tuple(
     Target(
-        f"Spark sink ({LANE}, exactly once), records of {cell.record_bytes} B, against Spark's own "
-        f"at least once ({cell.broker})",
-        1.0, "times", True, _ratio(LANE, *cell),
+        f"Spark sink ({LANE}, exactly once), records of {case.record_bytes} B, against Spark's own "
+        f"at least once ({case.broker})",
+        1.0, "times", True, _ratio(LANE, *case),
     )
-    for cell in Plan().cells()
+    for case in Plan().cases()
 )  # fmt: skip
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         brokers = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
         engine = stack.enter_context(spark_engine(plan.sinks))
         frames = {size: stack.enter_context(_cached(plan, engine, size)) for size in plan.record_bytes}
-        cells = [cell for cell in plan.cells() if cell.broker in brokers.names]
+        cases = [case for case in plan.cases() if case.broker in brokers.names]
         sinks = engine.sides(plan.sinks)
-        for _, cell, sink in interleaved(cells, sinks, plan.warm_ups):
-            _take(plan, engine, brokers[cell.broker], frames[cell.record_bytes], cell, sink)
-        for repeat, cell, sink in interleaved(cells, sinks, plan.repeats):
-            figures = _take(plan, engine, brokers[cell.broker], frames[cell.record_bytes], cell, sink)
-            samples.append({"repeat": repeat, **cell._asdict(), "sink": sink, **figures})
+        for _, case, sink in interleaved(cases, sinks, plan.warm_ups):
+            _take(plan, engine, brokers[case.broker], frames[case.record_bytes], case, sink)
+        for repeat, case, sink in interleaved(cases, sinks, plan.repeats):
+            figures = _take(plan, engine, brokers[case.broker], frames[case.record_bytes], case, sink)
+            samples.append({"repeat": repeat, **case._asdict(), "sink": sink, **figures})
             on_sample(len(samples))
     rows = compare(samples, by=list(BY), side="sink", base=CONNECTOR, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out={**brokers.left_out, **engine.left_out})
@@ -114,7 +116,7 @@ def _records(plan: Plan, record_bytes: int) -> int:
 
 @contextmanager
 def _cached(plan: Plan, engine: Engine, record_bytes: int) -> Iterator[DataFrame]:
-    """Keys and values in Spark's memory, two partitions."""
+    """Return keys and values cached in Spark's memory, in two partitions."""
     text = f"lpad(CAST(id AS STRING), {_KEY_BYTES}, '0')"
     frame = (
         engine.spark.range(0, _records(plan, record_bytes), numPartitions=2)
@@ -130,14 +132,14 @@ def _cached(plan: Plan, engine: Engine, record_bytes: int) -> Iterator[DataFrame
 
 
 def _take(
-    plan: Plan, engine: Engine, side: Side, frame: DataFrame, cell: Cell, sink: str
+    plan: Plan, engine: Engine, side: Side, frame: DataFrame, case: Case, sink: str
 ) -> dict[str, float]:
-    records = _records(plan, cell.record_bytes)
+    records = _records(plan, case.record_bytes)
     with side.topic(plan.partitions) as topic:
         options = {"kafka.bootstrap.servers": side.bootstrap_servers, "topic": topic}
         seconds, cpu_seconds = engine.timed(lambda: _write(frame, sink, options))
         _check(side, topic, plan.partitions, records)
-    total_bytes = records * cell.record_bytes
+    total_bytes = records * case.record_bytes
     return {
         "mb_per_s": total_bytes / 1e6 / seconds,
         "records_per_s": records / seconds,
@@ -155,15 +157,18 @@ def _write(frame: DataFrame, sink: str, options: dict[str, str]) -> None:
 
 
 def _check(side: Side, topic: str, partitions: int, records: int) -> None:
-    """Offsets count markers too, one per partition and transaction."""
+    """Check the number of records in the topic.
+
+    Offsets count markers too, one per partition and transaction.
+    """
     ends = side.admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
     written = sum(end.offset or 0 for end in ends.values())
     if not records <= written <= records + 4 * partitions:
-        raise OncelogError(f"{written} offsets in {topic}, where {records} records were written")
+        raise OncelogError(f"{topic} has {written} offsets after {records} records were written")
 
 
 def section(result: Result) -> str:
-    """The sinks by broker and size."""
+    """Return the section on the sinks by broker and size."""
     plan = result["plan"]
     sentences = " ".join(range_of_ratios(result, ratio, "mb_per_s", "MB/s", side="sink") for ratio in RATIOS)
     return f"""\
@@ -183,7 +188,7 @@ workers. Medians of {plan["repeats"]} writes in turns after {plan["warm_ups"]} t
 
 
 def picture(result: Result) -> str:
-    """MB/s by record size."""
+    """Draw MB/s by record size."""
     charts = [
         Chart(f"MB/s to {broker}", "record bytes", "MB/s",
               lines_of(result, "record_bytes", "mb_per_s", side="sink", broker=broker))

@@ -34,14 +34,16 @@ METRICS = (
 )
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     broker: str
     record_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`topic_bytes`: what a topic holds in values. `warm_ups`: reads of each kind that do not count."""
+    """The measurement's size. A topic holds values of `topic_bytes`; `warm_ups` are unmeasured reads of each
+    kind.
+    """
 
     sources: tuple[str, ...] = (OURS, CONNECTOR)
     brokers: tuple[str, ...] = BROKERS
@@ -52,14 +54,14 @@ class Plan:
     warm_ups: int = 2
     warm_up_seconds: float = 3.0
 
-    def cells(self) -> Iterator[Cell]:
+    def cases(self) -> Iterator[Case]:
         for broker in self.brokers:
             for size in self.record_bytes:
-                yield Cell(broker, size)
+                yield Case(broker, size)
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(list(self.cells())) * len(self.sources)
+        return self.repeats * len(list(self.cases())) * len(self.sources)
 
 
 QUICK = Plan(brokers=(OURS,), record_bytes=(100,), topic_bytes=500_000, repeats=1, warm_ups=0,
@@ -73,40 +75,40 @@ def _ratio(broker: str, record_bytes: int) -> Any:
 
 TARGETS = tuple(
     Target(
-        f"Spark source, records of {cell.record_bytes} B, against Spark's own ({cell.broker})",
-        1.0, "times", True, _ratio(*cell),
+        f"Spark source, records of {case.record_bytes} B, against Spark's own ({case.broker})",
+        1.0, "times", True, _ratio(*case),
     )
-    for cell in Plan().cells()
+    for case in Plan().cases()
 )  # fmt: skip
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         brokers = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
         engine = stack.enter_context(spark_engine(plan.sources))
-        cells = [cell for cell in plan.cells() if cell.broker in brokers.names]
+        cases = [case for case in plan.cases() if case.broker in brokers.names]
         topics = {}
-        for cell in cells:
-            topic = stack.enter_context(brokers[cell.broker].topic(plan.partitions))
+        for case in cases:
+            topic = stack.enter_context(brokers[case.broker].topic(plan.partitions))
             records = fill_topic(
-                brokers[cell.broker], topic, plan.partitions, cell.record_bytes, plan.topic_bytes
+                brokers[case.broker], topic, plan.partitions, case.record_bytes, plan.topic_bytes
             )
-            topics[cell] = brokers[cell.broker].bootstrap_servers, topic, records
+            topics[case] = brokers[case.broker].bootstrap_servers, topic, records
         sources = engine.sides(plan.sources)
-        for _, cell, source in interleaved(cells, sources, plan.warm_ups):
-            _take(engine, cell, source, *topics[cell])
-        for repeat, cell, source in interleaved(cells, sources, plan.repeats):
-            figures = _take(engine, cell, source, *topics[cell])
-            samples.append({"repeat": repeat, **cell._asdict(), "source": source, **figures})
+        for _, case, source in interleaved(cases, sources, plan.warm_ups):
+            _take(engine, case, source, *topics[case])
+        for repeat, case, source in interleaved(cases, sources, plan.repeats):
+            figures = _take(engine, case, source, *topics[case])
+            samples.append({"repeat": repeat, **case._asdict(), "source": source, **figures})
             on_sample(len(samples))
     rows = compare(samples, by=list(BY), side="source", base=CONNECTOR, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out={**brokers.left_out, **engine.left_out})
 
 
 def _take(
-    engine: Engine, cell: Cell, source: str, bootstrap_servers: str, topic: str, records: int
+    engine: Engine, case: Case, source: str, bootstrap_servers: str, topic: str, records: int
 ) -> dict[str, float]:
     reader = engine.spark.read.format(FORMATS.get(source, OURS))
     options = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": topic}
@@ -115,7 +117,7 @@ def _take(
         reader.options(**options).load().write.format("noop").mode("overwrite").save()
 
     seconds, cpu_seconds = engine.timed(read)
-    total_bytes = records * cell.record_bytes
+    total_bytes = records * case.record_bytes
     return {
         "mb_per_s": total_bytes / 1e6 / seconds,
         "records_per_s": records / seconds,
@@ -124,17 +126,17 @@ def _take(
 
 
 def section(result: Result) -> str:
-    """Both sources by broker and size."""
+    """Return the section on both sources by broker and size."""
     plan = result["plan"]
     ratio = {"ratio": RATIO, "side": "source"}
     return f"""\
 ## Reading with Spark
 
 A batch query of `{MASTER}` reads {plan["topic_bytes"] / 1e6:g} MB of values in {plan["partitions"]}
-partitions, in batches of 16 KB, all columns, into `noop`; our source (`format("oncelog")`, a Python data
-source) and Spark's own (`format("kafka")`, in the virtual machine), both with their defaults. The time is
-the query's, planning included; the processor time is that of the virtual machine and its Python workers.
-Medians of {plan["repeats"]} reads in turns after {plan["warm_ups"]} that do not count.
+partitions, in batches of 16 KB, all columns, into `noop`. Our source (`format("oncelog")`) is a Python data
+source; Spark's own (`format("kafka")`) runs in the JVM. Both have their defaults. The time is the query's,
+including planning; the processor time is that of the JVM and its Python workers.
+Medians of {plan["repeats"]} interleaved reads after {plan["warm_ups"]} unmeasured.
 
 {markdown_table(result["medians"], by=BY, side="source", metrics=METRICS)}
 
@@ -144,7 +146,7 @@ Medians of {plan["repeats"]} reads in turns after {plan["warm_ups"]} that do not
 
 
 def picture(result: Result) -> str:
-    """MB/s by record size."""
+    """Draw MB/s by record size."""
     charts = [
         Chart(f"MB/s from {broker}", "record bytes", "MB/s",
               lines_of(result, "record_bytes", "mb_per_s", side="source", broker=broker))

@@ -1,4 +1,4 @@
-"""From a broker's process start to its first acknowledgement, and the memory it holds at rest."""
+"""Time from a broker's process start to its first acknowledgement, and its memory when idle."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from oncelog_bench.framework import (
 )
 from oncelog_bench.page import markdown_table, range_of_ratios
 from oncelog_bench.process import cpu_seconds, rss_mb, settle
-from oncelog_bench.raw_produce import ProduceOrder, Sender
+from oncelog_bench.raw_produce import ProduceSpec, Sender
 
 NAME = "start"
-SUMMARY = "From process start to the first acknowledgement, and memory at rest; ours and Apache Kafka's."
+SUMMARY = "From process start to the first acknowledgement, and idle memory; ours and Apache Kafka's."
 RATIO = f"{OURS} / {KAFKA}"
 TOPIC = "bench"
 RETRY_S = 0.005
 METRICS = (
     Metric("first_acknowledgement_s", "first acknowledgement s"),
     Metric("cpu_s", "broker CPU s until then"),
-    Metric("idle_rss_mb", "memory at rest MB"),
+    Metric("idle_rss_mb", "idle memory MB"),
 )
 
 
@@ -59,7 +59,9 @@ QUICK = Plan((OURS,), repeats=1, rest_seconds=0.1)
 
 
 class _Startable(NamedTuple):
-    """A broker whose directory has the topic. `launch` begins its process and returns at once or later."""
+    """A broker with the topic in its directory. `launch` starts its process and need not wait until it
+    serves.
+    """
 
     launch: Callable[[], object]
     pid: Callable[[], int]
@@ -73,13 +75,13 @@ TARGETS = (
         lambda result: figure(result, "first_acknowledgement_s", broker=OURS),
     ),
     Target(
-        "memory at rest", 80.0, "MB", False, lambda result: figure(result, "idle_rss_mb", broker=OURS)
+        "idle memory", 80.0, "MB", False, lambda result: figure(result, "idle_rss_mb", broker=OURS)
     ),
 )  # fmt: skip
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
@@ -97,7 +99,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def _prepare(name: str, directory: Path) -> _Startable:
-    """A directory with one topic in it, left by a clean stop."""
+    """Create a directory with one topic in it, and stop the broker cleanly."""
     directory.mkdir()
     if name == OURS:
         broker = BrokerProcess(directory / "data")
@@ -129,19 +131,19 @@ def _take(broker: _Startable, rest_seconds: float) -> dict[str, float]:
     began = time.perf_counter()
     with _stopped_after(broker.launch, broker.end):
         pid = broker.pid()
-        _first_acknowledgement(ProduceOrder(broker.bootstrap_servers, pid, TOPIC, idempotence=False))
+        _first_acknowledgement(ProduceSpec(broker.bootstrap_servers, pid, TOPIC, idempotence=False))
         seconds, used = time.perf_counter() - began, cpu_seconds(pid)
         time.sleep(rest_seconds)
         settle(pid)
         return {"first_acknowledgement_s": seconds, "cpu_s": used, "idle_rss_mb": rss_mb(pid)}
 
 
-def _first_acknowledgement(order: ProduceOrder) -> None:
+def _first_acknowledgement(spec: ProduceSpec) -> None:
     """Connect and send until a batch is acknowledged."""
     deadline = time.monotonic() + 60.0
     while True:
         try:
-            with closing(Sender(order, 0)) as sender:
+            with closing(Sender(spec, 0)) as sender:
                 sender.send_first()
                 return
         except ConnectionError:
@@ -151,30 +153,30 @@ def _first_acknowledgement(order: ProduceOrder) -> None:
 
 
 def section(result: Result) -> str:
-    """Start and rest."""
+    """Return the section on start and idle memory."""
     plan = result["plan"]
     return f"""\
 ## Start and rest
 
-On a directory that holds one topic: the time from starting the broker's process to the first
-acknowledged record of a client that tries all along, and resident memory {plan["rest_seconds"]:g} s later.
-Apache Kafka runs as its defaults have it, with a heap of 512 MB.
-Medians of {plan["repeats"]} starts in turns.
+On a directory with one topic: the time from starting the broker's process to the first
+acknowledged record of a client that keeps trying, and resident memory {plan["rest_seconds"]:g} s later.
+Apache Kafka runs with its defaults and a heap of 512 MB.
+Medians of {plan["repeats"]} interleaved starts.
 
 {markdown_table(result["medians"], by={}, side="broker", metrics=METRICS)}
 
 **What this shows.** {range_of_ratios(result, RATIO, "first_acknowledgement_s", "time to that record")}
-{range_of_ratios(result, RATIO, "idle_rss_mb", "memory at rest")}
+{range_of_ratios(result, RATIO, "idle_rss_mb", "idle memory")}
 """
 
 
 def picture(result: Result) -> str:
-    """A bar per broker."""
+    """Draw a bar per broker."""
     bars = [
         (
             row["broker"],
             row["first_acknowledgement_s"],
-            f"{row['first_acknowledgement_s']:.2f} s, {row['idle_rss_mb']:.0f} MB at rest",
+            f"{row['first_acknowledgement_s']:.2f} s, {row['idle_rss_mb']:.0f} MB idle",
             BLUE if row["broker"] == OURS else WARN,
         )
         for row in result["medians"]

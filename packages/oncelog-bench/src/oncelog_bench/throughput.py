@@ -1,4 +1,4 @@
-"""How much a broker takes, ours and Kafka's: by record size, partitions, connections, client and linger."""
+"""Throughput of a broker, ours and Kafka's: by record size, partitions, connections, client and linger."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from oncelog_bench.framework import (
     interleaved,
     result_of,
 )
-from oncelog_bench.generators import Order, generate
+from oncelog_bench.generators import WorkerSpec, generate
 from oncelog_bench.page import markdown_table, number
 from oncelog_bench.process import cpu_seconds, rss_mb
 
@@ -62,8 +62,8 @@ SETTINGS = {
 }
 
 
-class Cell(NamedTuple):
-    """`generator`: raw, or the name of a client with its linger."""
+class Case(NamedTuple):
+    """The parameters of a sample. `generator` is raw, or the name of a client with its linger."""
 
     generator: str
     record_bytes: int
@@ -74,8 +74,11 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The raw generator takes every record size with every count of partitions, and the middle size and
-    count with every count of connections; the clients take the middle ones with every linger."""
+    """The measurement's size. The raw generator runs every record size with every number of partitions.
+
+    It also runs the middle size and number with every number of connections. The clients run the middle ones
+    with every linger.
+    """
 
     brokers: tuple[str, ...] = BROKERS
     repeats: int = 5
@@ -89,18 +92,18 @@ class Plan:
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(self.brokers) * len(list(self.cells()))
+        return self.repeats * len(self.brokers) * len(list(self.cases()))
 
-    def cells(self) -> Iterator[Cell]:
+    def cases(self) -> Iterator[Case]:
         for record_bytes in self.record_bytes:
             for partitions in self.partitions:
-                yield Cell(RAW, record_bytes, partitions, self.connections[0])
+                yield Case(RAW, record_bytes, partitions, self.connections[0])
         middle = self.middle("record_bytes"), self.middle("partitions")
         for connections in self.connections[1:]:
-            yield Cell(RAW, *middle, connections)
+            yield Case(RAW, *middle, connections)
         for client in _clients(self.brokers):
             for linger_ms in self.linger_ms:
-                yield Cell(f"{client}, linger {linger_ms} ms", *middle, 1, linger_ms)
+                yield Case(f"{client}, linger {linger_ms} ms", *middle, 1, linger_ms)
 
     def middle(self, name: str) -> int:
         values: tuple[int, ...] = getattr(self, name)
@@ -114,7 +117,7 @@ QUICK = Plan(
 
 
 def _clients(brokers: Sequence[str]) -> list[str]:
-    """Those that are installed; Kafka's own comes with Kafka."""
+    """Return the installed clients; Kafka's own client comes with Kafka."""
     clients = ["confluent-kafka"] if importlib.util.find_spec("confluent_kafka") else []
     if KAFKA in brokers:
         with suppress(MissingDependency):
@@ -137,50 +140,50 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
-        for repeat, cell, name in interleaved(plan.cells(), sides.names, plan.repeats):
-            head = {"repeat": repeat, "broker": name, **cell._asdict()}
-            samples.append({**head, **_take(plan, cell, sides, name)})
+        for repeat, case, name in interleaved(plan.cases(), sides.names, plan.repeats):
+            head = {"repeat": repeat, "broker": name, **case._asdict()}
+            samples.append({**head, **_take(plan, case, sides, name)})
             on_sample(len(samples))
     rows = compare(samples, by=list(BY), side="broker", base=KAFKA, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, settings=SETTINGS, left_out=sides.left_out)
 
 
-def _take(plan: Plan, cell: Cell, sides: Sides, name: str) -> dict[str, float]:
+def _take(plan: Plan, case: Case, sides: Sides, name: str) -> dict[str, float]:
     side = sides[name]
-    with side.topic(cell.partitions) as topic:
-        if cell.generator == RAW:
-            taken = _raw(plan, cell, side, topic)
+    with side.topic(case.partitions) as topic:
+        if case.generator == RAW:
+            taken = _raw(plan, case, side, topic)
         else:
-            taken = _client(plan, cell, side, topic, sides.run_tool)
+            taken = _client(plan, case, side, topic, sides.run_tool)
         return {**taken, "rss_mb": rss_mb(side.pid)}
 
 
-def _client(plan: Plan, cell: Cell, side: Side, topic: str, run_tool: Callable[..., str]) -> dict[str, float]:
-    """What a client reaches, and the broker's processor time without that of waiting for its start."""
+def _client(plan: Plan, case: Case, side: Side, topic: str, run_tool: Callable[..., str]) -> dict[str, float]:
+    """Return a client's throughput, and the broker's processor time without the client's start."""
     began, before = time.perf_counter(), cpu_seconds(side.pid)
-    if cell.generator.startswith("confluent-kafka"):
-        figures = _confluent(plan, cell, side, topic)
+    if case.generator.startswith("confluent-kafka"):
+        figures = _confluent(plan, case, side, topic)
     else:
-        figures = _perf_test(plan, cell, side, topic, run_tool)
+        figures = _perf_test(plan, case, side, topic, run_tool)
     seconds, used = time.perf_counter() - began, cpu_seconds(side.pid) - before
-    gigabytes = plan.client_records * cell.record_bytes / 1e9
+    gigabytes = plan.client_records * case.record_bytes / 1e9
     waited = seconds - gigabytes * 1000 / figures["mb_per_s"]
     return {**figures, "cpu_s_per_gb": (used - waited * side.idle_cores) / gigabytes}
 
 
-def _raw(plan: Plan, cell: Cell, side: Side, topic: str) -> dict[str, float]:
+def _raw(plan: Plan, case: Case, side: Side, topic: str) -> dict[str, float]:
     sizes = {
-        "record_bytes": cell.record_bytes,
-        "batch_records": records_per_batch(cell.record_bytes),
-        "batches": cell.partitions,
-        "partitions": cell.partitions,
-        "connections": cell.connections,
+        "record_bytes": case.record_bytes,
+        "batch_records": records_per_batch(case.record_bytes),
+        "batches": case.partitions,
+        "partitions": case.partitions,
+        "connections": case.connections,
     }
-    report = raw_produce(side.order(topic, seconds=plan.seconds, **sizes))
-    gigabytes = report.records * cell.record_bytes / 1e9
+    report = raw_produce(side.spec(topic, seconds=plan.seconds, **sizes))
+    gigabytes = report.records * case.record_bytes / 1e9
     return {
         "mb_per_s": gigabytes * 1000 / report.seconds,
         **report.quantiles,
@@ -190,14 +193,14 @@ def _raw(plan: Plan, cell: Cell, side: Side, topic: str) -> dict[str, float]:
     }
 
 
-def _confluent(plan: Plan, cell: Cell, side: Side, topic: str) -> dict[str, float]:
-    settings = {**SETTINGS, "bootstrap.servers": side.bootstrap_servers, "linger.ms": cell.linger_ms}
-    order = Order(
-        "confluent-kafka", settings, topic, cell.partitions, plan.client_records, cell.record_bytes, None
+def _confluent(plan: Plan, case: Case, side: Side, topic: str) -> dict[str, float]:
+    settings = {**SETTINGS, "bootstrap.servers": side.bootstrap_servers, "linger.ms": case.linger_ms}
+    spec = WorkerSpec(
+        "confluent-kafka", settings, topic, case.partitions, plan.client_records, case.record_bytes, None
     )
-    report = generate(order)
+    report = generate(spec)
     return {
-        "mb_per_s": plan.client_records * cell.record_bytes / 1e6 / report.seconds,
+        "mb_per_s": plan.client_records * case.record_bytes / 1e6 / report.seconds,
         "generator_cpu_share": report.cpu_seconds / report.seconds,
     }
 
@@ -209,21 +212,21 @@ _LAST_LINE = re.compile(
 
 
 def _perf_test(
-    plan: Plan, cell: Cell, side: Side, topic: str, run_tool: Callable[..., str]
+    plan: Plan, case: Case, side: Side, topic: str, run_tool: Callable[..., str]
 ) -> dict[str, float]:
     sizes = ["--topic", topic, "--num-records", str(plan.client_records), "--throughput", "-1"]
-    sizes += ["--record-size", str(cell.record_bytes), "--producer-props"]
-    sizes += [f"bootstrap.servers={side.bootstrap_servers}", f"linger.ms={cell.linger_ms}"]
+    sizes += ["--record-size", str(case.record_bytes), "--producer-props"]
+    sizes += [f"bootstrap.servers={side.bootstrap_servers}", f"linger.ms={case.linger_ms}"]
     sizes += [f"{key}={value}" for key, value in SETTINGS.items()]
     printed = run_tool("org.apache.kafka.tools.ProducerPerformance", *sizes)
-    return read_perf_test(printed, cell.record_bytes)
+    return read_perf_test(printed, case.record_bytes)
 
 
 def read_perf_test(printed: str, record_bytes: int) -> dict[str, float]:
-    """The figures of kafka-producer-perf-test's last line. Raises OncelogError where there is none."""
+    """Return the figures of kafka-producer-perf-test's last line. Raises OncelogError if it is missing."""
     lines = list(_LAST_LINE.finditer(printed))
     if not lines:
-        raise OncelogError(f"kafka-producer-perf-test ended without its last line: {printed[-500:]}")
+        raise OncelogError(f"kafka-producer-perf-test did not print its summary line: {printed[-500:]}")
     last = lines[-1]
     return {
         "mb_per_s": float(last["rate"]) * record_bytes / 1e6,
@@ -234,19 +237,19 @@ def read_perf_test(printed: str, record_bytes: int) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Throughput and processor time of both brokers."""
+    """Return the section on throughput and processor time of both brokers."""
     plan, machine = result["plan"], result["machine"]
     table = markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)
     return f"""\
 ## Throughput
 
-Ours and Apache Kafka {machine["apache-kafka"]} run throughout on one machine and are loaded in turns, each
-sample on a fresh topic; medians of {plan["repeats"]} samples, and `{RATIO}` is the median of
-the pairs' ratios. Records are idempotent with `acks=all`, in batches of 16 KB, five requests in flight on
-a connection. The raw generator patches and sends frames built before, one batch per partition in a request,
+Our broker and Apache Kafka {machine["apache-kafka"]} both run all the time on one machine and are loaded in
+turn, each sample on a new topic. Medians of {plan["repeats"]} samples; `{RATIO}` is the median of
+the pairs' ratios. Records are idempotent with `acks=all`, in batches of 16 KB, five requests in flight per
+connection. The raw generator patches and sends prebuilt frames, one batch per partition in a request,
 for {plan["seconds"]:g} s; confluent-kafka and `kafka-producer-perf-test` send
-{plan["client_records"]:,} records. {machine["cores"]} cores carry the broker and its generator, so processor
-seconds say as much as MB/s. What a broker at rest uses while such a client starts is taken off.
+{plan["client_records"]:,} records. Broker and generator share {machine["cores"]} cores, so processor
+seconds matter as much as MB/s. An idle broker's use while such a client starts is subtracted.
 
 {table}
 
@@ -269,7 +272,7 @@ def _what_it_shows(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """MB/s and processor seconds per GB by record size, partitions, connections."""
+    """Draw MB/s and processor seconds per GB by record size, partitions, connections."""
     plan = Plan(**{name: _tuple(value) for name, value in result["plan"].items()})
     fixed = {
         "record_bytes": plan.middle("record_bytes"),

@@ -1,4 +1,7 @@
-"""What transactions cost in throughput: a transactional producer beside an idempotent one, both brokers."""
+"""Throughput cost of transactions:
+
+a transactional producer compared with an idempotent one, on both brokers.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,8 @@ from oncelog_bench.framework import (
 )
 from oncelog_bench.generators import run_child
 from oncelog_bench.page import markdown_table, number, range_of_ratios
-from oncelog_bench.raw_transactions import TransactionOrder, TransactionReport
-from oncelog_bench.transactions_worker import SETTINGS, Order
+from oncelog_bench.raw_transactions import TransactionReport, TransactionSpec
+from oncelog_bench.transactions_worker import SETTINGS, WorkerSpec
 
 NAME = "transactional"
 SUMMARY = (
@@ -43,7 +46,7 @@ METRICS = (
 )
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     generator: str
     record_bytes: int
     mode: str
@@ -51,7 +54,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`generators`: raw, and clients of `transacting`, confluent-kafka among them."""
+    """The measurement's size. `generators` are raw and clients of `transactions_worker`."""
 
     brokers: tuple[str, ...] = BROKERS
     generators: tuple[str, ...] = (RAW, "oncelog")
@@ -63,14 +66,14 @@ class Plan:
     repeats: int = 5
     warm_up_seconds: float = 5.0
 
-    def cells(self) -> Iterator[Cell]:
+    def cases(self) -> Iterator[Case]:
         for generator in self.generators:
             for record_bytes in self.record_bytes:
                 for mode in (IDEMPOTENT, BY_TIME, BY_RECORDS):
-                    yield Cell(generator, record_bytes, mode)
+                    yield Case(generator, record_bytes, mode)
 
     def commits(self, mode: str) -> dict[str, Any]:
-        """When transactions of that mode end."""
+        """Return when transactions of that mode end."""
         every: dict[str, dict[str, Any]] = {
             BY_TIME: {"commit_ms": self.commit_ms},
             BY_RECORDS: {"commit_records": self.commit_records},
@@ -79,23 +82,23 @@ class Plan:
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(self.brokers) * len(list(self.cells()))
+        return self.repeats * len(self.brokers) * len(list(self.cases()))
 
 
 QUICK = Plan((OURS,), record_bytes=(1_024,), commit_ms=20, seconds=0.1, repeats=1, warm_up_seconds=0.1)
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     known, without = clients.installed(plan.generators)
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         for side in sides.every:
             _warm_up(plan, side)
-        cells = [cell for cell in plan.cells() if cell.generator in known]
-        for repeat, cell, name in interleaved(cells, sides.names, plan.repeats):
-            taken = _take(plan, cell, sides[name], plan.seconds)
-            samples.append({"repeat": repeat, "broker": name, **cell._asdict(), **taken})
+        cases = [case for case in plan.cases() if case.generator in known]
+        for repeat, case, name in interleaved(cases, sides.names, plan.repeats):
+            taken = _take(plan, case, sides[name], plan.seconds)
+            samples.append({"repeat": repeat, "broker": name, **case._asdict(), **taken})
             on_sample(len(samples))
     by_mode = compare(samples, by=list(BY_BROKER), side="mode", base=IDEMPOTENT, metrics=METRICS)
     by_broker = compare(samples, by=list(BY), side="broker", base=KAFKA, metrics=METRICS)
@@ -104,39 +107,39 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def _warm_up(plan: Plan, side: Side) -> None:
-    """The coordinator's own path, which the brokers' common warm-up does not take."""
+    """Warm up the coordinator's path, which the brokers' common warm-up does not use."""
     seconds = plan.warm_up_seconds / 2 if side.name == KAFKA else 0.1
     for mode in (BY_TIME, BY_RECORDS):
-        _take(plan, Cell(RAW, plan.record_bytes[0], mode), side, seconds)
+        _take(plan, Case(RAW, plan.record_bytes[0], mode), side, seconds)
 
 
-def _take(plan: Plan, cell: Cell, side: Side, seconds: float) -> dict[str, float]:
+def _take(plan: Plan, case: Case, side: Side, seconds: float) -> dict[str, float]:
     with side.topic(plan.partitions) as topic:
-        if cell.generator == RAW:
-            return _raw(plan, cell, side, topic, seconds)
-        order = Order(
-            cell.generator, side.bootstrap_servers, topic, plan.partitions, cell.record_bytes, seconds,
-            **plan.commits(cell.mode),
+        if case.generator == RAW:
+            return _raw(plan, case, side, topic, seconds)
+        spec = WorkerSpec(
+            case.generator, side.bootstrap_servers, topic, plan.partitions, case.record_bytes, seconds,
+            **plan.commits(case.mode),
         )  # fmt: skip
-        report = clients.Report(**run_child("oncelog_bench.transactions_worker", asdict(order)))
-        return report.figures(cell.record_bytes)
+        report = clients.Report(**run_child("oncelog_bench.transactions_worker", asdict(spec)))
+        return report.figures(case.record_bytes)
 
 
-def _raw(plan: Plan, cell: Cell, side: Side, topic: str, seconds: float) -> dict[str, float]:
-    produce = side.order(
+def _raw(plan: Plan, case: Case, side: Side, topic: str, seconds: float) -> dict[str, float]:
+    produce = side.spec(
         topic,
         seconds=seconds,
-        record_bytes=cell.record_bytes,
-        batch_records=records_per_batch(cell.record_bytes),
+        record_bytes=case.record_bytes,
+        batch_records=records_per_batch(case.record_bytes),
         batches=plan.partitions,
         partitions=plan.partitions,
     )
-    if cell.mode == IDEMPOTENT:
+    if case.mode == IDEMPOTENT:
         report: Any = raw_produce(produce)
     else:
-        order = TransactionOrder(produce, **plan.commits(cell.mode))
-        report = TransactionReport(**run_child("oncelog_bench.raw_transactions", asdict(order)))
-    gigabytes = report.records * cell.record_bytes / 1e9
+        spec = TransactionSpec(produce, **plan.commits(case.mode))
+        report = TransactionReport(**run_child("oncelog_bench.raw_transactions", asdict(spec)))
+    gigabytes = report.records * case.record_bytes / 1e9
     return {
         "records_per_s": report.records / report.seconds,
         "mb_per_s": gigabytes * 1000 / report.seconds,
@@ -146,7 +149,7 @@ def _raw(plan: Plan, cell: Cell, side: Side, topic: str, seconds: float) -> dict
 
 
 def section(result: Result) -> str:
-    """Kept of the idempotent throughput, and ours to Kafka's."""
+    """Return the section on the share of idempotent throughput that transactions keep, ours and Kafka's."""
     plan = result["plan"]
     by_broker = [row for row in result["medians"] if row["broker"] == RATIO]
     by_mode = [row for row in result["medians"] if row["broker"] != RATIO]
@@ -154,12 +157,13 @@ def section(result: Result) -> str:
     return f"""\
 ## Throughput in transactions
 
-As much as a producer sends in {plan["seconds"]:g} s to {plan["partitions"]} partitions in batches of 16 KB:
-idempotent, and in transactions, one after the other, that end every {plan["commit_ms"]:g} ms ("{BY_TIME}")
-or every {plan["commit_records"]:,} records ("{BY_RECORDS}"). The end waits for every answer, and the next
-transaction for that of the commit; only committed records count. The raw generator keeps five requests in
-flight and is light enough to load the broker; `oncelog` is our producer (`send_many`), which is the limit
-itself. Medians of {plan["repeats"]} samples in turns; `x / {IDEMPOTENT}` is what a broker keeps.
+A producer sends as much as it can in {plan["seconds"]:g} s to {plan["partitions"]} partitions in batches of
+16 KB: idempotent, or in transactions that end every {plan["commit_ms"]:g} ms ("{BY_TIME}")
+or every {plan["commit_records"]:,} records ("{BY_RECORDS}"). Each transaction waits for all responses before
+its end, and for the response to that; only committed records count. The raw generator keeps five requests in
+flight and is light enough to saturate the broker. `oncelog` is our producer (`send_many`), which is the
+bottleneck itself. Medians of {plan["repeats"]} interleaved samples; `x / {IDEMPOTENT}` is the share of
+throughput that remains.
 
 {markdown_table(by_mode, by=BY_BROKER, side="mode", metrics=METRICS)}
 {beside}
@@ -168,7 +172,7 @@ itself. Medians of {plan["repeats"]} samples in turns; `x / {IDEMPOTENT}` is wha
 
 
 def _kept(result: Result) -> str:
-    """A sentence for each broker and generator."""
+    """Return a sentence per broker and generator."""
     sentences = []
     rows = [row for row in result["medians"] if row["mode"].endswith(f" / {IDEMPOTENT}")]
     for broker, generator in dict.fromkeys((row["broker"], row["generator"]) for row in rows):
@@ -184,8 +188,8 @@ def _kept(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """MB/s by record size: a chart per generator and mode."""
-    cells = dict.fromkeys((row["generator"], row["mode"]) for row in result["medians"])
+    """Draw MB/s by record size: a chart per generator and mode."""
+    cases = dict.fromkeys((row["generator"], row["mode"]) for row in result["medians"])
     charts = [
         Chart(
             f"{generator}, {mode}",
@@ -193,7 +197,7 @@ def picture(result: Result) -> str:
             "MB/s",
             lines_of(result, "record_bytes", "mb_per_s", generator=generator, mode=mode),
         )
-        for generator, mode in cells
+        for generator, mode in cases
         if " / " not in mode
     ]
     return draw_curves("Throughput without and with transactions", charts)

@@ -1,4 +1,4 @@
-"""Commits a second: one producer, one transaction after the other, by records and partitions of each."""
+"""Commits per second: one producer, one transaction after the other, by their records and partitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from oncelog_bench.brokers import BROKERS, running
 from oncelog_bench.clients import installed
-from oncelog_bench.commit_worker import CLIENTS, Order, Report
+from oncelog_bench.commit_worker import CLIENTS, Report, WorkerSpec
 from oncelog_bench.curves import Chart, draw_curves, lines_of
 from oncelog_bench.framework import (
     KAFKA,
@@ -37,7 +37,7 @@ METRICS = (
 )
 
 
-class Cell(NamedTuple):
+class Case(NamedTuple):
     client: str
     records: int
     partitions: int
@@ -54,34 +54,34 @@ class Plan:
     repeats: int = 5
     warm_up_seconds: float = 10.0
 
-    def cells(self) -> Iterator[Cell]:
-        """Every client with every size."""
+    def cases(self) -> Iterator[Case]:
+        """The measurement's size: every client with every size."""
         for client in self.clients:
             for records in self.records:
                 for partitions in self.partitions:
-                    yield Cell(client, records, partitions)
+                    yield Case(client, records, partitions)
 
     @property
     def samples_count(self) -> int:
-        return self.repeats * len(self.brokers) * len(list(self.cells()))
+        return self.repeats * len(self.brokers) * len(list(self.cases()))
 
 
 QUICK = Plan((OURS,), ("oncelog",), (10,), (3,), seconds=0.1, repeats=1, warm_up_seconds=0.1)
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan; returns what goes into the JSON file."""
+    """Run the plan and return the content of the JSON file."""
     clients, without = installed(plan.clients)
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
-        cells = [cell for cell in plan.cells() if cell.client in clients]
-        for repeat, cell, name in interleaved(cells, sides.names, plan.repeats):
+        cases = [case for case in plan.cases() if case.client in clients]
+        for repeat, case, name in interleaved(cases, sides.names, plan.repeats):
             side = sides[name]
-            with side.topic(cell.partitions) as topic:
-                sizes = {"record_bytes": plan.record_bytes, "seconds": plan.seconds, **cell._asdict()}
-                order = Order(bootstrap_servers=side.bootstrap_servers, topic=topic, **sizes)
-                report = Report(**run_child("oncelog_bench.commit_worker", asdict(order)))
-            samples.append({"repeat": repeat, "broker": name, **cell._asdict(), **_figures(report)})
+            with side.topic(case.partitions) as topic:
+                sizes = {"record_bytes": plan.record_bytes, "seconds": plan.seconds, **case._asdict()}
+                spec = WorkerSpec(bootstrap_servers=side.bootstrap_servers, topic=topic, **sizes)
+                report = Report(**run_child("oncelog_bench.commit_worker", asdict(spec)))
+            samples.append({"repeat": repeat, "broker": name, **case._asdict(), **_figures(report)})
             on_sample(len(samples))
     rows = compare(samples, by=list(BY), side="broker", base=KAFKA, metrics=METRICS)
     return result_of(NAME, plan, samples, rows, left_out={**sides.left_out, **without})
@@ -97,16 +97,16 @@ def _figures(report: Report) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Commits a second."""
+    """Return the section on commits per second."""
     plan = result["plan"]
     return f"""\
 ## Transactions
 
-One producer commits one transaction after the other for {plan["seconds"]:g} s: records of
-{plan["record_bytes"]} bytes, in turns over the partitions. Our producer raises the epoch with every end, as
-both brokers offer it (KIP-890); confluent-kafka ends its transactions the classic way. The time of a
-transaction is from its begin to the answer to its commit; Apache Kafka writes markers after that answer, and
-the next transaction waits for them. Medians of {plan["repeats"]} samples in turns.
+One producer commits transactions one after the other for {plan["seconds"]:g} s, with records of
+{plan["record_bytes"]} bytes to the partitions in turn. Our producer bumps the epoch at every end (KIP-890),
+which both brokers support; confluent-kafka uses the classic protocol. A transaction's time runs from its
+begin to the response to its commit. Apache Kafka writes markers after that response, and the next
+transaction waits for them. Medians of {plan["repeats"]} interleaved samples.
 
 {markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)}
 
@@ -116,7 +116,7 @@ the next transaction waits for them. Medians of {plan["repeats"]} samples in tur
 
 
 def picture(result: Result) -> str:
-    """By records, for the second number of partitions."""
+    """Draw commits by records, for the second number of partitions."""
     chosen = {**result, "medians": [row for row in result["medians"] if row["partitions"] == 3]}
     ours = {**chosen, "medians": [row for row in chosen["medians"] if row["client"] == "oncelog"]}
     charts = [
