@@ -129,10 +129,40 @@ def test_asyncio_clients_leave_nothing_behind_in_a_loop_that_goes_on(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("use", [transactional_producer, plain_producer, admin], ids=lambda use: use.__name__)
+def asyncio_consumer_in_a_loop_of_its_own(servers: str, number: int) -> None:
+    asyncio.run(asyncio_consumer(servers, number))
+
+
+def group_consumer(servers: str, number: int) -> None:
+    settings = {
+        "bootstrap.servers": servers,
+        "auto.offset.reset": "earliest",
+        "group.id": f"opened-{number}",
+    }
+    with Consumer(settings) as reader:
+        reader.subscribe("opened")
+        assert reader.poll(60, max_records=1)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [transactional_producer, plain_producer, consumer, asyncio_consumer_in_a_loop_of_its_own, admin],
+    ids=lambda use: use.__name__,
+)
 def test_a_closed_client_is_freed_without_the_garbage_collector(
     servers: str, use: Callable[[str, int], None]
 ) -> None:
+    parts = {"ProducerDriver", "TransactionManager", "AsyncConsumer", "ConsumerCore", "Fetcher"}
+    connections = {"ClusterConnection", "BrokerConnection", "BrokerProtocol", "Loop"}
+    assert (parts | connections) & garbage_of(use, servers) == set()
+
+
+def test_a_closed_consumer_of_a_group_is_freed_without_the_garbage_collector(servers: str) -> None:
+    assert "AsyncConsumer" not in garbage_of(group_consumer, servers)
+
+
+def garbage_of(use: Callable[[str, int], None], servers: str) -> set[str]:
+    """Return the types of the objects that only the garbage collector frees after a client was closed."""
     use(servers, 0)
     gc.collect()
     gc.disable()
@@ -140,11 +170,8 @@ def test_a_closed_client_is_freed_without_the_garbage_collector(
     try:
         use(servers, 1)
         gc.collect()
-        garbage = Counter(type(thing).__qualname__ for thing in gc.garbage)
+        return {type(thing).__qualname__ for thing in gc.garbage}
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-    assert {"ProducerDriver", "Transactions", "ClusterConnection", "BrokerConnection", "Loop"} & set(
-        garbage
-    ) == set()

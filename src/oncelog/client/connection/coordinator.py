@@ -20,7 +20,6 @@ async def find_coordinator(
     request = FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
     response = await cluster.request(None, request, timeout_ms=timeout_ms)
     # Versions below 4 have fields instead of a list.
-    # Versions below 4 have fields instead of a list.
     coordinator = response.coordinators[0] if response.coordinators else response
     raise_for_code(coordinator.error_code, coordinator.error_message or "")
     # This address is newer than the metadata's, which are refreshed by age only: the broker may have

@@ -203,9 +203,9 @@ class ConnectionCore:
         return self._process(self._frames(data), now_ms)
 
     def room(self, least_bytes: int) -> memoryview | None:
-        """Return the buffer for the rest of a large response:
+        """Return the buffer for the rest of a large response, or None: see `FrameReader.room`.
 
-        `FrameReader.room`. Call `filled` after a read.
+        Call `filled` after a read into it.
         """
         return self._reader.room(least_bytes)
 

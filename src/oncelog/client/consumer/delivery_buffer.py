@@ -152,7 +152,8 @@ class DeliveryBuffer:
     def return_unfinished(self) -> None:
         """Count the record that is being processed as undelivered again, before the member leaves its group.
 
-        An exception may have ended the loop, and so the processing of this record.
+        An exception may have ended the loop, and so the processing of this record. Guard:
+        test_a_record_at_which_a_loop_ended_is_not_committed_by_close.
         """
         row, run = self.unfinished(), self._unfinished
         self._current = self._unfinished = None

@@ -18,6 +18,7 @@ from oncelog.client.consumer.list_offsets import OffsetAt, OffsetSpec
 from oncelog.client.consumer.offset_lookup import list_offsets
 from oncelog.errors import (
     DisconnectedError,
+    MisuseError,
     OncelogError,
     TimedOut,
     UnknownTopicOrPartition,
@@ -29,6 +30,12 @@ from oncelog.types import OffsetAndMetadata, TopicPartition
 _COLLECT_LEADERS_S = 0.01
 
 Committed = Callable[[Collection[TopicPartition]], Awaitable[Mapping[TopicPartition, OffsetAndMetadata]]]
+
+
+async def _refuse_look_ups(
+    partitions: Collection[TopicPartition],
+) -> Mapping[TopicPartition, OffsetAndMetadata]:
+    raise MisuseError("this consumer is closed; make a new one")
 
 
 class Fetcher:
@@ -63,7 +70,10 @@ class Fetcher:
         return True
 
     def cancel(self) -> list[asyncio.Task[None]]:
-        """Cancel all tasks, and return them."""
+        """Cancel all tasks for good, and return them."""
+        # The callback refers to the consumer, which refers to this object. Without it, a closed consumer is
+        # freed at once. Guard: test_a_closed_client_is_freed_without_the_garbage_collector.
+        self._committed = _refuse_look_ups
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -51,9 +51,9 @@ class RangeChunk:
     next_offset: int
 
     def arrow(self, start: int, end: int, *, check_crcs: bool, include_headers: bool) -> Any:
-        """Return the visible records with offsets in [start, end) as a pyarrow.RecordBatch;
+        """Return the visible records with offsets in [start, end) as a pyarrow.RecordBatch.
 
-        None without any.
+        Return None if there are none.
         """
         if not self.batches:
             return None

@@ -87,7 +87,7 @@ def _do_nothing() -> None:
 class ProducerDriver:
     """The driver of one producer, on its event loop.
 
-    Other threads may touch only `core`, with `lock` held.
+    Other threads may touch only `core`, `notified_count` and `room_waiters`: the first two with `lock` held.
     """
 
     def __init__(self, settings: Settings, options: ProducerOptions) -> None:

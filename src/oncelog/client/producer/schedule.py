@@ -3,7 +3,8 @@
     ready            for a place among the requests in flight to their leader
     without leader   for metadata that names a leader
     timed            for a time: the end of linger.ms or of a retry's backoff
- A partition is in one of them, or in none if it has nothing to send or waits for a response. So a drain costs
+
+A partition is in one of them, or in none if it has nothing to send or waits for a response. So a drain costs
 as much as there are partitions to send, not as many as were ever used. Source: Kafka's RecordAccumulator.
 """
 
