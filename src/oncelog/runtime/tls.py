@@ -106,7 +106,7 @@ def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
     text = settings["ssl.truststore.certificates"]
     if len(files) + bool(text) > 1:
         names = [*files, *(["ssl.truststore.certificates"] if text else [])]
-        raise ConfigError(f"{' and '.join(names)} set the same; keep one of them")
+        raise ConfigError(f"{' and '.join(names)} both set the trusted authorities; keep one of them")
     if text:
         return "ssl.truststore.certificates", {"cadata": text.value}
     if not files:
