@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 from helpers_wait import wait_until
 
-ROWS, MAP_TASKS, LANES = 600, 4, 6
+ROWS, MAP_TASKS, TASKS = 600, 4, 6
 PATIENCE_S = 300
 GO_ON = "go-on"
 
@@ -48,7 +48,7 @@ def main(master: str, servers: str, topic: str, directory: str, plan: str) -> No
     dealt = spark.range(0, ROWS, 1, MAP_TASKS).mapInArrow(
         partial(deal, directory=directory, by_chance=plan == "chance"), "value binary, lane bigint"
     )
-    held = dealt.repartition(LANES, "lane").mapInArrow(
+    held = dealt.repartition(TASKS, "lane").mapInArrow(
         partial(wait_for_word, directory=directory), "value binary, lane bigint"
     )
     writer = held.select("value").write.format("oncelog").mode("append")

@@ -193,7 +193,7 @@ def test_a_new_transactional_id_does_not_vouch_for_a_file_that_was_begun(
     with fenced_producer(asked, config) as producer:
         _, topic_id = read_checkpoints(config, asked.load_id, topic)
         steps = file_steps(asked, 0, layout, _how(asked, 0, layout), topic_id, None)
-        first, *_ = [group[-1].mark for group in commit_steps(asked, config, producer, steps)]
+        first, *_ = [group[-1].checkpoint for group in commit_steps(asked, config, producer, steps)]
     assert (first.records, _load(0, first, asked, config)) == (100, 0)
     assert content(shared_broker.bootstrap_servers, topic) == expected(ROWS)
 

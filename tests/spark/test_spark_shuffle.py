@@ -13,7 +13,7 @@ import pytest
 from helpers_broker import wait_until
 from helpers_spark_cluster import SUBMIT, create_topics, read_values
 from helpers_spark_python import spark_python
-from helpers_spark_shuffle import GO_ON, MAP_TASKS, PATIENCE_S, ROWS, TASK_COUNT_CHANGED
+from helpers_spark_shuffle import GO_ON, MAP_TASKS, PATIENCE_S, ROWS, TASKS
 from oncelog_devtools.spark_cluster import SparkCluster
 
 from oncelog import Broker
@@ -68,7 +68,7 @@ def test_an_executor_is_killed_after_the_shuffle(cluster: SparkCluster, tmp_path
         assert committed.keys() <= stored.keys()
         assert named(tmp_path, "dealt") > MAP_TASKS, "no shuffle file was lost"
         if plan == "number":
-            assert (code, stored.total(), named(tmp_path, "begun")) == (0, ROWS, TASK_COUNT_CHANGED)
+            assert (code, stored.total(), named(tmp_path, "begun")) == (0, ROWS, TASKS)
             return
         assert code != 0 and stored.total() < ROWS
         with write("local[2]", servers, plan, tmp_path) as program:

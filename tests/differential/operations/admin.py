@@ -311,7 +311,7 @@ RULES = (
         "validate_only tells no topic id",
         "Nothing has that id.",
         _has_an_id,
-        key="CreateTopics with `validate_only` tells no topic id",
+        key="CreateTopics with `validate_only` returns no topic id",
     ),
     WHOLE_CLUSTER,
 )

@@ -254,14 +254,14 @@ RULES = (
         "as many members prefer one protocol as another",
         "Kafka takes the one that a hash table has first.",
         _is_tie,
-        key="Where as many members prefer one protocol",
+        key="If as many members prefer one protocol",
         ends=True,
     ),
     Rule(
         "another member leads after the leader left",
         "Kafka takes the member that a hash table has first, and member ids are random.",
         _is_other_leader,
-        key="The leader of a group that lost its leader",
+        key="If a group loses its leader",
         ends=True,
     ),
     Rule(

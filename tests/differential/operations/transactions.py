@@ -367,7 +367,7 @@ RULES: tuple[Rule, ...] = (
         "a group whose only offsets were aborted",
         "no such group is kept",
         answers("TxnOffsetCommit", ours="ILLEGAL_GENERATION", theirs="UNKNOWN_MEMBER_ID"),
-        key="A group whose only offsets were of a transaction that was aborted",
+        key="A group whose only offsets were of an aborted transaction",
     ),
     Rule(
         "a marker without a producer",
