@@ -100,6 +100,10 @@ class ResponseQueue:
         self.written_bytes += size_bytes
         self._metrics.bytes_sent += size_bytes
         self.transport.writelines([payload] if isinstance(payload, bytes) else payload)
+        # After a failed write the transport discards further responses and never pauses, until it calls
+        # connection_lost. Without this check the rest of a round of fetches is read for nobody.
+        # See test_an_answer_ends_what_a_client_that_is_gone_has_left.
+        self.has_dropped = self.transport.is_closing()
         self._on_large()
 
     def flush(self) -> None:
