@@ -74,7 +74,7 @@ class PendingResponse:
     def resolve_with(self, response: Any) -> None:
         """Resolve with a response, or with that of another PendingResponse once it is ready.
 
-        The other one is charged and cancelled together with this one.
+        Its work is charged to this request's client, and a cancellation of this one cancels it.
         """
         if not isinstance(response, PendingResponse):
             self.resolve(response)

@@ -41,7 +41,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class _IndexFile(ABC):
-    """An index file: writes the entries in memory, and tracks how many the file has."""
+    """An index file. It writes buffered entries to disk, and tracks how many of them the file holds."""
 
     entry_bytes: int
 

@@ -320,7 +320,7 @@ class Segment:
         return isinstance(batch, ScannedBatch)
 
     def whole_parts(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield the (begin, end) ranges from a position on that are not known to be damaged."""
+        """Yield the (begin, end) ranges after `position` that are not known to be damaged."""
         for begin, end in sorted(self.damaged.items()):
             if position < begin:
                 yield position, begin
@@ -559,7 +559,7 @@ class Segment:
                 self.times.write_pending(sync=True)
 
     def note_last_time(self) -> None:
-        """Append the last time entry of a closed segment, which look-ups and retention use."""
+        """Append the final time index entry of a closed segment, for look-ups and retention."""
         self._note_time()
 
     def finish(self) -> None:

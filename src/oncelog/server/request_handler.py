@@ -142,7 +142,7 @@ class RequestHandler:
         self._close(closing.reason)
 
     def _measure_later(self, header: RequestHeader, work: Callable[[], T]) -> T:
-        """Call `work` and charge the client for its time: it is part of a response that comes later."""
+        """Call `work`, part of a later response, and charge its time to the client's quota."""
         if not self._quotas.is_any:
             return work()
         self._throttle.set_client_id(header)

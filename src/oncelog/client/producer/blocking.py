@@ -350,7 +350,7 @@ class Producer:
             self._end()
 
     def _end(self) -> None:
-        """Close connections and the thread. An interrupted call or another thread may have begun to."""
+        """Close the connections and stop the thread. An interrupted close() may have started this already."""
         if self._driver.is_own_thread():
             return
         if self._thread.is_running:

@@ -272,7 +272,7 @@ class MemberList(Mapping[str, Member]):
 
 
 class GroupVersion(NamedTuple):
-    """The state of a group that a record holds: its generation, and the changes since that began."""
+    """The version of a group's state in a record: the generation, and the changes within it."""
 
     generation_id: int
     has_assignments: bool

@@ -92,7 +92,7 @@ class BatchCommit(NamedTuple):
     planned: str = ""
 
     def encode(self) -> OffsetAndMetadata:
-        """Return the form in which the sink's own consumer group stores it."""
+        """Return the note as the offset and metadata that the sink's own consumer group stores."""
         note: dict[str, Any] = {"oncelog": _FORMAT, "lanes": self.lanes}
         if self.sum is not None:
             note |= {"rows": self.sum.rows, "hash": f"{self.sum.hash:016x}"}
