@@ -121,5 +121,5 @@ def test_the_last_line_of_kafkas_own_generator_is_read() -> None:
     assert figures == {
         "mb_per_s": pytest.approx(40.95004), "p50_ms": 379.0, "p99_ms": 496.0, "p999_ms": 505.0
     }  # fmt: skip
-    with pytest.raises(OncelogError, match="without its last line"):
+    with pytest.raises(OncelogError, match="did not print its summary line"):
         read_perf_test("Exception in thread main", 1_000)

@@ -87,7 +87,7 @@ class Sizes:
 def test_sizes_are_read_as_their_defaults_types() -> None:
     plan = plan_with(Sizes(), {"seconds": "2", "partitions": "1, 50"})
     assert plan == Sizes(5, 2.0, (1, 50))
-    with pytest.raises(ConfigError, match="known are repeats, seconds, partitions"):
+    with pytest.raises(ConfigError, match="choose one of repeats, seconds, partitions"):
         plan_with(Sizes(), {"nosuch": "1"})
 
 

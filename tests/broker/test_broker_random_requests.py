@@ -579,7 +579,7 @@ def test_random_requests_leave_a_sound_state_in_thousands_of_runs() -> None:
 
 def wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take R478's fix out: records that are not durable yet admit older requests."""
-    monkeypatch.setattr(TransactionCoordinator, "newest", lambda self, transactional_id: [])
+    monkeypatch.setattr(TransactionCoordinator, "last_append", lambda self, transactional_id: [])
 
 
 @pytest.mark.full("plays seeds until one finds it")
