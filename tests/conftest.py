@@ -12,18 +12,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import plugin_costs
-import plugin_tiers
 import pytest
 from hypothesis import settings
 from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency, fetch_jars
+from support import TESTS, costs_plugin, tiers_plugin
 from xdist.scheduler import LoadFileScheduling
 
 from oncelog import Admin, Producer
 from oncelog.errors import TransactionalIdNotFound
 
 # Asserts in helpers explain themselves, and hold under `python -OO`: pytest turns them into plain code.
-pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).parent.glob("helpers_*.py")))
+_PLUGINS = {"costs_plugin", "tiers_plugin"}
+pytest.register_assert_rewrite(
+    *(f"support.{path.stem}" for path in (TESTS / "support").iterdir() if path.stem not in _PLUGINS)
+)
 
 # Properties are about results: a busy machine must not fail them.
 settings.register_profile("oncelog", deadline=None)
@@ -76,16 +78,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     use_own_temporary_directory(config)
-    config.pluginmanager.register(plugin_tiers.Tiers())
-    from helpers_spark_python import spark_python  # here, where its asserts have been registered
+    config.pluginmanager.register(tiers_plugin.Tiers())
+    from support.spark.worker_python import spark_python  # here, where its asserts have been registered
 
     # Spark's planner and tasks run in Python workers, which must be this interpreter.
     os.environ["PYSPARK_PYTHON"] = spark_python()
     path = config.getoption("--costs")
     if path:
-        config.pluginmanager.register(plugin_costs.Measure())
+        config.pluginmanager.register(costs_plugin.Measure())
         if not hasattr(config, "workerinput"):
-            config.pluginmanager.register(plugin_costs.Costs(Path(path).absolute()))
+            config.pluginmanager.register(costs_plugin.Costs(Path(path).absolute()))
     # A shell starts background jobs with SIGINT ignored, and what a test starts would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -104,7 +106,7 @@ class OneOfEach(LoadFileScheduling):
         file: str = super()._split_scope(nodeid)
         if file.startswith("tests/spark/") and _has_session(file):
             return "spark"
-        is_for_apache_kafka = "apache" in plugin_tiers.words_of_parameters(nodeid) or _names_it(file)
+        is_for_apache_kafka = "apache" in tiers_plugin.words_of_parameters(nodeid) or _names_it(file)
         return "apache_kafka" if is_for_apache_kafka and self.config.option.markexpr != "quick" else file
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers_documents import DocumentRun, blocks_of
+from support.documents import DocumentRun, blocks_of
 
 from oncelog import Broker
 

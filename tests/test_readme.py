@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_documents import DocumentRun, blocks_of, commands_of
-from helpers_spark_python import spark_python
+from support.documents import DocumentRun, blocks_of, commands_of
+from support.spark.worker_python import spark_python
 
 from oncelog.testing.process import free_ports
 

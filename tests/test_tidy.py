@@ -49,14 +49,14 @@ MAX_FUNCTION_LINES = 60
 TESTS = Path(__file__).parent
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time"}
 READS_CLOCKS = {
-    "helpers_wait.py": "here the waiting is done",
-    "plugin_costs.py": "measures what tests cost",
-    "helpers_history_clients.py": "notes when calls begin and end, for the checker of histories",
-    "helpers_pipeline_child.py": "a program of its own that a test kills",
+    "support/wait.py": "here the waiting is done",
+    "support/costs_plugin.py": "measures what tests cost",
+    "support/history/clients.py": "notes when calls begin and end, for the checker of histories",
+    "support/pipeline/child_program.py": "a program of its own that a test kills",
     "kill/copier.py": "a program of its own that tests kill",
     "golden/kafka_directory.py": "captures what Apache Kafka writes; no test",
     "differential/runner.py": "lets time-outs run out on Apache Kafka",
-    "helpers_spark_sink.py": "a program of its own that tests kill",
+    "support/spark/sink_program.py": "a program of its own that tests kill",
     "client/test_client_producer_unreachable.py": "the simulator's time",
     "sim/test_sim_disk.py": "the simulator's time",
     "sim/test_sim_durability.py": "the simulator's time",
@@ -224,8 +224,8 @@ def test_functions_are_short(path: Path) -> None:
     ids=lambda path: str(path.relative_to(TESTS)),
 )
 def test_no_test_sleeps_or_reads_a_clock(path: Path) -> None:
-    """It waits for a condition with what helpers_wait.py has, so that a busy machine changes nothing."""
-    assert clock_uses(ast.parse(path.read_text())) == [], "use tests/helpers_wait.py"
+    """It waits for a condition with what support/wait.py has, so that a busy machine changes nothing."""
+    assert clock_uses(ast.parse(path.read_text())) == [], "use tests/support/wait.py"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The rule of the tiers, and what the quick tier proves. The rule: tests/plugin_tiers.py."""
+"""The rule of the tiers, and what the quick tier proves. The rule: tests/support/tiers_plugin.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from plugin_tiers import COLLECTED, FULL_FIXTURES, needs, shuffle, words_of_parameters
+from support.tiers_plugin import COLLECTED, FULL_FIXTURES, needs, shuffle, words_of_parameters
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
@@ -85,12 +85,12 @@ def test_starts_a_jvm():
 def run_sample(tmp_path: Path, *options: str) -> str:
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     (tmp_path / "conftest.py").write_text(
-        "import plugin_tiers\n"
+        "import tiers_plugin\n"
         "def pytest_addoption(parser): parser.addoption('--order-seed', type=int)\n"
         "def pytest_configure(config):\n"
         "    for name in ('quick', 'full', 'soak', 'property'):\n"
         "        config.addinivalue_line('markers', name)\n"
-        "    config.pluginmanager.register(plugin_tiers.Tiers())\n"
+        "    config.pluginmanager.register(tiers_plugin.Tiers())\n"
     )
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {TESTS}\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:oncelog", *options]

@@ -2,9 +2,9 @@
 
     python tools/fuzz.py [TARGET...] [--seconds 60] [--keep]
 
-The targets are those of tests/helpers_fuzz.py, one after the other. A search starts from the target's seeds
-and its file in tests/fuzz/corpus (one input per line, base64), and works in out/fuzz. A finding ends the
-search of its target; its bytes are printed, and `--replay FILE` replays them. `--keep` writes the inputs
+The targets are those of tests/support/fuzz/targets.py, one after the other. A search starts from the target's
+seeds and its file in tests/fuzz/corpus (one input per line, base64), and works in out/fuzz. A finding ends
+the search of its target; its bytes are printed, and `--replay FILE` replays them. `--keep` writes the inputs
 that reached new code back to the corpus. The exit code is 1 if there was a finding.
 """
 
@@ -27,7 +27,7 @@ def main() -> int:
     arguments = _arguments()
     sys.path.insert(0, str(ROOT / "tests"))
     if arguments.replay:
-        from helpers_fuzz import TARGETS
+        from support.fuzz.targets import TARGETS
 
         TARGETS[arguments.targets[0]](Path(arguments.replay).read_bytes())
         return 0
@@ -49,14 +49,14 @@ def _arguments() -> argparse.Namespace:
 
 
 def _all_targets() -> list[str]:
-    from helpers_fuzz import TARGETS
+    from support.fuzz.targets import TARGETS
 
     return list(TARGETS)
 
 
 def _run(name: str, arguments: argparse.Namespace) -> bool:
     """Search in a child process, which a finding ends; return True if there was none."""
-    from helpers_fuzz_seeds import seeds
+    from support.fuzz.seeds import seeds
 
     directory = WORK / name
     directory.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def _search(name: str, seconds: int) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["oncelog"]):
-        from helpers_fuzz import TARGETS
+        from support.fuzz.targets import TARGETS
 
     options = {
         "max_total_time": seconds,

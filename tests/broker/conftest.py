@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from helpers_broker import RawClient
+from support.broker import RawClient
 
 from oncelog.server.embedded import Broker
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, wait_until
-from helpers_group_node import join, sync
-from helpers_wait import pass_time
+from support.broker import RawClient, wait_until
+from support.groups.node import join, sync
+from support.wait import pass_time
 
 from oncelog.server.embedded import Broker
 from oncelog.wire.frames import encode_request

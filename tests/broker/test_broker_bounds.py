@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from helpers_broker import RawClient, batch, produce_request
-from helpers_log import NOW_MS, config, open_partition, put
-from helpers_log import batch as log_batch
+from support.broker import RawClient, batch, produce_request
+from support.log.partitions import NOW_MS, config, open_partition, put
+from support.log.partitions import batch as log_batch
 
 from oncelog import Consumer
 from oncelog.client.consumer import completed_fetch

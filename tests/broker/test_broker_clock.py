@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers_group_node import GroupNode
-from helpers_wait import pass_time, set_wall_clock, wait_until
+from support.groups.node import GroupNode
+from support.wait import pass_time, set_wall_clock, wait_until
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.broker.dispatch import tick

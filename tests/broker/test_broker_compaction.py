@@ -10,8 +10,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from helpers_producer import new_topic, producer_of, read
-from helpers_wait import pause, wait_until
+from support.topics import new_topic, producer_of, read
+from support.wait import pause, wait_until
 
 from oncelog import Broker, Consumer, OffsetAndMetadata, Producer, TopicPartition
 from oncelog.broker.dispatch import tick

@@ -9,7 +9,7 @@ import threading
 from contextlib import ExitStack
 
 import pytest
-from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches, wait_until
+from support.broker import RawClient, batch, fetch_request, produce_request, split_batches, wait_until
 
 from oncelog.broker.stepwise import MAX_LARGE
 from oncelog.rules.groups.committed_offsets import CommittedOffset

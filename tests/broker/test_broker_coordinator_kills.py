@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from helpers_fuzz import NOW_MS, open_node
+from support.fuzz.targets import NOW_MS, open_node
 
 from oncelog.broker.dispatch import handle
 from oncelog.broker.purgatory import PendingResponse

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from support.broker import RawClient
 
 from oncelog.broker.coordinators.internal_topic import InternalTopic
 from oncelog.broker.coordinators.offsets import Offsets

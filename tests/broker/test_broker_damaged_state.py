@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, batch
-from helpers_producer import producer_of
+from support.broker import RawClient, batch
+from support.topics import producer_of
 
 from oncelog import Broker
 from oncelog.broker.coordinators.internal_topic import partition_for

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient, batch, wait_until
+from support.broker import RawClient, batch, wait_until
 
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.background import Kind, RunningCall

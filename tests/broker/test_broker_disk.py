@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, assert_unanswered, batch, produce_request
-from helpers_wait import wait_until
+from support.broker import RawClient, assert_unanswered, batch, produce_request
+from support.wait import wait_until
 
 from oncelog import errors
 from oncelog.broker.topics import topics as topics_topics

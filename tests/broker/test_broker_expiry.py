@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers_group_node import GroupNode, commit, create
+from support.groups.node import GroupNode, commit, create
 
 from oncelog.errors import TopicAlreadyExists
 from oncelog.limits import DEFAULT_LIMITS

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, batch, fetch_request, split_batches, wait_until
+from support.broker import RawClient, batch, fetch_request, split_batches, wait_until
 
 from oncelog import errors
 from oncelog.server.embedded import Broker

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, wait_until
-from helpers_group_node import GroupNode, commit, create, heartbeat, join, sync
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.broker import RawClient, wait_until
+from support.groups.node import GroupNode, commit, create, heartbeat, join, sync
 
 from oncelog import errors
 from oncelog.broker.coordinators.groups import GroupCoordinator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_group_node import GroupNode, commit, create, heartbeat, join, sync
+from support.groups.node import GroupNode, commit, create, heartbeat, join, sync
 
 from oncelog.rules.groups.classic import ClassicGroup, GroupState
 from oncelog.rules.groups.consumer import ConsumerGroup

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helpers_broker import RawClient, wait_until
+from support.broker import RawClient, wait_until
 
 from oncelog.server.embedded import Broker
 from oncelog.wire.messages import (

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches
-from helpers_security import make_certificates, secured_broker
-from helpers_wait import pass_time, wait_until
+from support.broker import RawClient, batch, fetch_request, produce_request, split_batches
+from support.security.brokers import make_certificates, secured_broker
+from support.wait import pass_time, wait_until
 
 from oncelog.config import BROKER
 from oncelog.errors import ConfigError

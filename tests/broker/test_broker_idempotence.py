@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers_broker import RawClient, batch, produce_request
-from helpers_wait import pass_time, wait_until
+from support.broker import RawClient, batch, produce_request
+from support.wait import pass_time, wait_until
 
 from oncelog.errors import (
     InvalidProducerEpoch,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
+from support.broker import RawClient
 
 from oncelog import Admin, Broker
 from oncelog.broker.coordinators.internal_topic_config import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
+from support.broker import RawClient
 
 from oncelog.server.embedded import Broker
 from oncelog.wire.messages import CreatePartitionsRequest, DeleteTopicsRequest, MetadataRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, batch, produce_request
+from support.broker import RawClient, batch, produce_request
 
 from oncelog import errors
 from oncelog.server.embedded import Broker

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_log import values_and_markers
+from support.log.partitions import values_and_markers
 
 from oncelog.broker.coordinators.internal_topic_config import CONSUMER_OFFSETS, TRANSACTION_STATE
 from oncelog.broker.coordinators.transaction_verification import ClientCapabilities, TransactionVerification

@@ -16,9 +16,9 @@ from unittest.mock import AsyncMock
 
 import pytest
 import yaml
-from helpers_broker import RawClient, batch, wait_until
-from helpers_fuzz import open_node
 from prometheus_client.parser import text_string_to_metric_families
+from support.broker import RawClient, batch, wait_until
+from support.fuzz.targets import open_node
 
 from oncelog.broker.append_events import AppendEvent
 from oncelog.broker.metrics import GAUGES, Metrics, to_prometheus_text

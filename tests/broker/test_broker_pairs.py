@@ -13,9 +13,9 @@ from itertools import combinations, count
 from random import Random
 
 import pytest
-from helpers_log_model import LogModel, Row, Written, newest, read_rows
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.log.model import LogModel, Row, Written, newest, read_rows
 
 from oncelog.broker.state import BrokerState
 from oncelog.broker.topics.topics_file import FILE_NAME

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
 from hypothesis import given
 from hypothesis import strategies as st
+from support.broker import RawClient
 
 from oncelog.broker.coordinators.consumer_group_log import encode_record
 from oncelog.broker.coordinators.patterns import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches
+from support.broker import RawClient, batch, fetch_request, produce_request, split_batches
 
 from oncelog import errors
 from oncelog.server.embedded import Broker

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import batch, produce_request
+from support.broker import batch, produce_request
 
 from oncelog.broker.dispatch import handle
 from oncelog.broker.handlers.produce_direct import FIRST_ID_VERSION, FIRST_VERSION, LAST_VERSION, answer

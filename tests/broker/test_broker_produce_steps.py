@@ -7,10 +7,10 @@ from itertools import count
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient
-from helpers_fuzz import NOW_MS, open_node
-from helpers_log import marker, put, put_marker
-from helpers_wait import wait_until
+from support.broker import RawClient
+from support.fuzz.targets import NOW_MS, open_node
+from support.log.partitions import marker, put, put_marker
+from support.wait import wait_until
 
 from oncelog.broker import dispatch
 from oncelog.broker.handlers import produce

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient, batch
-from helpers_producer import producer_of
+from support.broker import RawClient, batch
+from support.topics import producer_of
 
 from oncelog import Broker
 from oncelog.broker.coordinators.producer_ids import (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, assert_unanswered, batch, produce_request
-from helpers_wait import LIMIT_S, HeldTimers, pass_time, stop_clock, wait_until
+from support.broker import RawClient, assert_unanswered, batch, produce_request
+from support.wait import LIMIT_S, HeldTimers, pass_time, stop_clock, wait_until
 
 from oncelog import Admin, Broker, NewTopic, Producer
 from oncelog.broker import quota_manager

@@ -15,8 +15,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from helpers_group_node import GroupNode, create, heartbeat
 from oncelog_simulator.limits import draw_limits
+from support.groups.node import GroupNode, create, heartbeat
 
 from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, DeleteTopicsRequest
 

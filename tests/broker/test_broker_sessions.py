@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from helpers_broker import fetch_request
+from support.broker import fetch_request
 
 from oncelog.broker.fetch_sessions import FetchSessions
 from oncelog.broker.purgatory import DelayedFetch, FetchPurgatory, PendingResponse

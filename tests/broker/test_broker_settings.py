@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, batch
-from helpers_group_node import GroupNode, create, heartbeat
 from hypothesis import given
 from hypothesis import strategies as st
+from support.broker import RawClient, batch
+from support.groups.node import GroupNode, create, heartbeat
 
 from oncelog import Broker
 from oncelog.broker.settings.dynamic_config import FILE_NAME as CONFIGS_FILE

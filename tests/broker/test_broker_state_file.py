@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from helpers_fuzz import NOW_MS, open_node
+from support.fuzz.targets import NOW_MS, open_node
 
 from oncelog.errors import StorageError
 from oncelog.testing.memory_disk import MemoryDisk

@@ -8,7 +8,7 @@ from itertools import count, pairwise
 from typing import Any
 
 import pytest
-from helpers_fuzz import NOW_MS, open_node
+from support.fuzz.targets import NOW_MS, open_node
 
 from oncelog.broker import dispatch
 from oncelog.broker.coordinators.markers import MARKER_COST, Marker

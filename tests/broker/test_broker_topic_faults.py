@@ -12,8 +12,8 @@ from errno import EMFILE
 from random import Random
 
 import pytest
-from helpers_faulty_disk import Fault, FaultyDisk
-from helpers_log import NOW_MS, batch, read_all
+from support.faulty_disk import Fault, FaultyDisk
+from support.log.partitions import NOW_MS, batch, read_all
 
 from oncelog.broker.stepwise import run_work
 from oncelog.broker.topics.takeover import take_over

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient
-from helpers_fuzz import NOW_MS, open_node
+from support.broker import RawClient
+from support.fuzz.targets import NOW_MS, open_node
 
 from oncelog.broker.topics.topics import FILE_NAME, NewTopic, Topic
 from oncelog.errors import InvalidTopicException, PolicyViolation, StorageError, TopicAlreadyExists

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from helpers_faulty_disk import Fault, FaultyDisk
-from helpers_log import batch, read_all
+from support.faulty_disk import Fault, FaultyDisk
+from support.log.partitions import batch, read_all
 
 from oncelog.broker.dispatch import handle, tick
 from oncelog.broker.purgatory import PendingResponse

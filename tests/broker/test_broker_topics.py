@@ -7,8 +7,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, batch
-from helpers_fuzz import NOW_MS, open_node
+from support.broker import RawClient, batch
+from support.fuzz.targets import NOW_MS, open_node
 
 from oncelog import errors
 from oncelog.broker.topics.topics_file import FILE_NAME

@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient
-from helpers_group_node import GroupNode, create
-from helpers_log import values_and_markers
+from support.broker import RawClient
+from support.groups.node import GroupNode, create
+from support.log.partitions import values_and_markers
 
 from oncelog.broker.coordinators import transactions as coordinator
 from oncelog.broker.coordinators.internal_topic import (

@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, batch, fetch_request, produce_request, split_batches, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.broker import RawClient, batch, fetch_request, produce_request, split_batches, wait_until
 
 from oncelog.broker.coordinators.internal_topic_config import CONSUMER_OFFSETS
 from oncelog.broker.coordinators.markers import Marker

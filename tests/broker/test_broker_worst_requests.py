@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient
-from helpers_fuzz import NOW_MS, open_node
 from oncelog_devtools.worst_requests import WorstRequest, by_hand, from_tables, worst_requests
+from support.broker import RawClient
+from support.fuzz.targets import NOW_MS, open_node
 
 from oncelog.broker import request_limits
 from oncelog.broker.dispatch import handle

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers_cli import oncelog
+from support.cli import oncelog
 
 from oncelog import Broker
 
@@ -110,7 +110,7 @@ LISTS = [
 @pytest.mark.parametrize("full", [False, True], ids=["of an empty cluster", "with hostile names"])
 @pytest.mark.parametrize("arguments", LISTS, ids=" ".join)
 def test_every_output_can_be_parsed(arguments: list[str], full: bool) -> None:
-    from helpers_producer import producer_of
+    from support.topics import producer_of
 
     from oncelog import Admin, NewTopic, OffsetAndMetadata, TopicPartition
 

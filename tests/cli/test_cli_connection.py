@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 import pytest
-from helpers_cli import oncelog
-from helpers_client import append, batch_of
+from support.cli import oncelog
+from support.client import append, batch_of
 
 from oncelog import Broker, Consumer, TopicPartition
 from oncelog.cli.common import DEFAULT_SERVERS, make_client_config

@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import pytest
-from helpers_cli import oncelog
-from helpers_client import append, batch_of
 from rich.cells import cell_len
+from support.cli import oncelog
+from support.client import append, batch_of
 
 from oncelog import Admin, Broker, NewTopic, TopicPartition
 from oncelog.cli.consume import record_row

@@ -14,8 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
-from helpers_broker import wait_until
-from helpers_browser import chromium
 from oncelog_demo.cli import command
 from oncelog_demo.driver_kill import _Driver, choose_moment
 from oncelog_demo.enriching import Job
@@ -33,6 +31,8 @@ from oncelog_demo.sink_attempts import AttemptResult, list_attempts, rows_with_r
 from oncelog_demo.timeline import BatchEvent, Mark, count_faults, first_lost_acknowledgement, list_marks
 from oncelog_devtools.svg_charts import bar_chart, mix, nice_ticks
 from playwright.sync_api import Browser
+from support.broker import wait_until
+from support.browser import chromium
 
 from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Action, BatchSummary, Direction, Fate, Outcome, Rule, WireEvent

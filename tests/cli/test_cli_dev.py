@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_broker import wait_until
 from oncelog_devtools import apache_kafka, cluster_state
+from support.broker import wait_until
 
 from oncelog.errors import MisuseError
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from helpers_cli import Outcome, oncelog
-from helpers_load import PARTITIONS, content, expected, write_csv
-from helpers_producer import new_topic, values
+from support.cli import Outcome, oncelog
+from support.load import PARTITIONS, content, expected, write_csv
+from support.topics import new_topic, values
 
 from oncelog import Admin, Broker, Producer
 from oncelog.client.admin.blocking import ConfigResource, NewTopic

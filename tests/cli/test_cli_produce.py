@@ -13,7 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from helpers_cli import Outcome, oncelog
+from support.cli import Outcome, oncelog
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Record, TopicPartition
 from oncelog.cli.produce import parse_json

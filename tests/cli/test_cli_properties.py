@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers_cli import oncelog
 from hypothesis import given
 from hypothesis import strategies as st
+from support.cli import oncelog
 
 from oncelog.cli.properties import read_properties
 from oncelog.errors import ConfigError

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from click.testing import CliRunner
-from helpers_faults import ScriptedBroker, TinyClient, produce
+from support.faults import ScriptedBroker, TinyClient, produce
 
 from oncelog.cli.main import cli
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from helpers_cli import oncelog
+from support.cli import oncelog
 
 from oncelog.server.embedded import Broker
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_cli import oncelog
-from helpers_security import (
+from support.cli import oncelog
+from support.security.brokers import (
     AUTHORIZER,
     PASSWORD,
     client_config,

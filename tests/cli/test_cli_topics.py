@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from helpers_cli import oncelog
-from helpers_client import append, batch_of
+from support.cli import oncelog
+from support.client import append, batch_of
 
 from oncelog import Broker, TopicPartition
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers_broker import wait_until
-from helpers_cli import oncelog
-from helpers_client import append, batch_of
-from helpers_producer import new_topic, producer_of, values
 from oncelog_devtools.apache_kafka import ApacheKafka, run_tool
+from support.broker import wait_until
+from support.cli import oncelog
+from support.client import append, batch_of
+from support.topics import new_topic, producer_of, values
 
 from oncelog import Admin, Broker, Consumer, TopicPartition
 from oncelog.client.admin.types import ConfigResource

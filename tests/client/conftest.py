@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from helpers_wait import JumpingClock
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.wait import JumpingClock
 
 from oncelog import Broker
 

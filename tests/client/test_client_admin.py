@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from helpers_client import ScriptedBroker, api_versions, metadata, scripted_broker
+from support.client import ScriptedBroker, api_versions, metadata, scripted_broker
 
 from oncelog.aio import Admin
 from oncelog.client.admin.blocking import ConfigResource, NewTopic, TopicOutcome

@@ -8,9 +8,9 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from helpers_broker import wait_until
-from helpers_client import append, batch_of
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.broker import wait_until
+from support.client import append, batch_of
 
 from oncelog import Admin, Consumer, NewTopic, TopicPartition
 from oncelog.client.admin.blocking import ConfigResource

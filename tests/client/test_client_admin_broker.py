@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from helpers_client import append, batch_of
-from helpers_wait import JumpingClock
+from support.client import append, batch_of
+from support.wait import JumpingClock
 
 from oncelog import Admin, Broker, NewTopic, TopicPartition
 from oncelog.client.admin.blocking import ConfigResource

@@ -10,8 +10,8 @@ import asyncio
 import logging
 
 import pytest
-from helpers_groups import fill, member, take, wait_for
-from helpers_producer import new_topic
+from support.groups.members import fill, member, take, wait_for
+from support.topics import new_topic
 
 from oncelog import Admin, Consumer, Producer, TopicPartition
 from oncelog.client.consumer.aio import AsyncConsumer

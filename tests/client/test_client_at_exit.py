@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from helpers_producer import new_topic, producer_of
+from support.topics import new_topic, producer_of
 
 from oncelog import Broker
 from oncelog.errors import MisuseError

@@ -11,8 +11,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from helpers_producer import new_topic, producer_of, values
-from helpers_wait import hang, wait_until
+from support.topics import new_topic, producer_of, values
+from support.wait import hang, wait_until
 
 from oncelog import Broker
 from oncelog.aio import Producer as AsyncProducer

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from helpers_client import scripted_broker
-from helpers_group_session import Coordinator, Member
+from support.client import scripted_broker
+from support.groups.session import Coordinator, Member
 
 from oncelog import Broker
 from oncelog.aio import Producer as AsyncProducer

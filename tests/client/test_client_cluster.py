@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helpers_client import metadata
+from support.client import metadata
 
 from oncelog.client.connection.metadata import ClusterMetadata
 from oncelog.errors import InvalidTopicException, UnknownTopicOrPartition

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from helpers_client import CUT, ScriptedBroker, free_port, metadata, scripted_broker
-from helpers_wait import hang, until
+from support.client import CUT, ScriptedBroker, free_port, metadata, scripted_broker
+from support.wait import hang, until
 
 from oncelog.client.connection.cluster import ClusterConnection, parse_bootstrap
 from oncelog.client.connection.metadata import ClusterMetadata
@@ -268,7 +268,7 @@ def test_tampered_answers_end_the_connection_typed_and_the_next_one_works(tamper
 
 def test_an_unsupported_api_fails_alone() -> None:
     def old(broker: ScriptedBroker) -> None:
-        from helpers_client import api_versions
+        from support.client import api_versions
 
         broker.handlers["ApiVersions"] = lambda header, message: api_versions({60: (5, 6), 2: (0, 2)})
 

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from helpers_group_session import ALL, PROTOCOLS, Coordinator, Member
-from helpers_wait import until
+from support.groups.session import ALL, PROTOCOLS, Coordinator, Member
+from support.wait import until
 
 from oncelog.client.group.membership import Change
 from oncelog.errors import CoordinatorLoadInProgress, MisuseError, RebalanceInProgress, UnknownMemberId

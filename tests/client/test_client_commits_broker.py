@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from helpers_groups import fill, member, take, wait_for
-from helpers_producer import new_topic, requests
-from helpers_wait import attempts
+from support.groups.members import fill, member, take, wait_for
+from support.topics import new_topic, requests
+from support.wait import attempts
 
 from oncelog import Admin, Consumer, TopicPartition
 from oncelog.errors import TimedOut

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers_client import api_versions, metadata
+from support.client import api_versions, metadata
 
 from oncelog.client.connection.core import ConnectionCore
 from oncelog.errors import PeerError, UnsupportedVersion

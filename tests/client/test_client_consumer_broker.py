@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_client import append, batch_of, batch_with_header_name
+from support.client import append, batch_of, batch_with_header_name
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer

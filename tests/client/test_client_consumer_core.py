@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_consumer_core import (
+from support.consumer_core import (
     T0,
     T1,
     T2,

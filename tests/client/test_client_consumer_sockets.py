@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from helpers_client import CUT, ScriptedBroker, api_versions, batch_of, metadata, scripted_broker
-from helpers_wait import rest, until
+from support.client import CUT, ScriptedBroker, api_versions, batch_of, metadata, scripted_broker
+from support.wait import rest, until
 
 from oncelog.aio import Consumer
 from oncelog.errors import CorruptMessage, PeerError, UnknownTopicOrPartition

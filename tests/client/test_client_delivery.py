@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from helpers_consumer_core import T0, T1, T2, answer, batch, core, only_call, started
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from support.consumer_core import T0, T1, T2, answer, batch, core, only_call, started
 
 from oncelog.client.consumer.core import ConsumerCore
 from oncelog.errors import OffsetOutOfRange

@@ -10,10 +10,10 @@ import re
 from typing import Any
 
 import pytest
-from helpers_group_session import ALL, PROTOCOLS, TOPIC, Coordinator, Member
-from helpers_wait import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.groups.session import ALL, PROTOCOLS, TOPIC, Coordinator, Member
+from support.wait import until
 
 from oncelog.client.consumer.poll_activity import PollActivity
 from oncelog.client.group.membership import Change

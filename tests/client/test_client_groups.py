@@ -8,7 +8,7 @@ import asyncio
 
 import confluent_kafka
 import pytest
-from helpers_groups import (
+from support.groups.members import (
     Reader,
     fill,
     idle_member_is_left_behind,
@@ -18,8 +18,8 @@ from helpers_groups import (
     transform_thirty,
     wait_for,
 )
-from helpers_producer import new_topic
-from helpers_wait import attempts
+from support.topics import new_topic
+from support.wait import attempts
 
 from oncelog import Consumer, TopicPartition
 from oncelog.client.consumer.aio import AsyncConsumer

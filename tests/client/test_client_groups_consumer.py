@@ -7,7 +7,7 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
-from helpers_groups import (
+from support.groups.members import (
     Reader,
     fill,
     idle_member_is_left_behind,
@@ -16,8 +16,8 @@ from helpers_groups import (
     transform_thirty,
     wait_for,
 )
-from helpers_groups import member as any_member
-from helpers_producer import new_topic
+from support.groups.members import member as any_member
+from support.topics import new_topic
 
 from oncelog import Admin, Broker, Consumer
 from oncelog.client.admin.types import NewTopic

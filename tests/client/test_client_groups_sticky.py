@@ -10,9 +10,9 @@ import aiokafka
 import confluent_kafka
 import pytest
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from helpers_groups import SECONDS, Reader, fill, member, wait_for
-from helpers_producer import new_topic
-from helpers_wait import until
+from support.groups.members import SECONDS, Reader, fill, member, wait_for
+from support.topics import new_topic
+from support.wait import until
 
 from oncelog import Admin, Consumer, NewTopic, TopicPartition
 from oncelog.errors import MisuseError

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 import pytest
-from helpers_wait import attempts, wait_until
+from support.wait import attempts, wait_until
 
 from oncelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.client.connection.cluster import ClusterConnection

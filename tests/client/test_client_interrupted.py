@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_client import scripted_broker
-from helpers_groups import Reader, fill, member, take, wait_for
-from helpers_producer import new_topic
+from support.client import scripted_broker
+from support.groups.members import Reader, fill, member, take, wait_for
+from support.topics import new_topic
 
 from oncelog import Consumer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
 
-SCRIPT = Path(__file__).parent.parent / "helpers_interrupted.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "interrupted_program.py"
 
 
 class Alarm(Exception):

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from helpers_client import metadata, scripted_broker
-from helpers_producer import new_topic, requests
-from helpers_wait import until
+from support.client import metadata, scripted_broker
+from support.topics import new_topic, requests
+from support.wait import until
 
 from oncelog import Broker, Consumer, Producer, TopicPartition
 from oncelog.client.producer.aio import AsyncProducer

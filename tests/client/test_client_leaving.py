@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from helpers_group_session import PROTOCOLS, Coordinator, Member
-from helpers_groups import fill, member, take, wait_for
-from helpers_producer import new_topic
-from helpers_wait import rest
+from support.groups.members import fill, member, take, wait_for
+from support.groups.session import PROTOCOLS, Coordinator, Member
+from support.topics import new_topic
+from support.wait import rest
 
 from oncelog import Admin, Consumer, TopicPartition
 from oncelog.client.admin.aio import AsyncAdmin

@@ -7,7 +7,7 @@ import os
 import threading
 
 import pytest
-from helpers_wait import hang
+from support.wait import hang
 
 from oncelog.errors import MisuseError, TimedOut
 from oncelog.runtime.loop_thread import LoopThread

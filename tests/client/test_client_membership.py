@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_groups import SECONDS, Reader, fill, take, wait_for
-from helpers_groups import member as any_member
-from helpers_producer import new_topic
-from helpers_wait import JumpingClock, until
+from support.groups.members import SECONDS, Reader, fill, take, wait_for
+from support.groups.members import member as any_member
+from support.topics import new_topic
+from support.wait import JumpingClock, until
 
 from oncelog import Broker, Consumer, TopicPartition
 from oncelog.client.consumer.aio import AsyncConsumer

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from helpers_groups import fill, member, take
-from helpers_producer import new_topic
-from helpers_security import AUTHORIZER, PASSWORD, secured_broker
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.groups.members import fill, member, take
+from support.security.brokers import AUTHORIZER, PASSWORD, secured_broker
+from support.topics import new_topic
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.errors import InvalidTopicException, OncelogError, TopicAlreadyExists, TopicAuthorizationFailed

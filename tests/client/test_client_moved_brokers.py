@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from helpers_client import ScriptedBroker, batch_of, metadata, scripted_broker
-from helpers_producer import new_topic
-from helpers_wait import attempts, rest
+from support.client import ScriptedBroker, batch_of, metadata, scripted_broker
+from support.topics import new_topic
+from support.wait import attempts, rest
 
 from oncelog import Admin, Broker, TopicPartition
 from oncelog.aio import Consumer

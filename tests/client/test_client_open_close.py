@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from helpers_wait import until, wait_until
+from support.wait import until, wait_until
 
 from oncelog import Admin, Consumer, Producer, TopicPartition, aio
 from oncelog.testing.broker_process import BrokerProcess

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from helpers_producer import new_topic, producer_of, read, values
-from helpers_wait import JumpingClock
+from support.topics import new_topic, producer_of, read, values
+from support.wait import JumpingClock
 
 from oncelog import Admin, Broker, Producer
 from oncelog.aio import Producer as AsyncProducer

@@ -8,9 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from helpers_client import append
-from helpers_producer import new_topic, producer_of, read, requests, sequences, values
-from helpers_wait import JumpingClock, wait_until
+from support.client import append
+from support.topics import new_topic, producer_of, read, requests, sequences, values
+from support.wait import JumpingClock, wait_until
 
 from oncelog import Admin, Broker, Producer, TopicPartition
 from oncelog.client.producer.batch import ProducerBatch

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-from helpers_producer import new_topic, producer_of, values
-from helpers_wait import JumpingClock
+from support.topics import new_topic, producer_of, values
+from support.wait import JumpingClock
 
 from oncelog import Admin, Broker, NewTopic, Producer
 from oncelog.errors import (

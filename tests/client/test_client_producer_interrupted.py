@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from helpers_producer import new_topic, producer_of, read
-from helpers_wait import LIMIT_S, wait_until
+from support.topics import new_topic, producer_of, read
+from support.wait import LIMIT_S, wait_until
 
 from oncelog import Broker
 from oncelog.errors import MisuseError, OncelogError

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from helpers_producer import new_topic, producer_of, values
-from helpers_wait import wait_until
+from support.topics import new_topic, producer_of, values
+from support.wait import wait_until
 
 from oncelog import Admin, Broker, NewTopic
 from oncelog.aio import Producer as AsyncProducer

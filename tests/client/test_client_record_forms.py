@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from helpers_producer import new_topic, producer_of, read
+from support.topics import new_topic, producer_of, read
 
 from oncelog import Broker
 from oncelog.client.arguments import headers_of

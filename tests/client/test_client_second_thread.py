@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from helpers_wait import hang, wait_until
+from support.wait import hang, wait_until
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer

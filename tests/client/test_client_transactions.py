@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import confluent_kafka
 import pytest
-from helpers_producer import new_topic, producer_of, requests, values
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.topics import new_topic, producer_of, requests, values
 
 from oncelog import Producer, TopicPartition
 from oncelog.client.producer.aio import AsyncProducer

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from helpers_producer import new_topic, producer_of, values
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.topics import new_topic, producer_of, values
 
 from oncelog import Broker, Consumer, Producer, TopicPartition
 from oncelog.errors import BrokerError, MisuseError, TimedOut

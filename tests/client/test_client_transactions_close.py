@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from helpers_broker import wait_until
-from helpers_producer import new_topic, producer_of, requests, values
-from helpers_wait import until
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.broker import wait_until
+from support.topics import new_topic, producer_of, requests, values
+from support.wait import until
 
 from oncelog import Admin, Consumer, Producer, TopicPartition
 from oncelog.client.producer.aio import AsyncProducer

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers_documents import blocks_of
-from helpers_groups import SECONDS, fill, member
-from helpers_producer import new_topic, read, values
-from helpers_wait import wait_until
+from support.documents import blocks_of
+from support.groups.members import SECONDS, fill, member
+from support.topics import new_topic, read, values
+from support.wait import wait_until
 
 from oncelog import Producer, Record, TopicPartition
 from oncelog.client.consumer.aio import AsyncConsumer

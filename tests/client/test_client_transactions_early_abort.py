@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient
-from helpers_producer import new_topic, producer_of, requests, values
-from helpers_wait import LIMIT_S, until, wait_until
+from support.broker import RawClient
+from support.topics import new_topic, producer_of, requests, values
+from support.wait import LIMIT_S, until, wait_until
 
 from oncelog import Admin, Broker, Producer, TopicPartition
 from oncelog.broker.coordinators import transactions

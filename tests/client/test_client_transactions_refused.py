@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from helpers_broker import wait_until
-from helpers_producer import new_topic, producer_of, requests, values
-from helpers_security import AUTHORIZER
-from helpers_wait import JumpingClock, until
+from support.broker import wait_until
+from support.security.brokers import AUTHORIZER
+from support.topics import new_topic, producer_of, requests, values
+from support.wait import JumpingClock, until
 
 from oncelog import Admin, Broker, TopicPartition
 from oncelog.client.producer.aio import AsyncProducer

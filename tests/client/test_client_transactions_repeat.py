@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from helpers_producer import new_topic, producer_of, requests, values
-from helpers_wait import JumpingClock, wait_until
+from support.topics import new_topic, producer_of, requests, values
+from support.wait import JumpingClock, wait_until
 
 from oncelog import Broker
 from oncelog.errors import MessageTooLarge, TimedOut, TransactionAbortable

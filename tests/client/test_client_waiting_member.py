@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from helpers_groups import fill, member, wait_for
-from helpers_producer import new_topic, requests
+from support.groups.members import fill, member, wait_for
+from support.topics import new_topic, requests
 
 from oncelog import Consumer, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer

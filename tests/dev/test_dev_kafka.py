@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_broker import wait_until
-from helpers_cli import oncelog
 from oncelog_devtools.apache_kafka import ApacheKafka, KafkaNode
+from support.broker import wait_until
+from support.cli import oncelog
 
 from oncelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.client.admin.types import ConfigResource

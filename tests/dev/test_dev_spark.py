@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_broker import wait_until
-from helpers_cli import oncelog
-from helpers_spark_cluster import create_topics, expected, launch_forward, read_values, send_orders
 from oncelog_devtools import cluster_state
+from support.broker import wait_until
+from support.cli import oncelog
+from support.spark.enrich_cluster import create_topics, expected, launch_forward, read_values, send_orders
 
 from oncelog import Broker, Producer
 

@@ -38,7 +38,7 @@ SECURITY = {
 }
 """Everybody on the plain listener may do everything."""
 ONE_COORDINATOR = {"offsets.topic.num.partitions": 1}
-"""All groups have one coordinator, so a topic that one group knows is known to all (helpers_group_topics)."""
+"""All groups have one coordinator: a topic known to one is known to all (see support/groups/topics.py)."""
 COMMON = SETTINGS | SHORT | SMALL | SECURITY | ONE_COORDINATOR
 """All settings that both brokers have."""
 SASL = "SASL_PLAINTEXT"

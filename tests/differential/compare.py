@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from helpers_broker import split_batches
-from helpers_scenario_values import ERROR_NAMES
+from support.broker import split_batches
+from support.scenarios.values import ERROR_NAMES
 
 from differential.references import AGE_MS
 from differential.sequence import Rule, Sequence, Step

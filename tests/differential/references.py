@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from helpers_scenario_values import UNKNOWN_ID, batch_of
+from support.scenarios.values import UNKNOWN_ID, batch_of
 
 from differential.sequence import SALT
 from oncelog.rules.security.scram import Mechanism, salt_password

@@ -14,11 +14,11 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
-from helpers_broker import RawClient
-from helpers_group_topics import wait_until_groups_know
-from helpers_scenario_run import wait_until_served
-from helpers_scenario_values import ERROR_NAMES, build
-from helpers_security_table import log_in
+from support.broker import RawClient
+from support.groups.topics import wait_until_groups_know
+from support.scenarios.run import wait_until_served
+from support.scenarios.values import ERROR_NAMES, build
+from support.security.requests import log_in
 
 from differential.compare import CLOSED, DONE, NO_ANSWER, NO_RESPONSE, Difference, Explained, Symbols, compare
 from differential.references import Names, as_body, value_at

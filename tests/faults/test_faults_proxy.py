@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 import pytest
-from helpers_faults import ScriptedBroker, TinyClient, base_offset, produce
+from support.faults import ScriptedBroker, TinyClient, base_offset, produce
 
 from oncelog.errors import ConfigError, MisuseError
 from oncelog.testing.proxy import Direction, Fate, Proxy, Rule, WireEvent

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers_fuzz import TARGETS
-from helpers_fuzz_seeds import seeds
+from support.fuzz.seeds import seeds
+from support.fuzz.targets import TARGETS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from fuzz import ROOT, read_corpus

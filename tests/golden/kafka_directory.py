@@ -16,9 +16,9 @@ from pathlib import Path
 GOLDEN = Path(__file__).parent
 sys.path.insert(0, str(GOLDEN.parent))
 
-from helpers_broker import RawClient, batch  # noqa: E402
-from helpers_producer import producer_of  # noqa: E402
 from oncelog_devtools.apache_kafka import VERSION, ApacheKafka  # noqa: E402
+from support.broker import RawClient, batch  # noqa: E402
+from support.topics import producer_of  # noqa: E402
 
 import oncelog  # noqa: E402
 from oncelog import Consumer, ConsumerGroupMetadata, NewTopic, OffsetAndMetadata, TopicPartition  # noqa: E402

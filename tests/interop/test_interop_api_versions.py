@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from helpers_broker import RawClient
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.broker import RawClient
 
 from oncelog.broker.state import OFFERED
 from oncelog.wire.messages import ApiVersionsRequest

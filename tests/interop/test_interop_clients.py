@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_interop import READERS, TIMEOUT_S, WRITERS, Row, by_partition, make_topic, stored_batches
+from support.foreign.functions import (
+    READERS,
+    TIMEOUT_S,
+    WRITERS,
+    Row,
+    by_partition,
+    make_topic,
+    stored_batches,
+)
 
 PARTITIONS = 12
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")

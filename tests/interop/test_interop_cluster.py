@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from helpers_broker import wait_until
-from helpers_interop import stored_batches
 from oncelog_devtools.apache_kafka import ApacheKafka, KafkaNode
+from support.broker import wait_until
+from support.foreign.functions import stored_batches
 
 from oncelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.audit.partition import Finding, PartitionAudit, StoredBatch

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient, batch, wait_until
-from helpers_interop import ReadRow, read_aiokafka, read_confluent, read_kafka_python, read_oncelog
-from helpers_producer import new_topic, producer_of
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.broker import RawClient, batch, wait_until
+from support.foreign.functions import ReadRow, read_aiokafka, read_confluent, read_kafka_python, read_oncelog
+from support.topics import new_topic, producer_of
 
 from oncelog import Broker
 

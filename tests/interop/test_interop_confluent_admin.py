@@ -36,7 +36,7 @@ from confluent_kafka.admin import (
     UserScramCredentialDeletion,
     UserScramCredentialUpsertion,
 )
-from helpers_broker import wait_until
+from support.broker import wait_until
 
 import oncelog
 from oncelog import Broker

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_scenario_run import Run, TopicPool
-from helpers_scenarios import Scenario, read_scenarios
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.scenarios.reader import Scenario, read_scenarios
+from support.scenarios.run import Run, TopicPool
 
 from oncelog.testing.broker_process import BrokerProcess
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from helpers_foreign import INTEROP, run
-from helpers_groups import SECONDS, fill
-from helpers_producer import new_topic
-from helpers_wait import attempts
+from support.foreign.clients import INTEROP, run
+from support.groups.members import SECONDS, fill
+from support.topics import new_topic
+from support.wait import attempts
 
 from oncelog import Broker
 from oncelog.testing.broker_process import BrokerProcess

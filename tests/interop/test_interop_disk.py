@@ -10,10 +10,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient, batch, wait_until
-from helpers_producer import new_topic, producer_of
 from oncelog_devtools.apache_kafka import ApacheKafka
-from scenario_produce import Step, create_topic, new_producer_id, produce
+from support.broker import RawClient, batch, wait_until
+from support.scenarios.idempotent_batches import Step, create_topic, new_producer_id, produce
+from support.topics import new_topic, producer_of
 
 import oncelog
 from oncelog import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition

@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers_foreign import (
+from oncelog_devtools.apache_kafka import ApacheKafka
+from support.foreign.clients import (
     CACHE,
     INTEROP,
     Command,
@@ -16,14 +17,13 @@ from helpers_foreign import (
     run,
     state_of,
 )
-from helpers_foreign_pipe import (
+from support.foreign.pipes import (
     CLASSIC_STEPS,
     STEPS,
     broker_killed_at_every_step,
     pipe_killed_at_every_step,
     pipe_past_lost_answers,
 )
-from oncelog_devtools.apache_kafka import ApacheKafka
 
 from oncelog import Broker
 

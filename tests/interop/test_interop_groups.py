@@ -13,9 +13,9 @@ import confluent_kafka
 import kafka
 import pytest
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AiokafkaRange
-from helpers_interop import make_topic
-from helpers_wait import attempts
 from kafka.coordinator.assignors.range import RangePartitionAssignor as KafkaPythonRange
+from support.foreign.functions import make_topic
+from support.wait import attempts
 
 from oncelog import Producer
 from oncelog.server.embedded import Broker

@@ -5,9 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers_foreign import Command, compiled_java, load_past_a_kill, load_past_a_lost_acknowledgement, run
-from helpers_foreign_pipe import pipe_past_killed_brokers
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.foreign.clients import (
+    Command,
+    compiled_java,
+    load_past_a_kill,
+    load_past_a_lost_acknowledgement,
+    run,
+)
+from support.foreign.pipes import pipe_past_killed_brokers
 
 from oncelog import Broker
 

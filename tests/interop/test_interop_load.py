@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers_cli import oncelog
-from helpers_load import PARTITIONS, Loader, content, expected, write_csv
-from helpers_producer import new_topic
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.cli import oncelog
+from support.load import PARTITIONS, Loader, content, expected, write_csv
+from support.topics import new_topic
 
 ROWS = 2_000
 

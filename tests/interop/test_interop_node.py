@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
-from helpers_foreign import (
+from support.broker import RawClient
+from support.foreign.clients import (
     CACHE,
     INTEROP,
     Command,

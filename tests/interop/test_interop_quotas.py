@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import confluent_kafka
 import pytest
-from helpers_broker import wait_until
 from oncelog_devtools.apache_kafka import ApacheKafka, run_tool
+from support.broker import wait_until
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.errors import InvalidRequest

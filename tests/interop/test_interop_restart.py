@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers_interop import READERS, WRITERS, Row, make_topic, stored_batches
+from support.foreign.functions import READERS, WRITERS, Row, make_topic, stored_batches
 
 from oncelog.testing.broker_process import BrokerProcess
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_scenario_run import Run, TopicPool
-from helpers_scenarios import read_scenarios
+from support.scenarios.reader import read_scenarios
+from support.scenarios.run import Run, TopicPool
 
 import oncelog
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers_foreign import compiled_java, run
-from helpers_security import (
+from joserfc.jwk import RSAKey
+from oncelog_devtools.apache_kafka import ApacheKafka
+from support.foreign.clients import compiled_java, run
+from support.security.brokers import (
     AUTHORIZER,
     PASSWORD,
     Certificates,
@@ -22,9 +24,7 @@ from helpers_security import (
     signed_token,
     write_keys,
 )
-from helpers_wait import pause
-from joserfc.jwk import RSAKey
-from oncelog_devtools.apache_kafka import ApacheKafka
+from support.wait import pause
 
 import oncelog
 from oncelog.client.admin.blocking import Admin, NewTopic

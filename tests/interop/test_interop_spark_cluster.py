@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers_cli import oncelog
-from helpers_spark_cluster import create_topics, expected, launch_forward, read_values, send_orders
-from helpers_wait import attempts, pause
 from oncelog_devtools.apache_kafka import ApacheKafka
 from oncelog_devtools.spark_cluster import SparkCluster
+from support.cli import oncelog
+from support.spark.enrich_cluster import create_topics, expected, launch_forward, read_values, send_orders
+from support.wait import attempts, pause
 
 from oncelog import Admin, Consumer, Producer, TopicPartition
 

@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from helpers_foreign import CACHE, Command, compiled_java, prepare
-from helpers_interop import make_topic
-from helpers_producer import read
-from helpers_wait import LIMIT_S, pause, wait_until
 from oncelog_devtools.apache_kafka import VERSION
+from support.foreign.clients import CACHE, Command, compiled_java, prepare
+from support.foreign.functions import make_topic
+from support.topics import read
+from support.wait import LIMIT_S, pause, wait_until
 
 from oncelog import Producer
 from oncelog.testing.broker_process import BrokerProcess

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient, batch
 from oncelog_devtools.apache_kafka import run_tool
+from support.broker import RawClient, batch
 
 from oncelog import Broker
 from oncelog.errors import OncelogError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from helpers_broker import RawClient, batch, fetch_request, produce_request, wait_until
+from support.broker import RawClient, batch, fetch_request, produce_request, wait_until
 
 from oncelog.wire.messages import MetadataRequest
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers_producer import new_topic, producer_of, read
-from helpers_wait import pause, wait_until
+from support.topics import new_topic, producer_of, read
+from support.wait import pause, wait_until
 
 from oncelog import Consumer, TopicPartition
 from oncelog.errors import OncelogError

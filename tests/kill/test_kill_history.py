@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers_history import Load, copied_once, lost_messages, network_faults, says_something
-from helpers_wait import pause
 from oncelog_devtools.apache_kafka import ApacheKafka
 from oncelog_simulator.history.check import AbortedRead, Anomaly, EarlyRead, Operation, check
+from support.history.judged import Load, copied_once, lost_messages, network_faults, says_something
+from support.wait import pause
 
 from oncelog import Broker
 from oncelog.testing.broker_process import BrokerProcess

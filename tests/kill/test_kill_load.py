@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_load import BATCH_RECORDS, PARTITIONS, Loader, content, expected, write_csv
-from helpers_producer import new_topic
-from helpers_wait import pause
+from support.load import BATCH_RECORDS, PARTITIONS, Loader, content, expected, write_csv
+from support.topics import new_topic
+from support.wait import pause
 
 from oncelog.load.loader import Load, Report, run_load
 from oncelog.load.parsing import Options

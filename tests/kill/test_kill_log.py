@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import TOPIC_ID, TP, batch, config, put
+from support.log.partitions import TOPIC_ID, TP, batch, config, put
 
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
@@ -23,7 +23,7 @@ PRODUCERS = 3
 CHILD = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from helpers_log import TOPIC_ID, TP, batch, config, put
+from support.log.partitions import TOPIC_ID, TP, batch, config, put
 from oncelog.server.disk import RealDisk
 from oncelog.log.manager import LogManager
 

@@ -11,8 +11,8 @@ import random
 from pathlib import Path
 
 import pytest
-from helpers_kill import World
-from helpers_wait import pause
+from support.kill.processes import World
+from support.wait import pause
 
 from oncelog.testing.proxy.rules import Action, Rule
 

@@ -10,9 +10,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers_broker import wait_until
-from helpers_producer import new_topic, read
-from helpers_wait import pause
+from support.broker import wait_until
+from support.topics import new_topic, read
+from support.wait import pause
 
 from oncelog import Producer
 from oncelog.testing.broker_process import BrokerProcess

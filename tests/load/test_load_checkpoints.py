@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import wait_until
-from helpers_load import PARTITIONS, content, expected, write_csv
-from helpers_producer import new_topic, read
+from support.broker import wait_until
+from support.load import PARTITIONS, content, expected, write_csv
+from support.topics import new_topic, read
 
 from oncelog import Admin, Broker
 from oncelog.client.admin.blocking import NewTopic

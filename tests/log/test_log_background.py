@@ -8,7 +8,7 @@ from contextlib import suppress
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, open_partition, put
+from support.log.partitions import NOW_MS, TOPIC_ID, TP, batch, config, open_partition, put
 
 from oncelog.errors import KafkaStorageError
 from oncelog.limits import Limits

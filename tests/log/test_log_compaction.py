@@ -7,9 +7,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from helpers_log import NOW_MS, batch, config, limit, marker, open_partition, put, put_marker
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.log.partitions import NOW_MS, batch, config, limit, marker, open_partition, put, put_marker
 
 from oncelog.config import INT64_MAX
 from oncelog.errors import KafkaStorageError

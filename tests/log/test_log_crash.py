@@ -8,7 +8,7 @@ from contextlib import suppress
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
+from support.log.partitions import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
 
 from oncelog.log.background import BackgroundQueue
 from oncelog.log.partition import Partition

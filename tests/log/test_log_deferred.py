@@ -12,10 +12,10 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
-from helpers_log import NOW_MS, TP, batch, config, marker, put, put_marker, read_all
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.log.partitions import NOW_MS, TP, batch, config, marker, put, put_marker, read_all
 
 from oncelog.errors import KafkaStorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits

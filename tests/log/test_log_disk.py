@@ -13,7 +13,17 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
+from support.log.partitions import (
+    NOW_MS,
+    TP,
+    batch,
+    config,
+    marker,
+    open_partition,
+    put,
+    put_marker,
+    read_all,
+)
 
 from oncelog.errors import InvalidRecord, KafkaStorageError
 from oncelog.log.disk import Disk
@@ -392,7 +402,7 @@ def test_failing_reads_and_deletes_are_storage_errors() -> None:
 FULL_FILE = """
 import resource, signal, sys
 sys.path.insert(0, sys.argv[2])
-from helpers_log import batch, config, open_partition, put, read_all
+from support.log.partitions import batch, config, open_partition, put, read_all
 from oncelog.server.disk import RealDisk
 from oncelog.errors import KafkaStorageError
 

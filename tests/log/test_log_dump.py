@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker
+from support.log.partitions import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker
 
 from oncelog.cli.dump import command
 from oncelog.server.disk import RealDisk

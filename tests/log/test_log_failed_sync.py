@@ -7,9 +7,19 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.log.partitions import (
+    NOW_MS,
+    TP,
+    batch,
+    config,
+    marker,
+    open_partition,
+    put,
+    put_marker,
+    read_all,
+)
 
 from oncelog.errors import KafkaStorageError
 from oncelog.log.background import run

@@ -9,7 +9,17 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
+from support.log.partitions import (
+    NOW_MS,
+    TP,
+    batch,
+    config,
+    marker,
+    open_partition,
+    put,
+    put_marker,
+    read_all,
+)
 
 import oncelog.server.disk
 from oncelog.broker.dispatch import tick

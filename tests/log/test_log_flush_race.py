@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from helpers_log import batch, config, marker, open_partition, put, put_marker
+from support.log.partitions import batch, config, marker, open_partition, put, put_marker
 
 from oncelog.log.segment import Segment
 from oncelog.log.segments import SegmentList

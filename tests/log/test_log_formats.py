@@ -8,7 +8,17 @@ from pathlib import Path
 
 import crc32c
 import pytest
-from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, open_partition, put, put_marker
+from support.log.partitions import (
+    NOW_MS,
+    TOPIC_ID,
+    TP,
+    batch,
+    config,
+    marker,
+    open_partition,
+    put,
+    put_marker,
+)
 
 from oncelog.errors import StorageError
 from oncelog.log.background import run

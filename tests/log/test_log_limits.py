@@ -1,4 +1,4 @@
-"""The machine of helpers_log_machine: one partition, every limit drawn small, through everything.
+"""The machine of support.log.machine: one partition, every limit drawn small, through everything.
 
 Faults that were put back to see it fail: docs/internals/limits.md.
 """
@@ -6,8 +6,8 @@ Faults that were put back to see it fail: docs/internals/limits.md.
 from __future__ import annotations
 
 import pytest
-from helpers_log_machine import LogMachine
 from hypothesis import settings
+from support.log.machine import LogMachine
 
 
 def machine(max_examples: int, *, is_drawn_anew: bool) -> type:

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from helpers_log import NOW_MS, TOPIC_ID, TP, batch, config, marker, put, put_marker, read_all
+from support.log.partitions import NOW_MS, TOPIC_ID, TP, batch, config, marker, put, put_marker, read_all
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
 from oncelog.log.background import BackgroundTask

@@ -11,7 +11,17 @@ from random import Random
 from typing import Any
 
 import pytest
-from helpers_log import NOW_MS, TOPIC_ID, batch, config, marker, open_partition, put, put_marker, read_all
+from support.log.partitions import (
+    NOW_MS,
+    TOPIC_ID,
+    batch,
+    config,
+    marker,
+    open_partition,
+    put,
+    put_marker,
+    read_all,
+)
 
 from oncelog.errors import StorageError
 from oncelog.limits import Limits
@@ -127,7 +137,7 @@ def test_a_new_partition_that_was_flushed_survives_a_power_loss(seed: int) -> No
 OUT_OF_FILES = """
 import resource, sys
 sys.path.insert(0, sys.argv[2])
-from helpers_log import batch, config, put, NOW_MS, TOPIC_ID
+from support.log.partitions import batch, config, put, NOW_MS, TOPIC_ID
 from oncelog.server.disk import RealDisk
 from oncelog.errors import OncelogError
 from oncelog.log.manager import LogManager

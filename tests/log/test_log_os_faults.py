@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers_log_world import World
+from support.log.world import World
 
 
 @pytest.mark.parametrize("seed", [5, 9, 13, 38, 109, 234])

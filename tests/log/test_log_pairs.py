@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import TP
-from helpers_log_machine import HOUR_MS, KEYS, RETENTION_BYTES, LogMachine, Wanted
+from support.log.machine import HOUR_MS, KEYS, RETENTION_BYTES, LogMachine, Wanted
+from support.log.partitions import TP
 
 from oncelog.limits import Limits
 from oncelog.log.checkpoint import INDEX_STARTS, INDEXED_OFFSETS

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 
 import pytest
-from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.log.partitions import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
 
 from oncelog.errors import (
     BrokerError,

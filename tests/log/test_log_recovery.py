@@ -10,7 +10,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import (
+from support.log.model import read_rows
+from support.log.partitions import (
     NOW_MS,
     TP,
     batch,
@@ -21,7 +22,6 @@ from helpers_log import (
     put_marker,
     read_all,
 )
-from helpers_log_model import read_rows
 
 from oncelog.errors import CorruptMessage, KafkaStorageError, OutOfOrderSequenceNumber
 from oncelog.limits import Limits

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
+from support.log.partitions import NOW_MS, batch, config, marker, open_partition, put, put_marker
 
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log import scan

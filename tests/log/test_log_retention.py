@@ -9,7 +9,17 @@ from itertools import count, islice
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, TP, batch, config, marker, open_partition, put, put_marker, read_all
+from support.log.partitions import (
+    NOW_MS,
+    TP,
+    batch,
+    config,
+    marker,
+    open_partition,
+    put,
+    put_marker,
+    read_all,
+)
 
 from oncelog.errors import KafkaStorageError, OffsetOutOfRange
 from oncelog.log.background import BackgroundQueue, run

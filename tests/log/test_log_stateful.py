@@ -6,10 +6,10 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from helpers_log import NOW_MS, batch, config, marker, open_partition, put, put_marker
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.log.partitions import NOW_MS, batch, config, marker, open_partition, put, put_marker
 
 from oncelog.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber
 from oncelog.limits import Limits

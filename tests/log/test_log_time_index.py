@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from helpers_log import NOW_MS, TP, batch, config, open_partition, put, read_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.log.partitions import NOW_MS, TP, batch, config, open_partition, put, read_all
 
 from oncelog.errors import CorruptMessage
 from oncelog.limits import Limits

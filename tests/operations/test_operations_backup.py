@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
-from helpers_operations import Load, frozen
-from helpers_producer import new_topic, producer_of, values
+from support.broker import RawClient
+from support.operations import Load, frozen
+from support.topics import new_topic, producer_of, values
 
 from oncelog import Broker, Consumer, TopicPartition
 from oncelog.errors import InvalidProducerIdMapping, ProducerFenced, error_for_code

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, wait_until
-from helpers_group_node import commit, heartbeat, join, sync
-from helpers_wait import attempts, set_wall_clock
+from support.broker import RawClient, wait_until
+from support.groups.node import commit, heartbeat, join, sync
+from support.wait import attempts, set_wall_clock
 
 from oncelog import Broker, Producer, TopicPartition
 from oncelog.wire.batch import build_batch

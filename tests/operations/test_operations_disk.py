@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient, batch
-from helpers_operations import Load, fill, frozen, mounted, wait_for
-from helpers_producer import producer_of
-from helpers_wait import pause
+from support.broker import RawClient, batch
+from support.operations import Load, fill, frozen, mounted, wait_for
+from support.topics import producer_of
+from support.wait import pause
 
 from oncelog import errors
 from oncelog.errors import DeliveryUnknown

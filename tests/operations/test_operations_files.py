@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient, batch
-from helpers_operations import LimitedBroker, wait_for
+from support.broker import RawClient, batch
+from support.operations import LimitedBroker, wait_for
 
 from oncelog import errors
 

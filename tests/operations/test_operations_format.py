@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers_operations import Load
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.operations import Load
 
 from oncelog.testing.broker_process import BrokerProcess
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_operations import Load
-from helpers_wait import pause
+from support.operations import Load
+from support.wait import pause
 
 from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.process import STOP_TIMEOUT_S

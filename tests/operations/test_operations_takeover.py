@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_broker import RawClient, batch, wait_until
-from helpers_producer import producer_of, values
+from support.broker import RawClient, batch, wait_until
+from support.topics import producer_of, values
 
 from oncelog import Admin, Broker, Consumer, NewTopic, TopicPartition
 from oncelog.broker.coordinators.internal_topic_config import INTERNAL_TOPICS

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_pipeline import CASES, EXAMPLES, PER_BATCH, Supervised
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.pipeline.pipelines import CASES, EXAMPLES, PER_BATCH, Supervised
 
 import oncelog
 

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import helpers_pipeline_child
 import psutil
-from helpers_broker import wait_until
-from helpers_pipeline_child import BATCH
+from support.broker import wait_until
+from support.pipeline import child_program
+from support.pipeline.child_program import BATCH
 
 STARTED = {"event": "started", "query_id": "q-1", "name": None}
 DONE = {"event": "ended", "ending": "done"}
@@ -35,7 +35,7 @@ class Supervised:
 
     def __init__(self, directory: Path, *runs: list[Any]) -> None:
         self.directory = directory
-        arguments = [helpers_pipeline_child.__file__, str(directory), json.dumps(runs)]
+        arguments = [child_program.__file__, str(directory), json.dumps(runs)]
         with (directory / "log").open("wb") as log:
             self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stderr=log)
 

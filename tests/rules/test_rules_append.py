@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_rules_append import BATCH_MS, NOW_MS, format_entry, parse_batch, parse_entry, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.append_notation import BATCH_MS, NOW_MS, format_entry, parse_batch, parse_entry, rows
 
 from oncelog.rules.idempotence.append import (
     Duplicate,

@@ -6,12 +6,12 @@ import random
 from dataclasses import replace
 
 import pytest
-from helpers_history_text import format_anomaly, parse_history
-from helpers_rules_append import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oncelog_simulator.history.check import Item, Kind, Operation, Outcome, check
 from oncelog_simulator.history.cycles import components
+from support.append_notation import rows
+from support.history.notation import format_anomaly, parse_history
 
 CASES = list(rows("history.txt"))
 

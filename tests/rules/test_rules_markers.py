@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from helpers_rules_append import NOW_MS, format_entry, parse_entry, rows
+from support.append_notation import NOW_MS, format_entry, parse_entry, rows
 
 from oncelog.rules.idempotence.append import Reject
 from oncelog.rules.idempotence.markers import EndMarker, StoreMarker, decide_marker, reject_same_epoch

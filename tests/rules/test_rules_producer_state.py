@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 import psutil
 import pytest
-from helpers_rules_append import format_entry, parse_entry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.append_notation import format_entry, parse_entry
 
 from oncelog.limits import DEFAULT_LIMITS
 from oncelog.rules.idempotence.append import (

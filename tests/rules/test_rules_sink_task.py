@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers_rules_append import rows
+from support.append_notation import rows
 
 from oncelog.spark.sink.decisions import (
     AlreadyCommitted,

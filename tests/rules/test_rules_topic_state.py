@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers_rules_append import rows
+from support.append_notation import rows
 
 from oncelog.errors import MisuseError
 from oncelog.rules.storage.topic_state import (

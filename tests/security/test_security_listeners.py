@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
-from helpers_security import (
+from support.broker import RawClient
+from support.security.brokers import (
     AUTHORIZER,
     PASSWORD,
     Certificates,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
-from helpers_security import AUTHORIZER, PASSWORD, client_config, secured_broker
-from helpers_security_table import log_in
+from support.broker import RawClient
+from support.security.brokers import AUTHORIZER, PASSWORD, client_config, secured_broker
+from support.security.requests import log_in
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.errors import ClusterAuthorizationFailed

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import scramp.core
-from helpers_broker import RawClient, assert_unanswered
-from helpers_security import (
+from support.broker import RawClient, assert_unanswered
+from support.security.brokers import (
     PASSWORD,
     Certificates,
     client_config,
@@ -22,7 +22,7 @@ from helpers_security import (
     secured_broker,
     without,
 )
-from helpers_wait import HeldTimers, attempts, pass_time, wait_until
+from support.wait import HeldTimers, attempts, pass_time, wait_until
 
 import oncelog
 from oncelog.broker.security import authenticator, sasl

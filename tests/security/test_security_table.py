@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers_broker import RawClient
-from helpers_security import AUTHORIZER, PASSWORD, client_config, secured_broker
-from helpers_security_table import GRANTS, GROUP, TOPIC, TRANSACTION, log_in, requests, told
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.broker import RawClient
+from support.security.brokers import AUTHORIZER, PASSWORD, client_config, secured_broker
+from support.security.requests import GRANTS, GROUP, TOPIC, TRANSACTION, log_in, requests, told
 
 import oncelog
 from oncelog.broker.security.acl_operations import APIS_WITHOUT_ACL, REQUIRED_OPERATIONS

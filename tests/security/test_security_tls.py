@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import trustme
-from helpers_security import Certificates, client_config, make_certificates, secured_broker
-from helpers_wait import pass_time, wait_until
+from support.security.brokers import Certificates, client_config, make_certificates, secured_broker
+from support.wait import pass_time, wait_until
 
 import oncelog
 from oncelog.client.admin.blocking import Admin

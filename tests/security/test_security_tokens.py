@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_security import (
+from joserfc.jwk import OctKey, RSAKey
+from support.security.brokers import (
     AUTHORIZER,
     Certificates,
     client_config,
@@ -19,8 +20,7 @@ from helpers_security import (
     signed_token,
     write_keys,
 )
-from helpers_wait import pass_time, set_wall_clock, wait_until
-from joserfc.jwk import OctKey, RSAKey
+from support.wait import pass_time, set_wall_clock, wait_until
 
 import oncelog
 from oncelog.client.admin.blocking import Admin

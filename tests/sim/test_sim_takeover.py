@@ -8,7 +8,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers_log import config
 from oncelog_simulator import takeover
 from oncelog_simulator.checks import batches_of
 from oncelog_simulator.kafka_directory import (
@@ -24,6 +23,7 @@ from oncelog_simulator.kafka_directory import (
 )
 from oncelog_simulator.kafka_log import TRANSACTIONAL, KafkaBatch, KafkaLog, KafkaRecord
 from oncelog_simulator.simulation import play, scenario_for
+from support.log.partitions import config
 
 from oncelog.broker.state import BrokerState
 from oncelog.log.partition import Partition

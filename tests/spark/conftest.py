@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from helpers_spark_fork import ADDRESS, ForkServer
-from helpers_spark_python import AUTHENTICATION_TIMEOUT
+from support.spark.fork_server import ADDRESS, ForkServer
+from support.spark.worker_python import AUTHENTICATION_TIMEOUT
 
 import oncelog
 from oncelog.spark.session import SHORT_LIVED

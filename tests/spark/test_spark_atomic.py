@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers_spark import create_topic, fill, read, read_stream, take_back
+from support.spark.topics import create_topic, fill, read, read_stream, take_back
 
 import oncelog
 from oncelog.client.producer.blocking import Producer

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_spark import START_MS, create_topic, fill, records, store
-from helpers_spark_txn import create_compacted, write_transactions
+from support.spark.topics import START_MS, create_topic, fill, records, store
+from support.spark.transactions import create_compacted, write_transactions
 
 import oncelog
 from oncelog.client.admin.blocking import Admin, ConfigResource

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from helpers_cli import oncelog as oncelog_command
-from helpers_spark import START_MS, create_topic, records
-from helpers_spark_txn import RECORDS, create_compacted, wait_for_stable_end, write_transactions
 from oncelog_devtools.apache_kafka import ApacheKafka
 from pyarrow import fs
+from support.cli import oncelog as oncelog_command
+from support.spark.topics import START_MS, create_topic, records
+from support.spark.transactions import RECORDS, create_compacted, wait_for_stable_end, write_transactions
 
 import oncelog
 from oncelog.audit.partition import FindingKind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from crc32c import crc32c
-from helpers_spark import records
+from support.spark.topics import records
 
 from oncelog.audit.partition import PartitionAudit
 from oncelog.spark.audit.segment_batches import Damage, walk_segment

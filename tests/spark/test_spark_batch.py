@@ -6,7 +6,7 @@ import datetime
 from typing import Any
 
 import pytest
-from helpers_spark import START_MS, create_topic, fill, read, records, store
+from support.spark.topics import START_MS, create_topic, fill, read, records, store
 
 import oncelog
 from oncelog.client.admin.blocking import Admin

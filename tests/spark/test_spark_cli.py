@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from helpers_spark import create_topic, fill, records, store
+from support.spark.topics import create_topic, fill, records, store
 
 import oncelog
 from oncelog.cli.main import cli

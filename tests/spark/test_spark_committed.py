@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from helpers_spark import Collected, create_topic, read, read_stream
-from helpers_spark_txn import (
+from support.spark.topics import Collected, create_topic, read, read_stream
+from support.spark.transactions import (
     committed_offsets,
     create_compacted,
     wait_for_stable_end,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_spark import START_MS, Collected, create_topic, fill, records, store
-from helpers_spark_txn import wait_for_stable_end, write_transactions
 from oncelog_devtools.apache_kafka import MissingDependency
 from oncelog_devtools.spark_connector import add_connector
+from support.spark.topics import START_MS, Collected, create_topic, fill, records, store
+from support.spark.transactions import wait_for_stable_end, write_transactions
 
 from oncelog.types import Compression
 from oncelog.wire.batch import build_batch

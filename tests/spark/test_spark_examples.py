@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from helpers_spark import START_MS, create_topic, store
+from support.spark.topics import START_MS, create_topic, store
 
 import oncelog
 from oncelog.audit.partition import FindingKind

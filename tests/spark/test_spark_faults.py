@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from helpers_spark_faults import CALM, FAULTS, Leg, Outcome, Query, run, table
+from support.spark.faults import CALM, FAULTS, Leg, Outcome, Query, run, table
 
 from oncelog.spark.audit.audit import audit_topic
 from oncelog.testing.broker_process import BrokerProcess

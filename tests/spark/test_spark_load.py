@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import zstandard
-from helpers_cli import Outcome, oncelog
-from helpers_load import PARTITIONS, content, expected, write_csv
-from helpers_producer import new_topic, values
-from helpers_wait import attempts, pause
 from oncelog_devtools.apache_kafka import ApacheKafka
 from oncelog_devtools.spark_cluster import SparkCluster
+from support.cli import Outcome, oncelog
+from support.load import PARTITIONS, content, expected, write_csv
+from support.topics import new_topic, values
+from support.wait import attempts, pause
 
 from oncelog import Admin, Broker, Producer
 from oncelog.errors import ProducerFenced

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_spark import Collected, create_topic, read, read_stream
 from oncelog_devtools.apache_kafka import ApacheKafka
+from support.spark.topics import Collected, create_topic, read, read_stream
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.spark.audit.audit import audit_topic

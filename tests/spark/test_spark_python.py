@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers_spark_fork import ADDRESS, ForkServer
-from helpers_spark_python import spark_python
+from support.spark.fork_server import ADDRESS, ForkServer
+from support.spark.worker_python import spark_python
 
 SECRET = b"0123456789abcdef" * 4
 ECHO = """

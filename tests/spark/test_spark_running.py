@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_spark import START_MS, Collected, create_topic, fill, read, read_stream, store
-from helpers_spark_txn import wait_for_stable_end, write_transactions
-from helpers_wait import attempts
+from support.spark.topics import START_MS, Collected, create_topic, fill, read, read_stream, store
+from support.spark.transactions import wait_for_stable_end, write_transactions
+from support.wait import attempts
 
 import oncelog
 from oncelog.client.admin.blocking import Admin

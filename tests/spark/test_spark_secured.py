@@ -12,8 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers_broker import wait_until
-from helpers_security import (
+from oncelog_devtools.apache_kafka import ApacheKafka
+from support.broker import wait_until
+from support.security.brokers import (
     AUTHORIZER,
     PASSWORD,
     Certificates,
@@ -22,7 +23,6 @@ from helpers_security import (
     documented_acls,
     make_certificates,
 )
-from oncelog_devtools.apache_kafka import ApacheKafka
 
 import oncelog
 from oncelog.client.admin.blocking import Admin, NewTopic

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import helpers_spark_shuffle
 import pytest
-from helpers_broker import wait_until
-from helpers_spark_cluster import SUBMIT, create_topics, read_values
-from helpers_spark_python import spark_python
-from helpers_spark_shuffle import GO_ON, MAP_TASKS, PATIENCE_S, ROWS, TASKS
 from oncelog_devtools.spark_cluster import SparkCluster
+from support import TESTS
+from support.broker import wait_until
+from support.spark.enrich_cluster import SUBMIT, create_topics, read_values
+from support.spark.shuffle_program import GO_ON, MAP_TASKS, PATIENCE_S, ROWS, TASKS
+from support.spark.worker_python import spark_python
 
 from oncelog import Broker
 
@@ -33,9 +33,10 @@ def write(master: str, servers: str, plan: str, directory: Path) -> subprocess.P
         "PYSPARK_PYTHON": spark_python(),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_SUBMIT_ARGS": f"--master {master} {SUBMIT}",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, helpers_spark_shuffle.__file__, master, servers, "rows", str(directory), plan]
+    program = [sys.executable, "-m", "support.spark.shuffle_program"]
+    command = [*program, master, servers, "rows", str(directory), plan]
     with (directory / "log").open("ab") as log:
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 

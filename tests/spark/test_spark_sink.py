@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers_spark import create_topic, fill, read, read_stream, take_back
 from oncelog_devtools.apache_kafka import ApacheKafka
 from pyspark import TaskContext
 from pyspark.sql.functions import expr
+from support.spark.topics import create_topic, fill, read, read_stream, take_back
 
 import oncelog
 from oncelog.spark import write_atomic

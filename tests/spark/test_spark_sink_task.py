@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from helpers_producer import wait_for_markers
-from helpers_spark import create_topic
+from support.spark.topics import create_topic
+from support.topics import wait_for_markers
 
 import oncelog
 from oncelog.broker import state as broker_state

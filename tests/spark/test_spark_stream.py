@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_spark import Collected, create_topic, fill, read_stream
-from helpers_wait import attempts
+from support.spark.topics import Collected, create_topic, fill, read_stream
+from support.wait import attempts
 
 import oncelog
 from oncelog.client.admin.blocking import Admin

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers_browser import chromium
-from helpers_client import append, batch_of
-from helpers_producer import new_topic, producer_of, values
 from playwright.sync_api import Browser, Page, Request, Route, expect
+from support.browser import chromium
+from support.client import append, batch_of
+from support.topics import new_topic, producer_of, values
 
 from oncelog import Admin, Broker, NewTopic, TopicPartition
 

@@ -13,11 +13,11 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from helpers_cli import oncelog
-from helpers_client import append, batch_of
-from helpers_producer import new_topic, producer_of, values
 from oncelog_devtools.apache_kafka import ApacheKafka
 from starlette.testclient import TestClient
+from support.cli import oncelog
+from support.client import append, batch_of
+from support.topics import new_topic, producer_of, values
 
 from oncelog import Admin, Broker, Consumer, OffsetAndMetadata, TopicPartition
 from oncelog.client.admin.aio import AsyncAdmin

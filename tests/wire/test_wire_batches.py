@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
-from helpers_wire import NOW_MS, RECORDS, records_strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
+from support.wire import NOW_MS, RECORDS, records_strategy
 
 from oncelog.errors import CorruptMessage, InvalidRecord, MisuseError
 from oncelog.rules.idempotence.sequence import last_sequence

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers_wire import NOW_MS, RECORDS, records_strategy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.wire import NOW_MS, RECORDS, records_strategy
 
 from oncelog.errors import CorruptMessage, InvalidRecord, MisuseError
 from oncelog.types import Compression, TimestampType

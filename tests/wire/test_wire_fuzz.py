@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers_wire import RECORDS, random_part
+from support.wire import RECORDS, random_part
 
 from oncelog.errors import CorruptMessage, InvalidRecord, PeerError, UnsupportedCompressionType
 from oncelog.types import Compression

@@ -8,12 +8,12 @@ import sys
 from typing import Any
 
 import pytest
-from helpers_wire import from_kafka_python, random_part, to_kafka_python
 from kafka.protocol.data_container import DataContainer
 from kafka.protocol.schemas import StructField, load_json
 from kio.index import load_payload_module
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
+from support.wire import from_kafka_python, random_part, to_kafka_python
 
 from oncelog.errors import MisuseError, PeerError, UnsupportedVersion
 from oncelog.wire.compiler import compile_decoder, compile_encoder

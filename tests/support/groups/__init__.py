@@ -1,0 +1,1 @@
+"""Group members and coordinators for tests."""

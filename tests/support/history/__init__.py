@@ -1,0 +1,1 @@
+"""Concurrent transactional clients whose history a checker judges."""

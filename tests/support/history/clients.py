@@ -1,0 +1,351 @@
+"""The clients of tests/support/history/judged.py: threads that note what they did."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from oncelog_simulator.history.check import Item, Kind, Operation, Outcome
+
+from oncelog import Consumer, Producer, Record, TopicPartition
+from oncelog.errors import MisuseError, OncelogError, TimedOut
+
+if TYPE_CHECKING:
+    from support.history.judged import Load
+
+PATIENCE_S = 240.0
+_QUICK = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 100, "request_timeout_ms": 700}
+
+
+class Client(threading.Thread):
+    """A thread that notes its operations. `session`: changes where its order begins anew."""
+
+    def __init__(self, load: Load, name: str, number: int) -> None:
+        super().__init__(name=name, daemon=True)
+        self.load, self.number = load, number
+        self.chance = random.Random(f"{load.seed}/{name}")
+        self.noted: list[Operation] = []
+        self.session, self.transaction, self.values = 0, 0, 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.work()
+            self.clean_up()
+        except BaseException as error:
+            self.error = error
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+    def clean_up(self) -> None:
+        """What is left to do when the work is over."""
+
+    def note(
+        self,
+        kind: Kind,
+        outcome: Outcome,
+        begin: int,
+        items: list[Item] | None = None,
+        *,
+        session: Any = None,
+        transaction: int | None = None,
+    ) -> None:
+        end = time.monotonic_ns()
+        session = self.session if session is None else session
+        self.noted.append(
+            Operation(self.name, session, kind, outcome, begin, end, tuple(items or ()), transaction)
+        )
+
+
+class Transactor(Client):
+    """One with a transactional producer; a new one takes its place when it cannot go on."""
+
+    def __init__(self, load: Load, name: str, number: int) -> None:
+        super().__init__(load, name, number)
+        self.incarnation = 0
+        self.sent: list[tuple[int, str, int, bytes, Future[Any]]] = []
+
+    def new_producer(self) -> Producer:
+        """Initialized, however often it takes; whoever had the transactional id before is fenced."""
+        self.incarnation += 1
+        producer = Producer(
+            {"bootstrap.servers": self.load.servers, "transactional.id": f"{self.load.run}-{self.name}"},
+            linger_ms=0,
+            max_block_ms=3000,
+            delivery_timeout_ms=6000,
+            **_QUICK,
+        )
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                producer.init_transactions()
+                return producer
+            except OncelogError:
+                if time.monotonic() > deadline:
+                    raise
+
+    def clean_up(self) -> None:
+        """Nothing is left open, or readers would wait for its time to pass."""
+        self.new_producer().close()
+
+    def send(self, producer: Producer, topic: str, partition: int, value: bytes) -> None:
+        begin = time.monotonic_ns()
+        self.sent.append((begin, topic, partition, value, producer.send(topic, value, partition=partition)))
+
+    def note_sends(self) -> None:
+        """What became of the records of this transaction, as its producer was told."""
+        for begin, topic, partition, value, future in self.sent:
+            is_told = future.done() and not future.cancelled() and future.exception() is None
+            item = Item(topic, partition, future.result().offset if is_told else None, value)
+            outcome = Outcome.OK if is_told else Outcome.UNKNOWN
+            self.note(
+                Kind.SEND,
+                outcome,
+                begin,
+                [item],
+                session=("p", self.incarnation),
+                transaction=self.transaction,
+            )
+        self.sent.clear()
+        self.transaction += 1
+
+    def commit(self, producer: Producer) -> bool:
+        """Whether it is committed. Raises when nobody can know, after which a new producer is needed."""
+        while True:
+            begin = time.monotonic_ns()
+            try:
+                producer.commit_transaction()
+            except TimedOut:
+                self.note(Kind.COMMIT, Outcome.UNKNOWN, begin, transaction=self.transaction)
+            except OncelogError:
+                try:
+                    self.abort(producer)
+                except OncelogError:
+                    self.note(Kind.COMMIT, Outcome.UNKNOWN, begin, transaction=self.transaction)
+                    raise
+                self.note(Kind.COMMIT, Outcome.FAIL, begin, transaction=self.transaction)
+                return False
+            else:
+                self.note(Kind.COMMIT, Outcome.OK, begin, transaction=self.transaction)
+                return True
+
+    def abort(self, producer: Producer) -> None:
+        while True:
+            begin = time.monotonic_ns()
+            try:
+                producer.abort_transaction()
+            except TimedOut:
+                continue
+            self.note(Kind.ABORT, Outcome.OK, begin, transaction=self.transaction)
+            return
+
+
+class Writer(Transactor):
+    """Transactions of some records; some are aborted, some left open, some ended by a zombie."""
+
+    def work(self) -> None:
+        while not self.load.stopped.is_set():
+            with self.new_producer() as producer:
+                try:
+                    while not self.load.stopped.is_set():
+                        try:
+                            if not self.transact(producer):
+                                break
+                        finally:
+                            self.note_sends()
+                except OncelogError:
+                    continue
+
+    def transact(self, producer: Producer) -> bool:
+        """One transaction; whether the producer is of further use."""
+        how = self.chance.choices(
+            ["commit", "block", "abort", "raise", "leave", "zombie"], [8, 8, 3, 3, 1, 1]
+        )[0]
+        if how in ("block", "raise"):
+            return self.in_a_block(producer, is_kept=how == "block")
+        producer.begin_transaction()
+        self.send_some(producer)
+        if how == "commit":
+            self.commit(producer)
+        elif how == "abort":
+            self.abort(producer)
+        elif how == "zombie":
+            producer.flush()
+            with self.new_producer():
+                self.commit_as_a_zombie(producer)
+        return how not in ("leave", "zombie")
+
+    def in_a_block(self, producer: Producer, *, is_kept: bool) -> bool:
+        begin = time.monotonic_ns()
+        try:
+            with producer.transaction():
+                self.send_some(producer)
+                begin = time.monotonic_ns()
+                if not is_kept:
+                    raise InterruptedError
+        except TimedOut:
+            self.note(Kind.COMMIT, Outcome.UNKNOWN, begin, transaction=self.transaction)
+            self.commit(producer)
+        except (InterruptedError, OncelogError):
+            self.make_sure_it_is_aborted(producer, begin)
+        else:
+            self.note(Kind.COMMIT, Outcome.OK, begin, transaction=self.transaction)
+        return True
+
+    def make_sure_it_is_aborted(self, producer: Producer, begin: int) -> None:
+        """The block has tried; raises when the producer cannot go on, so that nobody knows."""
+        outcome = Outcome.FAIL
+        try:
+            self.abort(producer)
+        except MisuseError:
+            pass  # nothing is left to abort
+        except OncelogError:
+            outcome = Outcome.UNKNOWN
+            raise
+        finally:
+            self.note(Kind.COMMIT, outcome, begin, transaction=self.transaction)
+
+    def send_some(self, producer: Producer) -> None:
+        for _ in range(self.chance.randint(1, 5)):
+            self.values += 1
+            partition = self.chance.randrange(self.load.writers) if self.load.shared else self.number
+            self.send(producer, self.load.inward, partition, b"%s-%d" % (self.name.encode(), self.values))
+
+    def commit_as_a_zombie(self, producer: Producer) -> None:
+        """Its successor was initialized before this commit is called, so it surely fails."""
+        begin = time.monotonic_ns()
+        try:
+            producer.commit_transaction()
+        except OncelogError:
+            self.note(Kind.COMMIT, Outcome.FAIL, begin, transaction=self.transaction)
+        else:
+            raise AssertionError("a fenced producer committed")
+
+
+class Copier(Transactor):
+    """Reads as a member of the group, writes, and commits both in one transaction; or goes back."""
+
+    def work(self) -> None:
+        config = {
+            "bootstrap.servers": self.load.servers,
+            "group.id": f"{self.load.run}-copiers",
+            "auto.offset.reset": "earliest",
+        }
+        with Consumer(
+            config, enable_auto_commit=False, heartbeat_interval_ms=200, session_timeout_ms=6000, **_QUICK
+        ) as consumer:
+            consumer.subscribe(
+                [self.load.inward],
+                on_assigned=self.on_change,
+                on_revoked=self.on_change,
+                on_lost=self.on_change,
+            )
+            while not self.load.halted.is_set():
+                with self.new_producer() as producer:
+                    self.go_back(consumer)
+                    self.copy(consumer, producer)
+
+    def on_change(self, _: list[TopicPartition]) -> None:
+        self.session += 1
+
+    def copy(self, consumer: Consumer, producer: Producer) -> None:
+        """Until it must stop, or the producer cannot go on."""
+        while not self.load.halted.is_set():
+            begin = time.monotonic_ns()
+            try:
+                records = consumer.poll(0.1, max_records=self.chance.randint(1, 20))
+            except OncelogError:
+                continue
+            if not records:
+                continue
+            self.note(Kind.POLL, Outcome.OK, begin, items_of(records), transaction=self.transaction)
+            try:
+                is_copied = self.pass_on(consumer, producer, records)
+            except OncelogError:
+                return
+            finally:
+                self.note_sends()
+            if not is_copied:
+                self.go_back(consumer)
+
+    def pass_on(self, consumer: Consumer, producer: Producer, records: list[Record]) -> bool:
+        producer.begin_transaction()
+        suffix = f">{self.name}.{self.transaction}".encode()
+        for record in records:
+            partition = record.partition % self.load.copiers if self.load.shared else self.number
+            self.send(producer, self.load.outward, partition, (record.value or b"") + suffix)
+        ends = {TopicPartition(each.topic, each.partition): each.offset + 1 for each in records}
+        try:
+            producer.send_offsets_to_transaction(ends, consumer.group_metadata())
+        except OncelogError:
+            self.abort(producer)
+            return False
+        if self.chance.random() < 0.15:
+            self.abort(producer)
+            return False
+        return self.commit(producer)
+
+    def go_back(self, consumer: Consumer) -> None:
+        """To the committed positions, however often it takes."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                consumer.seek_to_committed()
+            except OncelogError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                self.session += 1
+                return
+
+
+class Reader(Client):
+    """Reads both topics, sometimes again from the beginning."""
+
+    def partitions(self) -> list[TopicPartition]:
+        counts = {self.load.inward: self.load.writers, self.load.outward: self.load.copiers}
+        return [TopicPartition(topic, index) for topic, count in counts.items() for index in range(count)]
+
+    def work(self) -> None:
+        config = {"bootstrap.servers": self.load.servers, "isolation.level": self.load.isolation}
+        with Consumer(config, auto_offset_reset="earliest", **_QUICK) as consumer:
+            consumer.assign(self.partitions())
+            while not self.load.halted.is_set():
+                self.poll(consumer)
+                if self.chance.random() < 0.01:
+                    consumer.seek_to_beginning()
+                    self.session += 1
+
+    def poll(self, consumer: Consumer) -> None:
+        begin = time.monotonic_ns()
+        try:
+            records = consumer.poll(0.1, max_records=self.chance.randint(1, 100))
+        except OncelogError:
+            return
+        if records:
+            self.note(Kind.POLL, Outcome.OK, begin, items_of(records))
+
+    def read_all(self, servers: str) -> None:
+        with Consumer({"bootstrap.servers": servers}) as consumer:
+            consumer.assign(self.partitions())
+            consumer.seek_to_beginning()
+            ends = self.settled_ends(servers, consumer)
+            while any(consumer.position(at) < end for at, end in ends.items()):
+                self.poll(consumer)
+
+    def settled_ends(self, servers: str, consumer: Consumer) -> dict[TopicPartition, int]:
+        """Once every transaction has its markers: a commit is answered before."""
+        deadline = time.monotonic() + PATIENCE_S
+        with Consumer({"bootstrap.servers": servers, "isolation.level": "read_uncommitted"}) as of_all:
+            while (ends := consumer.end_offsets(self.partitions())) != of_all.end_offsets(self.partitions()):
+                assert time.monotonic() < deadline, "a transaction stays open"
+                time.sleep(0.05)
+        return ends
+
+
+def items_of(records: list[Record]) -> list[Item]:
+    return [Item(each.topic, each.partition, each.offset, each.value) for each in records]

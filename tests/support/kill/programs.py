@@ -1,0 +1,115 @@
+"""The processes that tests kill: `python support/kill/programs.py copier|reader|broker ARGUMENTS`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from oncelog import Consumer, Producer, TopicPartition
+from oncelog.errors import OncelogError
+
+
+def copier(servers: str, group: str, source: str, target: str) -> None:
+    """Consume, transform, produce: each record becomes one in either partition of the target."""
+    reading = {
+        "bootstrap.servers": servers,
+        "group.id": group,
+        "group.instance.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "max.poll.records": 7,
+    }
+    writing = {"bootstrap.servers": servers, "transactional.id": group, "linger.ms": 0}
+    with Consumer(reading) as consumer, Producer(writing) as producer:
+        producer.init_transactions()
+        consumer.subscribe([source])
+        while True:
+            records = consumer.poll()
+            if not records:
+                continue
+            try:
+                with producer.transaction():
+                    for record in records:
+                        producer.send(target, b"debit " + (record.value or b""), partition=0)
+                        producer.send(target, b"credit " + (record.value or b""), partition=1)
+                    ends = {TopicPartition(each.topic, each.partition): each.offset + 1 for each in records}
+                    producer.send_offsets_to_transaction(ends, consumer.group_metadata())
+            except OncelogError as error:
+                print(f"aborted: {error!r}", file=sys.stderr, flush=True)
+                consumer.seek_to_committed()  # if the producer cannot go on, its next call raises
+
+
+def reader(servers: str, group: str, topic: str, seen: str) -> None:
+    """Append `partition offset value` of what a reader of committed records gets to the file `seen`."""
+    settings = {
+        "bootstrap.servers": servers,
+        "group.id": group,
+        "group.instance.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+    file = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with Consumer(settings) as consumer:
+        consumer.subscribe([topic])
+        while True:
+            records = consumer.poll()
+            if not records:
+                continue
+            lines = [b"%d %d %s\n" % (each.partition, each.offset, each.value or b"") for each in records]
+            os.write(file, b"".join(lines))
+            try:
+                consumer.commit()
+            except OncelogError as error:
+                print(f"not committed: {error!r}", file=sys.stderr, flush=True)
+
+
+def broker(plan: str, *arguments: str) -> None:
+    """`oncelog serve` that kills itself where the next word of the file `plan` says.
+
+    A number: when so many markers of a transaction are written, and another is due. `complete`: all are
+    written, but not that the transaction is complete. Each word is taken out before it is obeyed.
+    """
+    from oncelog.broker.coordinators import transactions
+    from oncelog.broker.coordinators.markers import MarkerWriter
+    from oncelog.cli.main import main
+
+    coordinator = transactions.TransactionCoordinator
+    write_marker, write_markers, complete = (
+        MarkerWriter.write,
+        coordinator._write_markers,
+        coordinator._complete,
+    )
+    written = 0
+
+    def reach(step: str) -> None:
+        words = Path(plan).read_text().split() if Path(plan).exists() else []
+        if words and words[0] == step:
+            Path(plan).write_text(" ".join(words[1:]))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def new_markers(*given: Any) -> None:
+        nonlocal written
+        written = 0
+        write_markers(*given)
+
+    def new_marker(*given: Any) -> Any:
+        nonlocal written
+        reach(str(written))
+        written += 1
+        return write_marker(*given)
+
+    def new_complete(*given: Any) -> None:
+        reach("complete")
+        complete(*given)
+
+    MarkerWriter.write = new_marker  # type: ignore[method-assign]
+    coordinator._write_markers, coordinator._complete = new_markers, new_complete  # type: ignore[method-assign]
+    sys.argv = ["oncelog", *arguments]
+    main()
+
+
+if __name__ == "__main__":
+    {"copier": copier, "reader": reader, "broker": broker}[sys.argv[1]](*sys.argv[2:])

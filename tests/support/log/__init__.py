@@ -1,0 +1,1 @@
+"""Partitions, models and random operations for the tests of the log."""

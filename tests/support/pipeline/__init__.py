@@ -1,0 +1,1 @@
+"""Pipelines of examples/ and a child for the supervisor."""

@@ -1,0 +1,1 @@
+"""The scenarios of tests/scenarios/*.md: reader, steps and comparison."""

@@ -1,0 +1,297 @@
+"""What stands in a scenario's bodies: YAML flow mappings with tags for record batches and for matchers.
+
+Building (`>` lines): `!batch {...}`, `!batches [{...}, ...]` (several, one after the other), `!raw "hex"`,
+`!uuid 7`. A batch's options: values, keys, time (of its first record, default `$now`), step (ms between
+records) or times, pid, epoch, seq, codec, transactional, control; and damage: payload (hex in place of
+the records) and header {field: value}, both with a right checksum, crc: bad, cut: bytes taken from its
+end, tail: hex put after it.
+Matching (`<` lines): `_` anything, `$name` binds or must equal, `!records [...]` what a Fetch brought (a
+value, or a mapping of offset, timestamp_ms, key, value), `!batches [{...}]` its batches' headers, `!any`
+a list in any order, `!has` a list with more in it, `!size 9` records of 9 bytes, `!min 5` at least 5,
+`!re "text"` a text found. `$name+3` and `$name-3` count from a number. Errors go by their names, 0 is NONE.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, NamedTuple
+
+import yaml
+
+from oncelog.errors import ERROR_BY_CODE
+from oncelog.types import Compression
+from oncelog.wire.batch import BatchHeader, build_batch, read_header
+from oncelog.wire.header import HEADER, LOG_OVERHEAD_BYTES, write_crc
+from oncelog.wire.message import Part
+from oncelog.wire.messages import NO_ID
+from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
+from support.broker import split_batches
+
+ERROR_NAMES = {0: "NONE"} | {code: error.kafka_name for code, error in ERROR_BY_CODE.items()}
+ANYTHING = "_"
+VARIABLE = re.compile(r"\$(\w+(?:\.id)?)(?:([+-])(\d+))?")
+
+Variables = dict[str, Any]
+
+
+class Tagged(NamedTuple):
+    """A YAML node with a tag: `!name value`."""
+
+    name: str
+    value: Any
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+def _construct(loader: _Loader, suffix: str, node: yaml.Node) -> Tagged:
+    if isinstance(node, yaml.MappingNode):
+        return Tagged(suffix, loader.construct_mapping(node, deep=True))
+    if isinstance(node, yaml.SequenceNode):
+        return Tagged(suffix, loader.construct_sequence(node, deep=True))
+    value = loader.construct_scalar(node)
+    return Tagged(suffix, int(value) if re.fullmatch(r"-?\d+", value) else value)
+
+
+_Loader.add_multi_constructor("!", _construct)
+
+
+@cache
+def read_yaml(text: str) -> Any:
+    """Return the text's value, for reading only. A scenario reads a text once for each version and broker."""
+    return yaml.load(text, _Loader)
+
+
+class Mismatch(Exception):
+    """An answer is not the expected one; says where."""
+
+
+# --- building
+
+
+def resolve(value: Any, variables: Variables) -> Any:
+    """The value with its variables filled in and its building tags carried out."""
+    if isinstance(value, dict):
+        return {key: resolve(each, variables) for key, each in value.items()}
+    if isinstance(value, Tagged):
+        return _BUILDERS[value.name](resolve(value.value, variables), variables)
+    if isinstance(value, list):
+        return [resolve(each, variables) for each in value]
+    if isinstance(value, str) and (found := VARIABLE.fullmatch(value)):
+        return _look_up(found, variables)
+    return value
+
+
+def _look_up(found: re.Match[str], variables: Variables) -> Any:
+    name, sign, count = found.groups()
+    value = variables[name]
+    return value if sign is None else value + int(sign + count)
+
+
+def build(cls: type[Any], body: dict[str, Any]) -> Any:
+    """A message (or part of one) from a mapping; a key that is no field is an error."""
+    fields = {field.name: field for field in cls._struct.fields}
+    values: dict[str, Any] = {}
+    for key, value in body.items():
+        field = fields[key]
+        if field.struct is not None and value is not None:
+            part = cls._structs[field.struct.name]
+            value = [build(part, each) for each in value] if field.is_array else build(part, value)
+        values[key] = value
+    return cls(**values)
+
+
+UNKNOWN_ID = b"no topic's id..."
+_BY_ID = ("Produce", "OffsetCommit", "OffsetFetch")
+
+
+def add_topic_ids(message: Any, variables: Variables) -> Any:
+    """Give the topics that a request names their ids, for the versions that name them by id only."""
+    if message.api.name in _BY_ID:
+        ids = {variables[name[:-3]]: value for name, value in variables.items() if name.endswith(".id")}
+        groups = getattr(message, "groups", [])
+        for part in [message, *groups]:
+            for topic in getattr(part, "topic_data", None) or getattr(part, "topics", None) or ():
+                if getattr(topic, "topic_id", None) == NO_ID and topic.name:
+                    topic.topic_id = ids.get(topic.name, UNKNOWN_ID)
+    return message
+
+
+def batch_of(options: dict[str, Any], variables: Variables) -> bytes:
+    """The bytes of one batch, damaged if asked."""
+    left = dict(options)
+    values, step = left.pop("values"), left.pop("step", 1)
+    keys = left.pop("keys", [None] * len(values))
+    time_ms = left.pop("time", variables["now"])
+    pid, epoch, sequence = left.pop("pid", None), left.pop("epoch", None), left.pop("seq", None)
+    times = left.pop("times", [time_ms + index * step for index in range(len(values))])
+    records = [
+        NewRecord(timestamp_ms, _bytes(key), _bytes(value))
+        for timestamp_ms, key, value in zip(times, keys, values, strict=True)
+    ]
+    batch = build_batch(
+        records or [NewRecord(time_ms, None, None)],
+        compression=Compression[left.pop("codec", "none").upper()],
+        producer_id=pid,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        is_transactional=left.pop("transactional", False),
+        is_control=left.pop("control", False),
+    )
+    if not records:
+        batch = batch[: HEADER.size]
+        left["header"] = {"last_offset_delta": -1, "records_count": 0} | left.get("header", {})
+    _damage(batch, left)
+    assert not left, f"unknown options of a batch: {left}"
+    return bytes(batch)
+
+
+def _damage(batch: bytearray, options: dict[str, Any]) -> None:
+    batch[HEADER.size :] = bytes.fromhex(options.pop("payload", "")) or batch[HEADER.size :]
+    header = {"batch_length": len(batch) - LOG_OVERHEAD_BYTES} | options.pop("header", {})
+    HEADER.pack_into(batch, 0, *BatchHeader._make(HEADER.unpack_from(batch))._replace(**header))
+    write_crc(batch, 0, len(batch))
+    if options.pop("crc", None) == "bad":
+        batch[17] ^= 0xFF
+    if cut := options.pop("cut", 0):
+        del batch[-cut:]
+    batch += bytes.fromhex(options.pop("tail", ""))
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else str(value).encode()
+
+
+_BUILDERS = {
+    "batch": batch_of,
+    "batches": lambda many, variables: b"".join(batch_of(each, variables) for each in many),
+    "raw": lambda text, _: bytes.fromhex(str(text)),
+    "uuid": lambda number, _: number.to_bytes(16, "big"),
+    "repeat": lambda pair, _: pair[0] * pair[1],
+}
+
+
+# --- matching
+
+
+def match(expected: Any, actual: Any, version: int, variables: Variables, path: str = "") -> None:
+    """Raises Mismatch unless the answer is as expected; fields that the version lacks are passed over."""
+    if expected == ANYTHING:
+        return
+    if isinstance(expected, Tagged):
+        _MATCHERS[expected.name](expected.value, actual, version, variables, path)
+    elif isinstance(expected, dict):
+        _match_fields(expected, actual, version, variables, path)
+    elif isinstance(expected, list):
+        _require(isinstance(actual, list) and len(actual) == len(expected), expected, actual, path)
+        for index, each in enumerate(expected):
+            match(each, actual[index], version, variables, f"{path}[{index}]")
+    elif isinstance(expected, str) and (found := VARIABLE.fullmatch(expected)):
+        if found[2] is None:
+            variables.setdefault(found[1], actual)
+        _require(_look_up(found, variables) == actual, f"{expected}={variables[found[1]]}", actual, path)
+    else:
+        _require(expected == actual, expected, actual, path)
+
+
+def _require(holds: bool, expected: Any, actual: Any, path: str) -> None:
+    if not holds:
+        raise Mismatch(f"{path.lstrip('.') or 'the answer'}: expected {expected!r}, got {actual!r}")
+
+
+def _match_fields(
+    expected: dict[str, Any], actual: Any, version: int, variables: Variables, path: str
+) -> None:
+    if isinstance(actual, dict):
+        present = actual
+    else:
+        _require(isinstance(actual, Part), expected, actual, path)
+        fields = actual._struct.fields
+        present = {field.name: getattr(actual, field.name) for field in fields if field.is_in(version)}
+        unknown = set(expected) - {field.name for field in fields}
+        assert not unknown, f"{type(actual).__name__} has no {unknown}"
+    for key, wanted in expected.items():
+        if key in present:
+            value = present[key]
+            if key == "error_code":
+                value = ERROR_NAMES.get(value, value)
+            match(wanted, value, version, variables, f"{path}.{key}")
+
+
+def _match_any(expected: list[Any], actual: Any, version: int, variables: Variables, path: str) -> None:
+    _require(isinstance(actual, list) and len(actual) == len(expected), expected, actual, path)
+    _match_has(expected, actual, version, variables, path)
+
+
+def _match_has(expected: list[Any], actual: Any, version: int, variables: Variables, path: str) -> None:
+    left = list(actual or [])
+    for wanted in expected:
+        for index, each in enumerate(left):
+            trial = dict(variables)
+            try:
+                match(wanted, each, version, trial)
+            except Mismatch:
+                continue
+            variables.update(trial)
+            del left[index]
+            break
+        else:
+            raise Mismatch(f"{path.lstrip('.')}: nothing like {wanted!r} in {actual!r}")
+
+
+def _match_records(expected: list[Any], actual: Any, version: int, variables: Variables, path: str) -> None:
+    records = [_plain(each) for batch in split_batches(actual) for each in decode_records(batch)]
+    if not any(isinstance(each, dict) for each in expected):
+        records = [each["value"] for each in records]
+        expected = [each if each is None else str(each) for each in expected]
+    match(expected, records, version, variables, path)
+
+
+def _match_batches(expected: list[Any], actual: Any, version: int, variables: Variables, path: str) -> None:
+    batches = []
+    for batch in split_batches(actual):
+        header = read_header(batch)
+        values = [_plain(each)["value"] for each in decode_records(batch)] if not header.is_control else []
+        more = {"codec": header.compression.name.lower(), "values": values, "size": len(batch)}
+        batches.append(header._asdict() | more)
+    match(expected, batches, version, variables, path)
+
+
+def _plain(record: DecodedRecord) -> dict[str, Any]:
+    plain = record._asdict()
+    return plain | {name: _text(plain[name]) for name in ("key", "value")}
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode()
+
+
+def _match_min(expected: int, actual: Any, version: int, variables: Variables, path: str) -> None:
+    least = resolve(expected, variables)
+    _require(actual >= least, f"at least {least}", actual, path)
+
+
+def _match_re(expected: str, actual: Any, version: int, variables: Variables, path: str) -> None:
+    _require(re.search(expected, str(actual)) is not None, f"/{expected}/", actual, path)
+
+
+def _match_built(name: str) -> Any:
+    def match_built(expected: Any, actual: Any, version: int, variables: Variables, path: str) -> None:
+        built = _BUILDERS[name](resolve(expected, variables), variables)
+        _require(built == actual, built, actual, path)
+
+    return match_built
+
+
+_MATCHERS = {
+    "any": _match_any,
+    "has": _match_has,
+    "records": _match_records,
+    "batches": _match_batches,
+    "size": lambda size, actual, *rest: match(size, len(actual), *rest),
+    "min": _match_min,
+    "re": _match_re,
+    "uuid": _match_built("uuid"),
+}

@@ -1,0 +1,1 @@
+"""Brokers that authenticate, and a request of every API."""

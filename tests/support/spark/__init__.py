@@ -1,0 +1,1 @@
+"""Topics, programs and faults for the tests of Spark."""
