@@ -85,7 +85,7 @@ def test_starts_a_jvm():
 def run_sample(tmp_path: Path, *options: str) -> str:
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     (tmp_path / "conftest.py").write_text(
-        "import tiers_plugin\n"
+        "from support import tiers_plugin\n"
         "def pytest_addoption(parser): parser.addoption('--order-seed', type=int)\n"
         "def pytest_configure(config):\n"
         "    for name in ('quick', 'full', 'soak', 'property'):\n"

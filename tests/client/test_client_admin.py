@@ -19,6 +19,7 @@ from oncelog.errors import (
     NotController,
     TimedOut,
     TopicAlreadyExists,
+    UnknownTopicOrPartition,
     UnsupportedVersion,
 )
 from oncelog.types import TopicPartition
@@ -29,6 +30,8 @@ from oncelog.wire.messages import (
     DeleteTopicsResponse,
     DescribeConfigsResponse,
     DescribeProducersResponse,
+    FindCoordinatorResponse,
+    OffsetCommitResponse,
 )
 
 T0 = TopicPartition("t", 0)
@@ -117,6 +120,42 @@ def test_only_items_that_failed_are_requested_again() -> None:
         assert "creating topic 'c': said so" in str(created["c"].error)
 
     play(story)
+
+
+def coordinator_at(broker: ScriptedBroker) -> FindCoordinatorResponse:
+    host, port = broker.bootstrap_servers.split(":")
+    row = FindCoordinatorResponse.Coordinator(key="g", node_id=1, host=host, port=int(port), error_code=0)
+    return FindCoordinatorResponse(coordinators=[row])
+
+
+def commits(*codes: int) -> Callable[[Any, Any], OffsetCommitResponse]:
+    """Answer each OffsetCommit with the next of the codes, then always with the last one."""
+    remaining = list(codes)
+
+    def handler(header: Any, message: Any) -> OffsetCommitResponse:
+        code = remaining.pop(0) if len(remaining) > 1 else remaining[0]
+        partition = OffsetCommitResponse.OffsetCommitResponsePartition(partition_index=0, error_code=code)
+        topic = OffsetCommitResponse.OffsetCommitResponseTopic(name="t", partitions=[partition])
+        return OffsetCommitResponse(topics=[topic])
+
+    return handler
+
+
+def test_offsets_of_a_topic_that_the_coordinator_does_not_know_yet_are_committed() -> None:
+    """Apache Kafka's coordinator may learn of a topic after CreateTopics has returned."""
+
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        unknown = UnknownTopicOrPartition.code
+        broker.handlers["FindCoordinator"] = lambda header, message: coordinator_at(broker)
+        broker.handlers["OffsetCommit"] = commits(unknown, unknown, 0)
+        await admin.alter_group_offsets("g", {T0: 1})
+        assert [name for name, _ in broker.seen].count("OffsetCommit") == 3
+
+        broker.handlers["OffsetCommit"] = commits(unknown)
+        with pytest.raises(UnknownTopicOrPartition, match="create it first"):
+            await admin.alter_group_offsets("g", {T0: 1})
+
+    play(story, request_timeout_ms=100)
 
 
 def test_retries_end_with_the_time() -> None:

@@ -67,7 +67,11 @@ from oncelog.client.admin.types import (
     TopicOutcome,
 )
 from oncelog.client.arguments import by_partition, items_of, mapping_of, names_of, offsets_of, partitions_of
-from oncelog.client.connection.cluster import ClusterConnection, parse_bootstrap
+from oncelog.client.connection.cluster import (
+    UNKNOWN_TOPIC_PATIENCE_MS,
+    ClusterConnection,
+    parse_bootstrap,
+)
 from oncelog.client.connection.coordinator import GROUP, TRANSACTION
 from oncelog.client.consumer.list_offsets import OffsetSpec
 from oncelog.client.consumer.offset_lookup import list_offsets
@@ -568,7 +572,8 @@ class AsyncAdmin:
         """Commit offsets for a group without members.
 
         `retention_ms` keeps these offsets for that time, instead of the broker's offsets.retention.minutes.
-        Raises UnknownMemberId while the group has members, UnknownTopicOrPartition.
+        Raises UnknownMemberId while the group has members, and UnknownTopicOrPartition if the coordinator
+        does not know the topic for 3 s.
         """
         request = commit_request(ConsumerGroupMetadata(group_id), offsets_of(offsets))
         max_version = MAX_COMMIT_VERSION
@@ -580,11 +585,13 @@ class AsyncAdmin:
             error = commit_error(await cluster.request(node_id, request, max_version=max_version))
             if error is not None:
                 if isinstance(error, UnknownTopicOrPartition):
-                    raise error
+                    raise error  # retried: a coordinator learns of a new topic a moment after its creation
                 reason = " has members: stop them first" if isinstance(error, UnknownMemberId) else ""
                 raise error_for_code(error.code, f"group {group_id!r}{reason}")
 
-        await self._router.at_coordinator(GROUP, group_id, attempt)
+        await self._router.at_coordinator(
+            GROUP, group_id, attempt, unknown_topic_patience_ms=UNKNOWN_TOPIC_PATIENCE_MS
+        )
 
     # ACLs
 

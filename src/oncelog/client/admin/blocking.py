@@ -302,7 +302,8 @@ class Admin:
         """Commit offsets for a group without members.
 
         `retention_ms` keeps these offsets for that time, instead of the broker's offsets.retention.minutes.
-        Raises UnknownMemberId while the group has members, UnknownTopicOrPartition.
+        Raises UnknownMemberId while the group has members, and UnknownTopicOrPartition if the coordinator
+        does not know the topic for 3 s.
         """
         self._thread.run(self._async.alter_group_offsets(group_id, offsets, retention_ms=retention_ms))
 

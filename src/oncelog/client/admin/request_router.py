@@ -184,18 +184,24 @@ class RequestRouter:
         }
 
     async def at_coordinator(
-        self, kind: int, name: str, attempt: Callable[[ClusterConnection, int], Awaitable[T]]
+        self,
+        kind: int,
+        name: str,
+        attempt: Callable[[ClusterConnection, int], Awaitable[T]],
+        *,
+        unknown_topic_patience_ms: float = 0,
     ) -> T:
         """Call `attempt(cluster, node id)` with the coordinator of a group or transactional id.
 
-        Looks the coordinator up again and repeats while the error is retriable.
+        Looks the coordinator up again and repeats while the error is retriable, UnknownTopicOrPartition for
+        at most `unknown_topic_patience_ms`.
         """
         cluster = await self.connect()
 
         async def find_and_attempt() -> T:
             return await attempt(cluster, await find_coordinator(cluster, kind, name))
 
-        return await cluster.retrying(find_and_attempt)
+        return await cluster.retrying(find_and_attempt, unknown_topic_patience_ms=unknown_topic_patience_ms)
 
 
 def _is_worth_a_retry(error: OncelogError | None) -> bool:

@@ -439,13 +439,20 @@ class ClusterConnection:
         base, top = self._settings["retry.backoff.ms"], self._settings["retry.backoff.max.ms"]
         return float(min(base * 2 ** min(attempt, 20), max(top, base))) * self._runtime.rng.uniform(0.8, 1.2)
 
-    async def retrying(self, attempt_once: Callable[[], Awaitable[T]], timeout_ms: float | None = None) -> T:
-        """Repeat `attempt_once` until it succeeds. Raise its error if that is final or the time is over.
+    async def retrying(
+        self,
+        attempt_once: Callable[[], Awaitable[T]],
+        timeout_ms: float | None = None,
+        *,
+        unknown_topic_patience_ms: float = 0,
+    ) -> T:
+        """Repeat `attempt_once` until it succeeds. Raise its error if it is final or the time is over.
 
-        `timeout_ms` None: request.timeout.ms.
+        `timeout_ms` None: request.timeout.ms. UnknownTopicOrPartition is retried for
+        `unknown_topic_patience_ms` at most; by default it is final, because a leader lookup has retried it.
         """
         limit_ms = self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms
-        deadline_ms = self.now_ms() + limit_ms
+        begin_ms = self.now_ms()
         attempt = 0
         while True:
             try:
@@ -456,7 +463,9 @@ class ClusterConnection:
                 if isinstance(error, AuthenticationError):
                     raise
                 pause_ms = self.retry_pause_ms(attempt)
-                if isinstance(error, UnknownTopicOrPartition) or self.now_ms() + pause_ms > deadline_ms:
+                is_unknown = isinstance(error, UnknownTopicOrPartition)
+                patience_ms = min(unknown_topic_patience_ms, limit_ms) if is_unknown else limit_ms
+                if self.now_ms() + pause_ms > begin_ms + patience_ms:
                     raise
             attempt += 1
             await asyncio.sleep(pause_ms / 1000)

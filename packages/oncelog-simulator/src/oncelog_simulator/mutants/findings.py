@@ -75,7 +75,7 @@ OUT_OF_REACH: dict[str, str] = {
     "requests in steps are not met by a stop": "R712",
     "no disk loses what was synced": "R364 R450",
     "no client closes right after requests whose answers it does not take": "R509 R565 R790 R840",
-    "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711 R810",
+    "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711 R810 R929",
     "nobody subscribes by pattern": "R1 R17 R20 R479 R683",
     "no power goes soon after DeleteRecords up to the log end": "R690",
     "a power loss seldom takes an epoch and leaves its batches": "R691 R761 R822",
