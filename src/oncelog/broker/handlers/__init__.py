@@ -1,1 +1,5 @@
-"""One module per API: its versions, its behaviour, and `handle(state, request, now_ms)`."""
+"""The request handlers, one module per API.
+
+Each module's docstring has the API's versions, behaviour and errors. Its function `handle(state, request,
+now_ms)` returns the response, or an object from which the response comes later.
+"""

@@ -1,6 +1,6 @@
 """AddOffsetsToTxn (key 25), versions 0-4: add a group's partition of `__consumer_offsets` to a transaction.
 
-Versions 0 and 1 get INVALID_PRODUCER_EPOCH where later ones get PRODUCER_FENCED.
+Versions 0 and 1 get INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED.
 Source: KIP-98; Kafka's KafkaApis.handleAddOffsetsToTxnRequest.
 """
 

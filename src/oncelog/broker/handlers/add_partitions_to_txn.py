@@ -1,9 +1,10 @@
 """AddPartitionsToTxn (key 24), versions 0-5: add partitions to a transaction.
 
-Clients use versions up to 3, with one transaction per request. Version 4 and later are for brokers: several
-transactions, some with verify_only (KIP-890). If a partition does not exist, nothing is added: it gets
-UNKNOWN_TOPIC_OR_PARTITION and the others OPERATION_NOT_ATTEMPTED. Versions 0 and 1 get INVALID_PRODUCER_EPOCH
-where later ones get PRODUCER_FENCED. Source: Kafka's KafkaApis.handleAddPartitionsToTxnRequest.
+Clients use versions up to 3, with one transaction per request. Brokers use version 4 and later (KIP-890): a
+request has several transactions. With verify_only it only checks that the partitions are in the transaction.
+If a partition does not exist, none is added: that partition gets UNKNOWN_TOPIC_OR_PARTITION, and the others
+get OPERATION_NOT_ATTEMPTED. Versions 0 and 1 get INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED. Source:
+Kafka's KafkaApis.handleAddPartitionsToTxnRequest.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _add_all(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
 
 
 class _PartitionAdder:
-    """One request: adds or verifies its transactions, and collects what was written for it."""
+    """The work of one request: it adds or verifies partitions, and collects the log appends in `written`."""
 
     def __init__(self, state: BrokerState, request: Request, now_ms: int) -> None:
         version = request.header.api_version
@@ -92,7 +93,7 @@ class _PartitionAdder:
         *,
         verify_only: bool = False,
     ) -> Work[list[_Result]]:
-        """Add or verify the partitions of one transaction. They are added all at once or not at all."""
+        """Add or verify the partitions of one transaction. Either all of them are added or none."""
         results, bad = [], 0
         partitions: dict[TopicPartition, list[_Partition]] = {}
         for topic in topics:
@@ -129,7 +130,7 @@ class _PartitionAdder:
         return results
 
     def _refusal(self, tp: TopicPartition) -> int:
-        """Return an error code, or 0."""
+        """Return the error code of a partition that cannot be added; 0 if it can."""
         if self.is_by_client and not self.request.is_authorized(ResourceType.TOPIC, tp.topic):
             return TopicAuthorizationFailed.code
         topic = self.state.topics.get(tp.topic)
@@ -160,7 +161,7 @@ def _set_all(rows: Iterable[_Partition], code: int) -> None:
 
 
 def _refuse_all(answer: AddPartitionsToTxnResponse, error: BrokerError) -> AddPartitionsToTxnResponse:
-    """Set the error of partitions whose addition could not be made durable."""
+    """Set `error` in all partitions without an error: the record that adds them could not be made durable."""
     topics = [*answer.results_by_topic_v3_and_below]
     topics += [topic for result in answer.results_by_transaction for topic in result.topic_results]
     for topic in topics:

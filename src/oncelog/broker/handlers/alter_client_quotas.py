@@ -1,8 +1,10 @@
 """AlterClientQuotas (key 49), versions 0-1: set and remove quotas of users, client ids and IP addresses.
 
-CLUSTER_AUTHORIZATION_FAILED without ALTER_CONFIGS on the cluster, INVALID_REQUEST for an invalid entity or
-quota, and for one that is named twice. An entity with an error keeps its quotas; the others are altered.
-validate_only alters nothing. Source: KIP-546; Kafka's ClientQuotaControlManager.
+An entity with an error keeps its quotas; the others are altered. With validate_only nothing is altered.
+
+Errors: CLUSTER_AUTHORIZATION_FAILED without ALTER_CONFIGS on the cluster; INVALID_REQUEST for an invalid
+entity or quota, and for an entity that is named twice.
+Source: KIP-546; Kafka's ClientQuotaControlManager.
 """
 
 from __future__ import annotations
@@ -54,5 +56,5 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterClientQuot
 
 
 def _name(entry: _Requested) -> _Name:
-    """Return the entity's parts in a fixed order, each type once."""
+    """Return the entity's parts sorted by type, so that the same entity always has the same name."""
     return tuple(sorted({part.entity_type: part.entity_name for part in entry.entity}.items()))

@@ -1,7 +1,8 @@
-"""AlterConfigs (key 33), versions 0-2: replace all settings of a resource's own.
+"""AlterConfigs (key 33), versions 0-2: replace all settings that a topic, broker or group itself has.
 
-UNKNOWN_TOPIC_OR_PARTITION, INVALID_CONFIG (unknown key or bad value), INVALID_REQUEST (a resource without
-settings, a null value, a resource or key named twice). Source: Kafka's ConfigurationControlManager.
+Errors: UNKNOWN_TOPIC_OR_PARTITION; INVALID_CONFIG (unknown key or bad value); INVALID_REQUEST (a resource
+without settings, a null value, a resource or key named twice).
+Source: Kafka's ConfigurationControlManager.
 """
 
 from __future__ import annotations

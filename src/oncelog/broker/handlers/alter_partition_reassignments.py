@@ -1,8 +1,10 @@
 """AlterPartitionReassignments (key 45), versions 0-1: every partition stays on this broker.
 
-The replicas [this broker] are accepted and change nothing; others get INVALID_REPLICA_ASSIGNMENT. Null
-replicas cancel a reassignment: there is none, so they get NO_REASSIGNMENT_IN_PROGRESS. Unknown partitions get
-UNKNOWN_TOPIC_OR_PARTITION. Source: KIP-455; Kafka's ReplicationControlManager.
+A request for the replicas [this broker] succeeds and changes nothing.
+
+Errors: INVALID_REPLICA_ASSIGNMENT for other replicas; NO_REASSIGNMENT_IN_PROGRESS for null replicas, which
+cancel a reassignment; UNKNOWN_TOPIC_OR_PARTITION for an unknown partition.
+Source: KIP-455; Kafka's ReplicationControlManager.
 """
 
 from __future__ import annotations

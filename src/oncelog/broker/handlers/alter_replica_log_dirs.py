@@ -1,8 +1,9 @@
-"""AlterReplicaLogDirs (key 34), versions 1-2: there is one data directory, which holds every partition.
+"""AlterReplicaLogDirs (key 34), versions 1-2: the broker has one data directory, so no partition moves.
 
-Another directory gets LOG_DIR_NOT_FOUND, an unknown partition UNKNOWN_TOPIC_OR_PARTITION. A partition that is
-named for two directories gets one result, for the last of them. Source: KIP-113; Kafka's
-KafkaApis.handleAlterReplicaLogDirsRequest.
+If a partition is named for two directories, its one result is for the last of them.
+
+Errors: LOG_DIR_NOT_FOUND for another directory, UNKNOWN_TOPIC_OR_PARTITION for an unknown partition.
+Source: KIP-113; Kafka's KafkaApis.handleAlterReplicaLogDirsRequest.
 """
 
 from __future__ import annotations

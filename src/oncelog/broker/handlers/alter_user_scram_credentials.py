@@ -4,7 +4,7 @@
     UNSUPPORTED_SASL_MECHANISM    not a SCRAM mechanism
     RESOURCE_NOT_FOUND            nothing to delete
     DUPLICATE_RESOURCE            a user named twice, unless its first change was refused
-    UNACCEPTABLE_CREDENTIAL       iterations, salt or name
+    UNACCEPTABLE_CREDENTIAL       an invalid number of iterations, salt or name
 
 There is one result per user. Source: KIP-554; Kafka's ScramControlManager.
 """

@@ -1,10 +1,13 @@
-"""ApiVersions (key 18), versions 0-4: the APIs and versions that this broker serves, and its features.
+"""ApiVersions (key 18), versions 0-4: the APIs and versions that this broker supports, and its features.
 
-An unsupported version gets a version 0 response with UNSUPPORTED_VERSION and the range of ApiVersions itself.
-Clients then try a lower version: Java and kafka-python the highest of that range, librdkafka version 0. The
-response header always has version 0. INVALID_REQUEST for a client name or version with other characters than
-letters, digits, dots and hyphens. The feature transaction.version says whether every transaction raises its
-producer's epoch (KIP-890). Source: KIP-35, KIP-511, KIP-584.
+The response header always has version 0. The feature transaction.version is 2 if every transaction raises its
+producer's epoch (KIP-890).
+
+Errors: INVALID_REQUEST for a client name or version with other characters than letters, digits, dots and
+hyphens. A request of an unsupported version gets UNSUPPORTED_VERSION in a version 0 response, with the range
+of ApiVersions alone. Clients then try a lower version: Java and kafka-python the highest of that range,
+librdkafka version 0.
+Source: KIP-35, KIP-511, KIP-584.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ def unsupported() -> ApiVersionsResponse:
 
 
 def _supported(name: str, max_level: int) -> ApiVersionsResponse.SupportedFeatureKey:
-    # Not 0, which clients reject below version 4 of this API.
+    # Not 0: clients that use a version of this API below 4 reject a min_version of 0.
     return ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=1, max_version=max_level)
 
 

@@ -1,7 +1,8 @@
 """ConsumerGroupDescribe (key 69), versions 0-1: groups of the consumer protocol (KIP-848).
 
-GROUP_ID_NOT_FOUND (no such group, or a classic one), INVALID_GROUP_ID (empty), TOPIC_AUTHORIZATION_FAILED (a
-member reads a topic that the client may not describe). Source: Kafka's GroupCoordinatorService.
+Errors: GROUP_ID_NOT_FOUND (no such group, or a classic one), INVALID_GROUP_ID (empty),
+TOPIC_AUTHORIZATION_FAILED (a member reads a topic that the client may not describe).
+Source: Kafka's GroupCoordinatorService.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _member(state: BrokerState, group: ConsumerGroup, member_id: str) -> Consume
 
 
 def _size(member: ConsumerGroupDescribeResponse.Member) -> int:
-    """Return the cost of a described member, in elements of a step."""
+    """Return how many elements of a step (`StepBudget`) a described member costs."""
     count = 1 + len(member.subscribed_topic_names)
     for assignment in (member.assignment, member.target_assignment):
         for topic in assignment.topic_partitions if assignment else ():

@@ -1,8 +1,10 @@
 """CreateAcls (key 30), versions 1-3: add ACLs.
 
-CLUSTER_AUTHORIZATION_FAILED without ALTER on the cluster, INVALID_REQUEST for what is not a valid ACL,
-SECURITY_DISABLED without an authorizer. An ACL that already exists is no error. All valid ACLs of a request
-are stored in one write. Source: KIP-140; Kafka's AclControlManager.
+An ACL that already exists is no error. All valid ACLs of a request are stored in one write.
+
+Errors: CLUSTER_AUTHORIZATION_FAILED without ALTER on the cluster; INVALID_REQUEST for an invalid ACL;
+SECURITY_DISABLED without an authorizer.
+Source: KIP-140; Kafka's AclControlManager.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     UNKNOWN_TOPIC_OR_PARTITION  there is no such topic
     INVALID_TOPIC_EXCEPTION     an internal topic
     INVALID_PARTITIONS          not more than the topic has, or more than it may have
-    INVALID_REPLICA_ASSIGNMENT  other replicas than this broker
+    INVALID_REPLICA_ASSIGNMENT  an assignment to any broker but this one
     INVALID_REQUEST             a topic named twice
     POLICY_VIOLATION            more than 10,000 new partitions in one request
-    THROTTLING_QUOTA_EXCEEDED   controller_mutation_rate, version 3 and later
+    THROTTLING_QUOTA_EXCEEDED   over controller_mutation_rate, version 3 and later
 
-validate_only creates nothing. The partitions are created in steps; clients see a topic's new partitions
-when all of them exist. Source: KIP-195; Kafka's ReplicationControlManager.
+With validate_only nothing is created. The partitions are created in steps; clients see a topic's new
+partitions when all of them exist. Source: KIP-195; Kafka's ReplicationControlManager.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePar
 def _add_partitions(
     state: BrokerState, plans: Sequence[tuple[Topic, int, _Result]], now_ms: int
 ) -> Work[None]:
-    """Add the partitions, made durable by one write. A failure is set in the results."""
+    """Add the partitions of all topics with one durable write.
+
+    A topic that fails gets an error in its result.
+    """
     changes = [(topic, count) for topic, count, _ in plans]
     try:
         failures = yield from state.topics.grow_in_steps(changes, now_ms)
@@ -95,9 +98,11 @@ def _add_partitions(
 
 
 def _validate(state: BrokerState, requested: _Requested, left_count: int) -> Topic:
-    """Return the topic if it may have the requested partitions. Raises a BrokerError.
+    """Return the topic if it may have the requested partition count.
 
-    `left_count` is how many partitions the request may still create.
+    `left_count` is the number of partitions that the request may still create. Raises
+    UnknownTopicOrPartition, InvalidTopicException, InvalidPartitions, InvalidReplicaAssignment or
+    PolicyViolation.
     """
     topic = state.topics.get(requested.name)
     if topic is None:

@@ -5,16 +5,16 @@
     INVALID_TOPIC_EXCEPTION     an invalid name, or one that collides with another
     TOPIC_ALREADY_EXISTS        a topic has the name
     INVALID_PARTITIONS          fewer than 1, or more than MAX_PARTITIONS
-    INVALID_REPLICATION_FACTOR  a number that a single broker cannot give
-    INVALID_REPLICA_ASSIGNMENT  other replicas than this broker, or a gap in the partitions
+    INVALID_REPLICATION_FACTOR  neither 1 nor -1, because there is one broker
+    INVALID_REPLICA_ASSIGNMENT  an assignment to any broker but this one, or a missing index
     INVALID_CONFIG              an unknown key or a bad value
-    INVALID_REQUEST             a topic named twice, or both numbers and an assignment
+    INVALID_REQUEST             a topic named twice, or both an assignment and a partition or replica count
     POLICY_VIOLATION            more than 10,000 partitions in one request
-    THROTTLING_QUOTA_EXCEEDED   controller_mutation_rate, version 6 and later
+    THROTTLING_QUOTA_EXCEEDED   over controller_mutation_rate, version 6 and later
 
-The topics are checked in steps, and one write makes all topics of a request durable. validate_only creates
-nothing. Version 5 and later return the settings, version 7 the topic id. Source: KIP-4, KIP-464, KIP-525;
-Kafka's ReplicationControlManager.
+The topics are checked in steps, and one write makes all topics of a request durable. With validate_only
+nothing is created. Version 5 and later return the settings, version 7 the topic id. Source: KIP-4, KIP-464,
+KIP-525; Kafka's ReplicationControlManager.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ FIRST_STRICT_VERSION = 6
 MAX_PARTITIONS_PER_REQUEST = 10_000
 """Source: kafka ReplicationControlManager.MAX_PARTITIONS_PER_BATCH."""
 MAX_PARTITIONS = 100_000
-"""Limit of one topic: each partition costs files and memory, and a typing error should not end the broker."""
+"""Largest partition count of a topic.
+
+Each partition costs files and memory, so a mistyped count could crash the broker.
+"""
 
 _Requested = CreateTopicsRequest.CreatableTopic
 _Result = CreateTopicsResponse.CreatableTopicResult
@@ -133,7 +136,7 @@ def _error(requested: _Requested, error: BrokerError | StorageError) -> _Result:
 
 
 def _result(state: BrokerState, request: Request, plan: NewTopic) -> _Result:
-    """Return the result for a topic that can be created, without its id."""
+    """Return the result for a topic that passed all checks. The topic id is filled in after its creation."""
     if not request.access.may(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, plan.name):
         return _Result(
             name=plan.name,

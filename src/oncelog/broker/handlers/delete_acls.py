@@ -2,11 +2,11 @@
 
     CLUSTER_AUTHORIZATION_FAILED  without ALTER on the cluster
     INVALID_REQUEST               an unknown type in a filter
-    POLICY_VIOLATION              many filters match the same ACLs
+    POLICY_VIOLATION              too many filters match the same ACLs (MAX_REPEATED)
     SECURITY_DISABLED             there is no authorizer
 
-The ACLs are searched in steps, for each filter without a name has to look at all of them. Source: KIP-140;
-Kafka's AclControlManager.
+The search runs in steps, because a filter without a name examines all ACLs.
+Source: KIP-140; Kafka's AclControlManager.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
 
 KEY = 31
 MAX_REPEATED = 10_000
-"""Matches that a response may list beyond the number of ACLs: it repeats an ACL for each matching filter."""
+"""Limit of the matches in a response, beyond the number of ACLs.
+
+The response repeats an ACL for each filter that matches it.
+"""
 
 _Result = DeleteAclsResponse.DeleteAclsFilterResult
 
@@ -56,9 +59,10 @@ def _answer(state: BrokerState, request: Request) -> Work[DeleteAclsResponse]:
 def _find(
     state: BrokerState, table: AclTable, filters: list[AclFilter | BrokerError]
 ) -> Work[list[list[Acl] | BrokerError]]:
-    """Return the ACLs that match each filter. Raises PolicyViolation.
+    """Return for each filter the ACLs that match it, or the filter's own error.
 
-    Other requests replace the table between two steps, but do not change it.
+    Raises PolicyViolation if the filters match too many ACLs in total. Requests that run between two steps
+    replace the ACL table and leave this one unchanged.
     """
     budget, remaining_count = StepBudget(state.limits.request_step_elements), len(table) + MAX_REPEATED
     result: list[list[Acl] | BrokerError] = []

@@ -1,8 +1,10 @@
-"""DeleteRecords (key 21), versions 0-2: move a partition's log start offset up; -1 is the high watermark.
+"""DeleteRecords (key 21), versions 0-2: move a partition's log start offset up.
+
+The requested offset -1 stands for the high watermark.
 
     UNKNOWN_TOPIC_OR_PARTITION  there is no such partition
     INVALID_TOPIC_EXCEPTION     an internal topic
-    OFFSET_OUT_OF_RANGE         an offset above the high watermark, or negative
+    OFFSET_OUT_OF_RANGE         an offset above the high watermark, or below -1
     POLICY_VIOLATION            a compacted topic whose cleanup.policy does not include delete
     KAFKA_STORAGE_ERROR         the disk failed
 

@@ -1,14 +1,14 @@
 """DeleteTopics (key 20), versions 1-6: delete topics by name, from version 6 on by name or id.
 
-Everything of a topic is deleted, also its producers' state (behaviour I16, docs/behaviours.md) and its
-committed offsets, even if the broker is killed meanwhile.
+A topic's records, its producers' state (behaviour I16, docs/behaviours.md) and its committed offsets are
+deleted. If the broker is killed before the end, its next start completes the deletion.
 
     UNKNOWN_TOPIC_OR_PARTITION  an unknown name
     UNKNOWN_TOPIC_ID            an unknown id
-    INVALID_REQUEST             both or neither of name and id, or a topic named twice, which stays
+    INVALID_REQUEST             both or neither of name and id, or a topic named twice; it is not deleted
     INVALID_TOPIC_EXCEPTION     an internal topic
     TOPIC_DELETION_DISABLED     delete.topic.enable=false
-    THROTTLING_QUOTA_EXCEEDED   controller_mutation_rate, version 5 and later
+    THROTTLING_QUOTA_EXCEEDED   over controller_mutation_rate, version 5 and later
 
 Source: KIP-4, KIP-516; Kafka's ReplicationControlManager.
 """
@@ -46,7 +46,7 @@ FIRST_STRICT_VERSION = 5
 _Result = DeleteTopicsResponse.DeletableTopicResult
 _Requested = DeleteTopicsRequest.DeleteTopicState
 _Planned = tuple[Topic, _Result, bool]
-"""A topic that may be deleted, its result, and True if the request names it by its id."""
+"""(topic that may be deleted, its result, True if the request names the topic by its id)"""
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
@@ -77,15 +77,16 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[DeleteTop
 
 
 def _delete(state: BrokerState, planned: Sequence[_Planned], now_ms: int) -> Work[None]:
-    """Delete topics durably in the first step. A failure is set in their results.
+    """Delete the topics durably in the first step, and remove their directories and committed offsets later.
 
-    Later steps remove their directories, and then delete their committed offsets.
+    If the durable write fails, the results get its error.
     """
     results: dict[Topic, _Result] = {}
     for topic, result, is_by_id in planned:
         if topic.state is TopicState.LIVE:
             results[topic] = result
-        else:  # another request deleted it between two steps
+        else:
+            # Another request has deleted the topic between two steps.
             result.error_code = UnknownTopicId.code if is_by_id else UnknownTopicOrPartition.code
     if not results:
         return
@@ -110,7 +111,7 @@ def _key(requested: _Requested) -> tuple[str | None, bytes]:
 
 
 def _named_both_ways(state: BrokerState, entries: Iterable[_Requested]) -> set[bytes]:
-    """Return the ids of the topics that the request names once by name and once by id."""
+    """Return the ids of the topics that the request names both by name and by id."""
     by_name = {entry.name for entry in entries if entry.name is not None}
     by_id = {bytes(entry.topic_id) for entry in entries if entry.name is None}
     topics = (state.topics.get(name) for name in by_name)

@@ -1,7 +1,7 @@
 """DescribeAcls (key 29), versions 1-3: list the ACLs that match a filter.
 
-CLUSTER_AUTHORIZATION_FAILED without DESCRIBE on the cluster, INVALID_REQUEST for an unknown type in the
-filter, SECURITY_DISABLED without an authorizer. Source: KIP-140; Kafka's KafkaApis.handleDescribeAcls.
+Errors: CLUSTER_AUTHORIZATION_FAILED without DESCRIBE on the cluster; INVALID_REQUEST for an unknown type in
+the filter; SECURITY_DISABLED without an authorizer. Source: KIP-140; Kafka's KafkaApis.handleDescribeAcls.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeAclsRes
 
 
 def acl_filter(requested: DescribeAclsRequest | DeleteAclsRequest.DeleteAclsFilter) -> AclFilter:
-    """Return the filter of a DescribeAcls or DeleteAcls request. Raises InvalidRequest."""
+    """Return the filter of a DescribeAcls or DeleteAcls request.
+
+    Raises InvalidRequest for an unknown type.
+    """
     try:
         return AclFilter(
             ResourceType(requested.resource_type_filter),

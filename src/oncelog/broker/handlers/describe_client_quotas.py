@@ -1,7 +1,7 @@
 """DescribeClientQuotas (key 48), versions 0-1: the quotas of the entities that match a filter.
 
-CLUSTER_AUTHORIZATION_FAILED without DESCRIBE_CONFIGS on the cluster, UNSUPPORTED_VERSION for an unknown
-entity type, INVALID_REQUEST for a contradictory filter. Source: KIP-546; Kafka's ClientQuotaCache.
+Errors: CLUSTER_AUTHORIZATION_FAILED without DESCRIBE_CONFIGS on the cluster; UNSUPPORTED_VERSION for an
+unknown entity type; INVALID_REQUEST for a contradictory filter. Source: KIP-546; Kafka's ClientQuotaCache.
 """
 
 from __future__ import annotations

@@ -1,12 +1,19 @@
-"""DescribeConfigs (key 32), versions 1-4: settings of topics (type 2), of this broker (4), of groups (32).
+"""DescribeConfigs (key 32), versions 1-4: the settings of topics, of this broker and of groups.
 
-Sources of a value: 1 the topic, 2 this broker, set dynamically, 3 the whole cluster, set dynamically, 4 the
-broker's configuration file, 5 the default, 8 the group. Version 1 and later return synonyms, version 3
-types and documentation. A broker's resource name is its id; the empty name means the dynamic settings of
-the whole cluster.
+A topic has resource type 2, a broker 4, a group 32. A broker's resource name is its id; the empty name means
+the dynamic settings of the whole cluster. Version 1 and later return synonyms, version 3 and later types and
+documentation. Each value has a source:
 
-UNKNOWN_TOPIC_OR_PARTITION; INVALID_REQUEST for another type, the id of another broker, or a group without a
-name. Source: KIP-133, KIP-226, KIP-569; Kafka's ConfigHelper.
+    1  set for the topic
+    2  set dynamically for this broker
+    3  set dynamically for the whole cluster
+    4  the broker's configuration file
+    5  the default
+    8  set for the group
+
+Errors: UNKNOWN_TOPIC_OR_PARTITION; INVALID_REQUEST for another resource type, the id of another broker, or a
+group without a name.
+Source: KIP-133, KIP-226, KIP-569; Kafka's ConfigHelper.
 """
 
 from __future__ import annotations
@@ -65,8 +72,8 @@ def _answer(state: BrokerState, request: Request) -> Work[DescribeConfigsRespons
 def _once(resources: list[_Requested]) -> Iterable[_Requested]:
     """Return each resource once, with all its requested keys.
 
-    A broker has more than a hundred settings. If it were described once for each time that it is named, a
-    small request would get a response of gigabytes.
+    A broker has more than a hundred settings. If a small request could name the broker thousands of times and
+    get all settings each time, the response would have gigabytes.
     """
     unique: dict[tuple[int, str], _Requested] = {}
     for resource in resources:

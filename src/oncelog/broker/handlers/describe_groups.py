@@ -1,7 +1,7 @@
 """DescribeGroups (key 15), versions 0-6: classic groups, their members and their assignments.
 
-A group that does not exist, or is of the consumer protocol, has the state Dead; from version 6 on it gets
-GROUP_ID_NOT_FOUND. Source: KIP-1043; Kafka's GroupCoordinatorService.
+A group that does not exist, or that uses the consumer protocol, is returned in the state Dead. From version 6
+on, such a group also gets GROUP_ID_NOT_FOUND. Source: KIP-1043; Kafka's GroupCoordinatorService.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DescribeLogDirs (key 35), versions 1-5: the data directory and the size of each partition.
 
-Null topics mean all. Unknown partitions are left out, as in Kafka. A size is the bytes of the segment
-files; version 4 adds the size and the free space of the volume. Source: KIP-113, KIP-827.
+Null topics mean all. As in Kafka, unknown partitions are left out. A partition's size is the sum of its
+segment files in bytes. Version 4 and later add the volume's size and free space. Source: KIP-113, KIP-827.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeLogDirs
 
 
 def _requested(topics: Iterable[DescribeLogDirsRequest.DescribableLogDirTopic]) -> dict[str, set[int]]:
-    """Return the requested partitions by topic. A topic may be named several times."""
+    """Return the requested partition indexes by topic, merged if the request names a topic several times."""
     requested: dict[str, set[int]] = {}
     for topic in topics:
         requested.setdefault(topic.topic, set()).update(topic.partitions)

@@ -1,6 +1,7 @@
 """DescribeProducers (key 61), version 0: the producer state of partitions (KIP-664).
 
-UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (an invalid name). Missing values are -1 on the wire.
+Missing values are -1 on the wire. Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (an invalid
+name).
 Source: Kafka's KafkaApis.handleDescribeProducersRequest.
 """
 
@@ -28,7 +29,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _describe_all(state: BrokerState, request: Request) -> Work[DescribeProducersResponse]:
     message: DescribeProducersRequest = request.message
-    # Each partition once, also if it is named many times: it may have many producers.
+    # A partition that is named many times is described once: it may have many producers.
     requested: dict[str, dict[int, None]] = {}
     for topic in message.topics:
         requested.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))

@@ -1,9 +1,9 @@
 """DescribeQuorum (key 55), versions 0-2: the leader of the metadata log.
 
 This broker is its own controller, so it is the only voter, and there are no observers. It keeps topics in a
-file and not in a metadata log: epoch and offsets are 0. If a request is not for partition 0 of
-__cluster_metadata alone, each partition gets UNKNOWN_TOPIC_OR_PARTITION. Source: KIP-595, KIP-853; Kafka's
-KafkaRaftClient.
+file instead of a metadata log, so the epoch and the offsets in the response are 0. If a request names any
+partition but partition 0 of __cluster_metadata, all its partitions get UNKNOWN_TOPIC_OR_PARTITION. Source:
+KIP-595, KIP-853; Kafka's KafkaRaftClient.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeQuorumR
 
 
 def _state(state: BrokerState, request: Request) -> DescribeQuorumResponse.Node:
-    """Return this broker with the listener of the request, which serves a controller's requests too."""
+    """Return this broker as a node, with the listener of the request as its controller listener."""
     if request.authenticator is None:
         return DescribeQuorumResponse.Node(node_id=state.node_id)
     host, port = request.authenticator.listener.address

@@ -1,8 +1,8 @@
 """DescribeTopicPartitions (key 75), version 0: the partitions of topics, page by page (KIP-966).
 
-Topics are in the order of their names, each once. No topics in the request mean all. A page has at most
-max.request.partition.size.limit partitions, or fewer if the request says so, but at least one.
-`next_cursor` is the start of the next page. A cursor outside the request's topics, or at a negative
+Topics are sorted by name, and each is returned once. A request without topics means all topics. A page has at
+least one partition and at most max.request.partition.size.limit. The request may lower this limit.
+`next_cursor` is the first partition of the next page. A cursor outside the request's topics, or at a negative
 partition, gets INVALID_REQUEST for every topic. Source: Kafka's DescribeTopicPartitionsRequestHandler.
 """
 
@@ -43,7 +43,8 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeTopicPa
             if requested:
                 unauthorized.append(_error_result(name, error))
             continue
-        # After the check: the cursor must not reveal the name of a topic that the client may not describe.
+        # This must follow the authorization: the cursor must not reveal the name of a topic that the client
+        # may not describe.
         if page.is_full:
             page.end_at(name, 0)
             break
@@ -60,7 +61,7 @@ def _error_result(name: str, error: BrokerError) -> _Topic:
 
 
 class _Page:
-    """The topics of one response, which has room for at most `limit` partitions."""
+    """The topics of one response, with at most `limit` partitions in total."""
 
     def __init__(self, state: BrokerState, limit: int) -> None:
         self._state, self._remaining_count = state, limit
@@ -72,11 +73,11 @@ class _Page:
         return self._remaining_count <= 0
 
     def end_at(self, name: str, index: int) -> None:
-        """Set the cursor: the next page begins at this partition."""
+        """Let the next page begin at this partition."""
         self.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=index)
 
     def add(self, name: str, first_index: int) -> None:
-        """Describe a topic from a partition on. Set the cursor if not all of its partitions fit."""
+        """Describe the topic's partitions from `first_index` on. If not all of them fit, set the cursor."""
         topic = self._state.topics.get(name)
         if topic is None:
             try:

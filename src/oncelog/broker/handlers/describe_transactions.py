@@ -1,7 +1,7 @@
 """DescribeTransactions (key 65), version 0: the coordinator's state of transactional ids (behaviour T14).
 
-TRANSACTIONAL_ID_NOT_FOUND for an unknown id, INVALID_REQUEST for an empty one. Topics that the client may
-not describe are left out. Source: KIP-664; Kafka's TransactionCoordinator.handleDescribeTransactions.
+Topics that the client may not describe are left out. Errors: TRANSACTIONAL_ID_NOT_FOUND for an unknown id,
+INVALID_REQUEST for an empty one. Source: KIP-664; Kafka's TransactionCoordinator.handleDescribeTransactions.
 """
 
 from __future__ import annotations

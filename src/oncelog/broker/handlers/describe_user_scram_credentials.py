@@ -1,8 +1,10 @@
 """DescribeUserScramCredentials (key 50), version 0: the SCRAM mechanisms of users, never their keys.
 
-CLUSTER_AUTHORIZATION_FAILED without DESCRIBE on the cluster, RESOURCE_NOT_FOUND for an unknown user,
-DUPLICATE_RESOURCE for a user named twice. No users in the request mean all. Source: KIP-554; Kafka's
-ScramImage.
+A request without users means all users.
+
+Errors: CLUSTER_AUTHORIZATION_FAILED without DESCRIBE on the cluster; RESOURCE_NOT_FOUND for an unknown user;
+DUPLICATE_RESOURCE for a user named twice.
+Source: KIP-554; Kafka's ScramImage.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """ElectLeaders (key 43), versions 0-2: this broker leads every partition, so no election is needed.
 
-ELECTION_NOT_NEEDED for each partition that exists, UNKNOWN_TOPIC_OR_PARTITION for others. Null topics mean
-all topics, each with an empty list of partitions, as in Kafka. INVALID_REQUEST for an election type other
-than preferred (0) and unclean (1). Source: KIP-183, KIP-460; Kafka's ReplicationControlManager.
+Null topics mean all topics. As in Kafka, the response then has each topic with an empty list of partitions.
+
+Errors: ELECTION_NOT_NEEDED for each partition that exists; UNKNOWN_TOPIC_OR_PARTITION for others;
+INVALID_REQUEST for an election type other than preferred (0) and unclean (1).
+Source: KIP-183, KIP-460; Kafka's ReplicationControlManager.
 """
 
 from __future__ import annotations

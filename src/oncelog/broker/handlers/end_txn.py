@@ -2,8 +2,7 @@
 
 The response is sent when the decision is durable; the markers follow. Version 5 raises the producer epoch
 (KIP-890), and its response has the producer id and epoch of the next transaction. Versions 0 and 1 get
-INVALID_PRODUCER_EPOCH where later ones get PRODUCER_FENCED. Source: Kafka's
-TransactionCoordinator.endTransaction.
+INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED. Source: Kafka's TransactionCoordinator.endTransaction.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Fetch (key 1), versions 4-18: read whole stored batches from an offset on, and wait for them if asked to.
+"""Fetch (key 1), versions 4-18: read whole stored batches from an offset on.
 
-Version 7 and later have fetch sessions (`broker.fetch_sessions`), version 13 and later topic ids.
-Partitions are filled in the order of the request up to max_bytes. The first one that has data gets at least
-one whole batch, however small the limits are. If clients leave many responses unread, a fetch gets less.
-isolation_level 1 stops at the last stable offset and lists aborted transactions as an empty list rather
-than null.
+Version 7 and later have fetch sessions (`broker.fetch_sessions`), version 13 and later topic ids. Partitions
+are read in the order of the request until the response has max_bytes. The first partition that has data
+returns at least one whole batch, even above the limits. If unread responses use up much memory, the limit is
+lower. With isolation_level 1 the data ends at the last stable offset, and aborted_transactions is a list,
+perhaps empty; otherwise it is null.
 
     UNKNOWN_TOPIC_OR_PARTITION  an unknown partition by name
     UNKNOWN_TOPIC_ID            an unknown topic id
-    NOT_LEADER_OR_FOLLOWER      the fetch is a replica's
+    NOT_LEADER_OR_FOLLOWER      the fetch comes from a replica
     FENCED_LEADER_EPOCH         an older leader epoch
     UNKNOWN_LEADER_EPOCH        a newer leader epoch
     OFFSET_OUT_OF_RANGE         below the log start or above the log end
     KAFKA_STORAGE_ERROR         the batch cannot be read
 
-With fewer than min_bytes and no error, the response waits for appends until max_wait_ms is over. A client
+If there are fewer than min_bytes and no error, the response waits for appends, at most max_wait_ms. A client
 over its consumer_byte_rate quota gets an immediate response without partitions. Source: KIP-74, KIP-227,
 KIP-320; Kafka's ReplicaManager.fetchMessages.
 """
@@ -75,7 +75,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 
 def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: int) -> Work[Answer]:
-    """Read in steps, and watch the partitions if there is too little."""
+    """Read in steps. If there is too little data, let the fetch wait in the purgatory."""
     message: FetchRequest = request.message
     fetch = _Fetch(state, request, context)
     results = yield from _read_all(fetch)
@@ -84,10 +84,10 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         return fetch.response(results)
     has_stepped = len(results) >= state.limits.request_step_elements
     if has_stepped and fetch.is_outdated(results):
-        # An append between two steps has not completed this fetch, which is not watched yet. Respond now, and
-        # the client's next fetch returns the new records.
+        # An append between two steps could not complete this fetch, because the purgatory does not watch it
+        # yet. Respond now: the client's next fetch returns the new records.
         return fetch.response(results)
-    # No longer than an idle connection may stay open: its client is gone then.
+    # Do not wait longer than an idle connection may stay open: after that the client is gone.
     idle_ms, max_wait_ms = state.settings["connections.max.idle.ms"], message.max_wait_ms
     pending = PendingResponse(blocks_pipeline=True)
     delayed = DelayedFetch(
@@ -107,7 +107,10 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
 
 
 def _read_again(fetch: _Fetch, delayed: DelayedFetch) -> Work[Answer]:
-    """Read a delayed fetch after an append or at its deadline, and watch again if there is too little."""
+    """Read a delayed fetch after an append or at its deadline.
+
+    If there is still too little data, watch it again.
+    """
     results = yield from _read_all(fetch)
     missing_bytes = fetch.missing_bytes(results)
     if delayed.is_due or missing_bytes <= 0 or fetch.is_outdated(results):
@@ -124,7 +127,8 @@ def _read_all(fetch: _Fetch) -> Work[list[tuple[SessionPartition, _Result]]]:
     try:
         for result in fetch.read():
             results.append(result)
-            # Counted at once: else many fetches in steps would all be given the same free memory.
+            # Count each result at once. Otherwise all fetches that run in steps would use the same free
+            # memory.
             size_bytes = len(result[1].records or b"")
             unfinished_bytes += size_bytes
             held.unfinished_bytes += size_bytes
@@ -173,7 +177,7 @@ class _Fetch:
             yield target, result
 
     def answer(self, is_due: bool) -> FetchResponse | None:
-        """Read again and return the response, as DelayedFetch.answer."""
+        """Read again and return the response; None if there is too little data and the fetch is not due."""
         results = list(self.read())
         return self.response(results) if is_due or self.missing_bytes(results) <= 0 else None
 
@@ -186,7 +190,7 @@ class _Fetch:
         return requested_bytes - have_bytes
 
     def is_outdated(self, results: list[tuple[SessionPartition, _Result]]) -> bool:
-        """Return True if a partition is gone, or has more for this reader than when it was read."""
+        """Return True if a partition was deleted, or its visible end differs from that in its result."""
         for target, result in results:
             try:
                 partition = self._partition(target)
@@ -207,7 +211,8 @@ class _Fetch:
     def response(self, results: list[tuple[SessionPartition, _Result]]) -> FetchResponse:
         topics: list[FetchResponse.FetchableTopicResponse] = []
         for (name, topic_id, _), result in ((t.key, r) for t, r in self.context.select(results)):
-            # Consecutive partitions of one topic share a struct. The order of the request is kept.
+            # Consecutive partitions of one topic share an entry of the response. A topic gets several entries
+            # if its partitions are not consecutive in the request.
             if not topics or (topics[-1].topic, topics[-1].topic_id) != (name, topic_id):
                 topics.append(
                     FetchResponse.FetchableTopicResponse(topic=name, topic_id=topic_id, partitions=[])
@@ -236,14 +241,16 @@ class _Fetch:
         requested = target.requested
         partition = self._partition(target)
         result.aborted_transactions = None
-        # In Fetch Kafka takes any negative epoch for none, in other APIs only -1.
+        # In Fetch, Kafka treats every negative epoch as none; in other APIs only -1.
         check_leader_epoch(partition, max(requested.current_leader_epoch, -1))
         is_committed_only = self.is_committed_only
-        # The stable offset first: a flush that ends in its thread meanwhile moves both up.
+        # Read the stable offset before the high watermark. A flush in another thread may raise both in
+        # between, and the stable offset must not be above the high watermark.
         first, stable = partition.log_start_offset, partition.last_stable_offset
         high, end = partition.high_watermark, partition.log_end_offset
         # As in Kafka, an offset between high watermark and log end is no error: there is nothing to read yet.
-        # Checked before the range: a reader of a truncated log must learn where to truncate its own copy.
+        # The epoch is checked before the range: a reader of a truncated log must learn where to truncate its
+        # own copy.
         diverges = self._diverges(result, partition, requested)
         if not diverges and not first <= requested.fetch_offset <= end:
             raise OffsetOutOfRange(f"offset {requested.fetch_offset} is outside {first}..{end}")
@@ -279,7 +286,10 @@ class _Fetch:
         return partition
 
     def _check(self, topic: str) -> None:
-        """Authorize a consumer for READ on the topic, a replica for CLUSTER_ACTION. Raises a BrokerError."""
+        """Check that a consumer may READ the topic, or a replica has CLUSTER_ACTION.
+
+        Raises TopicAuthorizationFailed.
+        """
         if not self.is_by_replica:
             self.request.authorize(ResourceType.TOPIC, topic)
         elif not self.request.access.may(Operation.CLUSTER_ACTION, ResourceType.CLUSTER, CLUSTER_NAME):
@@ -287,9 +297,10 @@ class _Fetch:
 
     @staticmethod
     def _diverges(result: _Result, partition: Partition, requested: FetchRequest.FetchPartition) -> bool:
-        """Return True and set the diverging epoch if the reader's last epoch ended elsewhere (KIP-595).
+        """Compare the epoch of the last record that the reader has with the log's epochs (KIP-595).
 
-        The reader must truncate its copy. Raises OffsetOutOfRange if no such epoch is known.
+        If that epoch ended at a lower offset here, return True and set the diverging epoch: the reader must
+        truncate its copy. Raises OffsetOutOfRange if no such epoch is known.
         """
         if requested.last_fetched_epoch < 0:
             return False

@@ -1,7 +1,7 @@
 """IncrementalAlterConfigs (key 44), versions 0-1: change single settings of a topic, the broker or a group.
 
-Operations: 0 sets a value, 1 deletes it (back to the default), 2 appends to a list and 3 subtracts from it.
-Lists are cleanup.policy and those of replication.
+Operation 0 sets a value, 1 resets it to the default, 2 appends to a list, and 3 removes elements from a list.
+For a topic, only cleanup.policy and the throttled replicas are lists.
 
     UNKNOWN_TOPIC_OR_PARTITION  there is no such topic
     INVALID_CONFIG              an unknown key, a bad value, or a list operation on another type
@@ -74,7 +74,7 @@ def _apply_operations(
 
 
 def _effective(state: BrokerState, resource: _Requested) -> Mapping[str, SettingValue]:
-    """Return the current values, to which APPEND and SUBTRACT apply."""
+    """Return the values of the lists to which APPEND and SUBTRACT apply."""
     if resource.resource_type == ResourceType.TOPIC:
         return state.topics.settings_of(resource.resource_name)
     if resource.resource_type == ResourceType.BROKER and resource.resource_name != CLUSTER:

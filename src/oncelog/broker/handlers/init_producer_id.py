@@ -1,12 +1,12 @@
 """InitProducerId (key 22), versions 0-5: a producer id for a new session, or for a transactional id.
 
-Without a transactional id the response always has a new id at epoch 0, whatever id the client had. With
-one, see `rules.transactions.coordinator.decide_init`. Ids come from blocks: the end of a block is on disk
-before its first id is given out.
+Without a transactional id the response always has a new producer id at epoch 0, whatever id the client had.
+With a transactional id, `rules.transactions.coordinator.decide_init` decides.
+`broker.coordinators.producer_ids` allocates producer ids.
 
-INVALID_REQUEST if only one of producer_id and producer_epoch is -1. COORDINATOR_LOAD_IN_PROGRESS, which
-clients retry, if no block can be written or producer_ids_rate is exceeded. Versions 0 to 3 get
-INVALID_PRODUCER_EPOCH where later ones get PRODUCER_FENCED. Source: KIP-98, KIP-360; Kafka's
+Errors: INVALID_REQUEST if only one of producer_id and producer_epoch is -1. COORDINATOR_LOAD_IN_PROGRESS,
+which clients retry, if no block can be written or producer_ids_rate is exceeded. Versions 0 to 3 get
+INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED. Source: KIP-98, KIP-360; Kafka's
 TransactionCoordinator.handleInitProducerId.
 """
 
@@ -44,7 +44,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         if (message.producer_id == -1) != (message.producer_epoch == -1):
             raise InvalidRequest("send both producer id and epoch, or neither")
         if message.transactional_id is None:
-            # IDEMPOTENT_WRITE is implied by WRITE to any topic (KIP-679).
+            # WRITE on any topic implies IDEMPOTENT_WRITE (KIP-679).
             if not request.access.may_somewhere(Operation.WRITE, ResourceType.TOPIC):
                 request.authorize(ResourceType.CLUSTER)
             return InitProducerIdResponse(
@@ -77,8 +77,8 @@ def _new_producer_id(state: BrokerState, request: Request, now_ms: int) -> int:
         state.quotas.charge_or_refuse(PRODUCER_IDS, request.quota_principal, 1, now_ms)
         producer_id = state.producer_ids.take()
     except ThrottlingQuotaExceeded as error:
-        # THROTTLING_QUOTA_EXCEEDED would be fatal to older producers: KIP-599 has it for topics only. See
-        # test_no_producer_id_is_given_above_the_rate.
+        # THROTTLING_QUOTA_EXCEEDED would be fatal to existing producers: KIP-599 defines it only for requests
+        # about topics. See test_no_producer_id_is_given_above_the_rate.
         raise CoordinatorLoadInProgress(str(error)) from error
     except (OSError, StorageError) as error:
         raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error

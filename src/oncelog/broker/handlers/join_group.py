@@ -1,13 +1,15 @@
-"""JoinGroup (key 11), versions 0-9: a member joins its group, and waits until the others have.
+"""JoinGroup (key 11), versions 0-9: a member joins its group.
+
+The response waits until all members have joined.
 
     INVALID_GROUP_ID         an empty group id
-    INVALID_SESSION_TIMEOUT  outside the bounds of the broker
+    INVALID_SESSION_TIMEOUT  not within group.min.session.timeout.ms and group.max.session.timeout.ms
     UNKNOWN_MEMBER_ID        a member id in a group that does not exist
-    INVALID_REQUEST          a text of the member is too long for its field
+    INVALID_REQUEST          a string of the member is too long for its field in the log
     MESSAGE_TOO_LARGE        no record can hold the member
 
-`rules.groups.classic` decides the rest. In version 0 the rebalance timeout is the session timeout. Source:
-Kafka's GroupMetadataManager.classicGroupJoin.
+`rules.groups.classic` decides the rest. A request of version 0 has no rebalance timeout, so the session
+timeout is used. Source: Kafka's GroupMetadataManager.classicGroupJoin.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
         _check_timeout(state, message.session_timeout_ms)
-        # Before a group is created for it: a member that no record can hold must leave nothing behind.
+        # Check the member before the group is created. A member that is too large for any record must not
+        # leave an empty group behind.
         check_member(group_id, message.member_id or fresh_id, joining, state.settings["message.max.bytes"])
         is_new = not message.member_id or state.groups.has_only_offsets(group_id)
         group = (

@@ -1,6 +1,8 @@
-"""LeaveGroup (key 13), versions 0-5: remove members; from version 3 on several, each with its own error.
+"""LeaveGroup (key 13), versions 0-5: remove members from a group.
 
-Members of the consumer protocol leave by their heartbeats; administrators remove them with this request.
+From version 3 on a request has several members, and each gets its own error.
+
+Members of the consumer protocol leave by heartbeats, but administrators remove them with this request.
 Source: KIP-345; Kafka's GroupMetadataManager.classicGroupLeave.
 """
 
@@ -54,7 +56,7 @@ def _leave_consumer_group(
     response: Callable[[Sequence[int]], LeaveGroupResponse],
     now_ms: int,
 ) -> Answer:
-    """Remove members of the consumer protocol. Raises as ConsumerGroups.leave."""
+    """Remove members of the consumer protocol. Raises the errors of ConsumerGroups.leave."""
     named = [(identity.member_id, identity.group_instance_id) for identity in identities]
     codes, written = state.groups.consumers.leave(group_id, named, now_ms)
     return respond_when_durable(

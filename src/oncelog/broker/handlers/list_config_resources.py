@@ -1,9 +1,9 @@
 """ListConfigResources (key 74), versions 0-1: the resources that have settings.
 
-Version 0 is for client metrics (type 16) only; there are none. No types in the request mean all that this
-broker serves: topics, this broker, and groups with settings of their own. Other types of Kafka's have no
-resources here. An unknown type gets UNSUPPORTED_VERSION. Source: KIP-1142; Kafka's
-KafkaApis.handleListConfigResources.
+Version 0 lists only client metrics (type 16), which this broker does not have. In version 1 a request without
+types means all types that this broker has: topics, this broker, and groups with settings of their own. For
+Kafka's other types the result is empty. Errors: UNSUPPORTED_VERSION for an unknown type.
+Source: KIP-1142; Kafka's KafkaApis.handleListConfigResources.
 """
 
 from __future__ import annotations

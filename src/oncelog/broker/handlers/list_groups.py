@@ -1,4 +1,6 @@
-"""ListGroups (key 16), versions 0-5: the groups of this broker, filtered by state (v4) and type (v5).
+"""ListGroups (key 16), versions 0-5: the groups of this broker.
+
+Version 4 and later filter them by state, version 5 by type.
 
 Groups that the client may not describe are left out. Source: KIP-518, KIP-848; Kafka's
 GroupCoordinatorService.
@@ -38,7 +40,8 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse
         try:
             group = _list_group(state, group_id)
         except NotCoordinator:
-            continue  # another request is deleting it in steps
+            # Another request is deleting this group in steps.
+            continue
         if (
             group is not None
             and (not states or group.group_state.lower() in states)
@@ -49,7 +52,10 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse
 
 
 def _list_group(state: BrokerState, group_id: str) -> ListGroupsResponse.ListedGroup | None:
-    """Return a group's entry; None if it was deleted meanwhile. Raises NotCoordinator."""
+    """Return a group's entry; None if the group was deleted since its id was listed.
+
+    Raises NotCoordinator.
+    """
     if not state.groups.has(group_id):
         return None
     consumers = state.groups.consumers.get(group_id)

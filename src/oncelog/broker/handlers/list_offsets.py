@@ -1,18 +1,19 @@
 """ListOffsets (key 2), versions 1-11: the offset for a timestamp.
 
-A timestamp of 0 or more asks for the first record that is not older; the result is -1/-1 if there is none.
-Negative timestamps, and the first version that has them:
+For a timestamp of 0 or more, the result is the first record that is not older, or -1/-1 without such a
+record. Negative timestamps select an end of the log:
 
-    -1  latest; with isolation_level 1 the last stable offset
-    -2  earliest
-    -3  the record with the largest timestamp, version 7
-    -4  earliest on local disk, here the log start, version 8
-    -5  latest in tiered storage, of which there is none, version 9
-    -6  earliest that waits for tiered storage, none either, version 11
+    timestamp  since version  result
+    -1         1              latest; with isolation_level 1 the last stable offset
+    -2         1              earliest
+    -3         7              the record with the largest timestamp
+    -4         8              earliest on the local disk: the log start, without tiered storage
+    -5         9              latest in tiered storage: none
+    -6         11             earliest that waits for an upload to tiered storage: none
 
-UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (a partition named twice), UNSUPPORTED_VERSION (a negative
-timestamp that this version does not have), FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH. Source: KIP-79,
-KIP-734; Kafka's ReplicaManager.fetchOffset.
+Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST (a partition named twice), UNSUPPORTED_VERSION (a negative
+timestamp that this version does not have), FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
+Source: KIP-79, KIP-734; Kafka's ReplicaManager.fetchOffset.
 """
 
 from __future__ import annotations

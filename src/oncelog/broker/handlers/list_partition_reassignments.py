@@ -1,6 +1,7 @@
-"""ListPartitionReassignments (key 46), version 0: none is in progress, for there is one broker.
+"""ListPartitionReassignments (key 46), version 0: always none, because there is only one broker.
 
-A refused request gets its partitions back without replicas, as in Kafka. Source: KIP-455.
+As in Kafka, the response to a refused request names its partitions, without replicas.
+Source: KIP-455.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """ListTransactions (key 66), versions 0-2: the transactional ids of this broker, filtered (behaviour T14).
 
-Filters are names of states, of which unknown ones are returned, and producer ids. Version 1 and later
-filter by a minimal duration in ms, version 2 by a regular expression for the whole id
-(INVALID_REGULAR_EXPRESSION if RE2 refuses it). Only ids that the client may describe are matched, so that
-the response time reveals nothing about others. Source: KIP-664, KIP-994, KIP-1152; Kafka's
-TransactionStateManager.listTransactionStates.
+Filters are producer ids and names of states; the response lists unknown names. Version 1 and later also
+filter by a minimum duration in ms, and version 2 by a regular expression that must match the whole id. Only
+ids that the client may describe are matched, so that the response time reveals nothing about others. Errors:
+INVALID_REGULAR_EXPRESSION if RE2 rejects the expression.
+Source: KIP-664, KIP-994, KIP-1152; Kafka's TransactionStateManager.listTransactionStates.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def _answer_all(
     state: BrokerState, request: Request, pattern: Pattern | None, now_ms: int
 ) -> Work[ListTransactionsResponse]:
     message: ListTransactionsRequest = request.message
-    # Sets: with lists 20,000 filters were compared with each id. See test_filters_cost_no_work_for_each_id.
+    # Sets, because a request may have 20,000 filters, and a list would compare each id with all of them. See
+    # test_filters_cost_no_work_for_each_id.
     states, producer_ids = frozenset(message.state_filters), frozenset(message.producer_id_filters)
     matching: list[_State] = []
     budget = StepBudget(state.limits.request_step_elements)
@@ -76,6 +77,9 @@ def _list_transaction(entry: TransactionEntry) -> _State:
 
 
 def _is_long(entry: TransactionEntry, duration_filter_ms: int, now_ms: int) -> bool:
-    """Return True if the id's transaction is older than the filter. A negative filter matches all."""
-    # An id without a transaction has the start time -1, so it is older than any filter, as in Kafka.
+    """Return True if the transaction is older than `duration_filter_ms`.
+
+    A negative filter matches every id.
+    """
+    # As in Kafka, an id without a transaction matches every duration: its start time is -1.
     return duration_filter_ms < 0 or now_ms - entry.start_ms > duration_filter_ms

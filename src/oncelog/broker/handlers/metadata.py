@@ -1,15 +1,14 @@
 """Metadata (key 3), versions 0-13: the broker, the topics and the leaders of their partitions.
 
-In version 0 an empty list means all topics; from version 1 on null means all and an empty list none. An
-unknown topic is created with num.partitions if the request (version 4 and later) and
-auto.create.topics.enable allow it, and is in the response at once. A topic that is named twice gets one
-result. Topic ids do not change in the life of a topic.
+In version 0 an empty list means all topics; from version 1 on null means all and an empty list none. If the
+request (version 4 and later) and auto.create.topics.enable allow it, an unknown topic is created with
+num.partitions, and the response describes it. A topic that is named twice gets one result.
 
-UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (an invalid name), UNKNOWN_TOPIC_ID (version 10 and
-later).
+Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (an invalid name), UNKNOWN_TOPIC_ID (version 10
+and later).
 
-Large responses are kept encoded until a topic changes: ten thousand partitions take 20 ms to describe and
-to encode. Source: Kafka's KafkaApis.handleTopicMetadataRequest and AutoTopicCreationManager.
+Large responses are kept encoded until a topic changes: ten thousand partitions take 20 ms to describe and to
+encode. Source: Kafka's KafkaApis.handleTopicMetadataRequest and AutoTopicCreationManager.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _Topic = MetadataResponse.MetadataResponseTopic
 
 
 class _Encoded(Message):
-    """A response that was encoded before, in the version of this request."""
+    """A response from the cache, already encoded in the version of the request."""
 
     __slots__ = ("_body",)
     api = MetadataResponse.api
@@ -58,7 +57,7 @@ class _Encoded(Message):
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: MetadataRequest = request.message
     may_create = bool(message.topics) and message.allow_auto_topic_creation
-    # Finish the creation of topics even if the client has disconnected.
+    # If this request may create topics, finish it even after the client has disconnected.
     answer: Answer = respond_in_steps(
         state.slots, _handle(state, request, now_ms), is_cancellable=not may_create
     )
@@ -138,9 +137,10 @@ def _response(
 def _create_missing(
     state: BrokerState, request: Request, requested: list[MetadataRequest.MetadataRequestTopic], now_ms: int
 ) -> Work[dict[str, BrokerError]]:
-    """Create the topics that do not exist in one durable step; return the errors of those that failed.
+    """Create the requested topics that do not exist, with one durable write. Return the errors by topic name.
 
-    Topics above MAX_PARTITIONS_PER_REQUEST are left out: clients repeat the request for an unknown topic.
+    Once MAX_PARTITIONS_PER_REQUEST partitions are created, the remaining topics stay unknown. Clients repeat
+    the request for an unknown topic.
     """
     refused: dict[str, BrokerError] = {}
     count: int = state.settings["num.partitions"]
@@ -150,7 +150,8 @@ def _create_missing(
         if name is None or bytes(topic.topic_id) != NO_ID or state.topics.get(name) is not None:
             continue
         if state.topics.is_changing(name):
-            continue  # unknown for the moment: the client repeats its request
+            # The topic is unknown until its creation or deletion is complete. The client repeats its request.
+            continue
         if (len(missing) + 1) * count > max(MAX_PARTITIONS_PER_REQUEST, count):
             break
         try:
@@ -171,7 +172,7 @@ def _create_missing(
         if isinstance(result, Topic):
             state.quotas.charge(MUTATIONS, request.quota_principal, count, now_ms)
         elif not isinstance(result, TopicAlreadyExists):
-            # If another request creates the topic, the client repeats its own.
+            # TopicAlreadyExists means that another request is creating the topic: the client repeats its own.
             refused[new.name] = result if isinstance(result, BrokerError) else KafkaStorageError(str(result))
     return refused
 
@@ -210,7 +211,10 @@ def _check_create(request: Request, topic: str) -> None:
 
 
 def cluster_bits(request: Request) -> int:
-    """Return the operations that the client may do on the cluster, as bits; 0 without DESCRIBE."""
+    """Return the operations that the client may do on the cluster, one bit for each.
+
+    Without DESCRIBE the result is 0.
+    """
     if not request.is_authorized(ResourceType.CLUSTER):
         return 0
     return allowed_bits(request.access, ResourceType.CLUSTER, CLUSTER_NAME)

@@ -1,7 +1,7 @@
 """OffsetCommit (key 8), versions 2-10: commit a group's offsets.
 
-Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE, from version 10 on UNKNOWN_TOPIC_ID.
-For the whole group: INVALID_COMMIT_OFFSET_SIZE (the records exceed message.max.bytes), and the errors of
+Per partition: UNKNOWN_TOPIC_OR_PARTITION, OFFSET_METADATA_TOO_LARGE, from version 10 on UNKNOWN_TOPIC_ID. For
+the whole group: INVALID_COMMIT_OFFSET_SIZE (the records exceed message.max.bytes) and the errors of
 `GroupCoordinator.check_commit`. In versions 2 to 4 `retention_time_ms` replaces offsets.retention.minutes.
 Source: Kafka's OffsetMetadataManager.commitOffset.
 """
@@ -48,7 +48,7 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     if request.header.api_version >= FIRST_ID_VERSION:
         _name_topics(state, message)
     has_retention = message.retention_time_ms >= 0
-    # Clamped: clients send the largest number for offsets that never expire.
+    # The sum is limited: for offsets that never expire, clients send the largest number.
     expire_ms = min(now_ms + message.retention_time_ms, INT64_MAX) if has_retention else -1
     response = OffsetCommitResponse(
         topics=[
@@ -70,7 +70,8 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
 
     try:
         yield from rows.encode(message.group_id)
-        # Checked in the step that stores the offsets: the member may have been fenced since the first step.
+        # This check must be in the step that stores the offsets: the member may have been fenced since the
+        # first step.
         state.groups.check_commit(
             message.group_id,
             message.generation_id_or_member_epoch,
@@ -90,7 +91,7 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
 
 
 def _name_topics(state: BrokerState, message: OffsetCommitRequest) -> None:
-    """Fill in the names of topics that are named by id. Names of unknown ids stay empty."""
+    """Set the name of each topic from its id; an unknown id gets an empty name."""
     for requested in message.topics:
         topic = state.topics.by_id(requested.topic_id)
         requested.name = "" if topic is None else topic.name
@@ -117,7 +118,7 @@ class CommitRows:
         self._too_large: MessageTooLarge | None = None
 
     def check(self, now_ms: int, expire_ms: int) -> Work[None]:
-        """Check each partition by itself, and collect the offsets to store."""
+        """Check each partition on its own, without the group. Collect the offsets to store in `offsets`."""
         for topic, results in zip(self._request.message.topics, self._response_topics, strict=True):
             code = self._topic_code(topic.name, getattr(topic, "topic_id", NO_ID))
             if self._budget.spend():
@@ -142,14 +143,17 @@ class CommitRows:
                     yield None
 
     def _topic_code(self, name: str, topic_id: bytes) -> int:
-        """Return the error code for all partitions of a topic, or 0. The name of an unknown id is empty."""
+        """Return the error code for all partitions of a topic, or 0.
+
+        `name` is empty if the topic id is unknown.
+        """
         if not name and self._has_ids:
             return UnknownTopicId.code
         if not self._request.is_authorized(ResourceType.TOPIC, name):
             return TopicAuthorizationFailed.code
         topic = self._state.topics.get(name)
         if self._has_ids and (topic is None or topic.topic_id != topic_id):
-            # The topic was deleted between two steps, and another one may have its name.
+            # The topic was deleted between two steps, and a new topic may have its name.
             self._topics[name] = None
             return UnknownTopicId.code
         self._topics[name] = topic
@@ -168,11 +172,11 @@ class CommitRows:
 
     @property
     def has_any_for_group(self) -> bool:
-        """True if the group has to check any of the partitions."""
+        """True if the group's check decides for any of the partitions."""
         return any(is_for_group(row.error_code) for rows in self._rows.values() for row in rows)
 
     def encode(self, group_id: str) -> Work[None]:
-        """Encode the records of the offsets. Topics that are deleted meanwhile are left out."""
+        """Encode the records of the offsets. Topics that are deleted between the steps are left out."""
         while True:
             self._drop_deleted()
             self._too_large = None
@@ -186,13 +190,16 @@ class CommitRows:
                 return
 
     def records(self) -> list[OffsetRecord]:
-        """Return the encoded records. Check the group first: its refusal comes before MessageTooLarge."""
+        """Return the encoded records.
+
+        Raises MessageTooLarge; check the group first, because its error has priority.
+        """
         if self._too_large is not None:
             raise self._too_large
         return self._records
 
     def _drop_deleted(self) -> bool:
-        """Refuse the offsets of topics that were deleted since the check; return True if there are any.
+        """Refuse offsets whose topic was deleted since `check`. Return True if there was such a topic.
 
         Offsets must not outlive their topic.
         """
@@ -209,16 +216,16 @@ class CommitRows:
         return bool(deleted)
 
     def refuse(self, error: BrokerError) -> None:
-        """Set the error of all partitions that the group has to check.
+        """Set the error of all partitions for which the group's check decides.
 
-        As in Kafka, the group's refusal replaces OFFSET_METADATA_TOO_LARGE.
+        As in Kafka, this also replaces OFFSET_METADATA_TOO_LARGE.
         """
         for row in (row for rows in self._rows.values() for row in rows):
             if is_for_group(row.error_code):
                 row.error_code = error.code
 
     def refuse_all(self, error: BrokerError) -> Work[None]:
-        """Set the error of every partition without checking any."""
+        """Give every partition this error without checking it."""
         for topic, results in zip(self._request.message.topics, self._response_topics, strict=True):
             for partition in topic.partitions:
                 row = self._new_row(partition_index=partition.partition_index, error_code=error.code)
@@ -233,5 +240,5 @@ def _java_length(text: str) -> int:
 
 
 def is_for_group(code: int) -> bool:
-    """Return True if a partition with this error code still has to be checked by the group."""
+    """Return True if the group's check decides for a partition with this error code."""
     return code in (0, OffsetMetadataTooLarge.code)

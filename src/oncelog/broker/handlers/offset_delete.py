@@ -1,8 +1,9 @@
 """OffsetDelete (key 47), version 0: delete committed offsets.
 
-INVALID_GROUP_ID (empty), GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP (members of another protocol type than
-"consumer"). Per partition: UNKNOWN_TOPIC_OR_PARTITION, GROUP_SUBSCRIBED_TO_TOPIC, also if a member's
-subscription cannot be read. Source: KIP-496; Kafka's OffsetMetadataManager.deleteOffsets.
+Errors of the group: INVALID_GROUP_ID (empty), GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP (members of another
+protocol type than "consumer"). Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, GROUP_SUBSCRIBED_TO_TOPIC
+(a member subscribes to the topic, or its subscription cannot be read). Source: KIP-496; Kafka's
+OffsetMetadataManager.deleteOffsets.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
                 )
             )
         return result
-    # Each group once, as it is first named: it may have many offsets.
+    # A group that is named several times gets one result, for its first entry: it may have many offsets.
     groups: dict[str, OffsetFetchRequest.OffsetFetchRequestGroup] = {}
     for group in message.groups:
         groups.setdefault(group.group_id, group)
@@ -86,7 +86,10 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
 
 
 def _error_response(message: OffsetFetchRequest, version: int, code: int) -> OffsetFetchResponse:
-    """Return the response to a refused group: from version 2 on with one error code for all partitions."""
+    """Return the response that refuses the group.
+
+    From version 2 on it has one error code; before, one for each partition.
+    """
     if version >= FIRST_GROUP_ERROR_VERSION:
         return OffsetFetchResponse(error_code=code, topics=[])
     fields: dict[str, Any] = {"committed_offset": NO_OFFSET, "metadata": "", "error_code": code}
@@ -136,7 +139,8 @@ def _group(
         name, offsets = item
         topic = state.topics.get(name)
         if name in ids and (topic is None or topic.topic_id != ids[name]):
-            # It was deleted between two steps, and the offsets may be those of another topic of its name.
+            # The topic was deleted between two steps, and the offsets may belong to a new topic with its
+            # name.
             rows = [_unknown_id(fields["partition_index"]) for fields in offsets]
             group.topics.append(_TopicResult(topic_id=ids[name], partitions=rows))
             continue
@@ -156,7 +160,7 @@ def _group(
 def _name_topics(
     state: BrokerState, topics: Iterable[_TopicRequest], budget: StepBudget
 ) -> Work[list[_TopicResult]]:
-    """Fill in the names of topics that are named by id; return the results for unknown ids."""
+    """Set the name of each topic from its id. Return the results for unknown ids."""
     unknown = []
     for requested in topics:
         topic = state.topics.by_id(requested.topic_id)
@@ -195,7 +199,7 @@ def _offsets(
     require_stable: bool,
     budget: StepBudget,
 ) -> Iterator[tuple[str, list[dict[str, Any]]] | None]:
-    """Yield (topic, fields of each of its partitions), for all topics of the group if `topics` is None.
+    """Yield (topic, response fields of its partitions). If `topics` is None, yield all topics of the group.
 
     None marks the end of a step.
     """
@@ -229,7 +233,8 @@ def _offsets(
     for topic, partitions in requested:
         results = []
         for index in partitions:
-            # With null topics, leave out partitions whose offset is deleted meanwhile, as Kafka does.
+            # With null topics, leave out partitions whose offset was deleted between the steps, as Kafka
+            # does.
             if topics is not None or TopicPartition(topic, index) in committed:
                 results.append(fields_of(TopicPartition(topic, index)))
             if budget.spend():

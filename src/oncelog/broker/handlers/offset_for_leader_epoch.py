@@ -1,11 +1,11 @@
 """OffsetForLeaderEpoch (key 23), versions 2-4: the end offset of a leader epoch of a partition.
 
-For the current epoch the result is the log end offset. For another one it is the largest known epoch that
-is not above it, and its end offset: the start of the next epoch. It is -1/-1 for an epoch above all and for
--1.
+For the current epoch the result is the log end offset. For an older epoch the result is the largest epoch in
+the log that is not above it, with that epoch's end offset: the start of the next epoch. For an epoch above
+the current one, and for -1, the result is -1/-1.
 
-UNKNOWN_TOPIC_OR_PARTITION; FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH for a wrong current epoch. Source:
-KIP-101, KIP-320; Kafka's LeaderEpochFileCache.endOffsetFor.
+Errors: UNKNOWN_TOPIC_OR_PARTITION; FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH for a wrong current epoch.
+Source: KIP-101, KIP-320; Kafka's LeaderEpochFileCache.endOffsetFor.
 """
 
 from __future__ import annotations

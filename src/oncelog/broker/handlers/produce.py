@@ -1,6 +1,6 @@
-"""Produce (key 0): advertised as versions 0-13, served in 3-13.
+"""Produce (key 0), versions 3-13: append record batches to partitions.
 
-Version 0 is advertised because librdkafka before 2.11.1 drops compression otherwise (KAFKA-18659). Version
+ApiVersions offers version 0, too: otherwise librdkafka before 2.11.1 does not compress (KAFKA-18659). Version
 13 names topics by id. Checks, in this order:
 
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED  transactional batches without a transactional id; the whole
@@ -12,11 +12,11 @@ Version 0 is advertised because librdkafka before 2.11.1 drops compression other
     INVALID_REQUIRED_ACKS                  acks is not -1, 0 or 1
     INVALID_TOPIC_EXCEPTION                an internal topic
     NOT_ENOUGH_REPLICAS                    min.insync.replicas is above one
-    see transaction_verification           a transactional batch outside a transaction
+    errors of transaction_verification     a transactional batch outside a transaction
 
-The log checks the rest. acks=0 gets no response; an error closes the connection. With flush.messages=1 the
-response waits for the disk. The first batch of a transaction waits, before it is stored, until the disk has
-the record that its partition belongs to the transaction. Source: KIP-98, KIP-890; Kafka's
+The log checks the rest. A request with acks=0 gets no response, and an error closes its connection. With
+flush.messages=1 the response waits for a flush. The first batch of a transaction in a partition is stored
+only after the coordinator's record that adds the partition is durable. Source: KIP-98, KIP-890; Kafka's
 KafkaApis.handleProduceRequest.
 """
 
@@ -63,10 +63,10 @@ from oncelog.wire.primitives import Buffer
 KEY = 0
 FIRST_ZSTD_VERSION, FIRST_ID_VERSION = 7, 13
 STEP_COST = 50_000
-"""Records, and bytes at the cost of records, that one step may decompress or parse.
+"""Cost of decompression and parsing after which a step ends, in records. Bytes are converted to records.
 
-A request of 10 KB may hold 60 batches that become 150,000 records each. None of them is refused for that:
-with acks=0, or without retries, its records would be lost.
+A request of 10 KB may have 60 batches that expand to 150,000 records each. Such batches are not refused: with
+acks=0, or without retries, their records would be lost.
 See test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps.
 """
 
@@ -76,7 +76,7 @@ _SIZE_OVERHEAD, _MIN_BATCH_BYTES = 12, 61
 _TRANSACTIONAL_BIT, _CODEC_BITS = 0x10, 0x07
 
 _WITHOUT_LOG_START = (CorruptMessage, MessageTooLarge, RecordListTooLarge, KafkaStorageError)
-"""Errors of the log whose results do not have the log start offset."""
+"""Errors of the log for which the result has -1 instead of the log start offset."""
 
 _PartitionData = ProduceRequest.PartitionProduceData
 _PartitionResult = ProduceResponse.PartitionProduceResponse
@@ -108,14 +108,14 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 
 def _name_topics(state: BrokerState, message: ProduceRequest) -> None:
-    """Fill in the names of topics that are named by id. Names of unknown ids stay empty."""
+    """Set the name of each topic from its id; an unknown id gets an empty name."""
     for requested in message.topic_data:
         topic = state.topics.by_id(requested.topic_id)
         requested.name = "" if topic is None else topic.name
 
 
 def _keep_records(message: ProduceRequest) -> int:
-    """Copy the records and return their size. They are views of a buffer that the server reuses."""
+    """Copy the records out of the buffer that the server reuses. Return their size in bytes."""
     size_bytes = 0
     for topic in message.topic_data:
         for data in topic.partition_data:
@@ -126,7 +126,7 @@ def _keep_records(message: ProduceRequest) -> int:
 
 
 class _Produce:
-    """One Produce request that is being carried out."""
+    """The state of a Produce request while its batches are appended."""
 
     __slots__ = (
         "first_error",
@@ -146,7 +146,7 @@ class _Produce:
         self.state, self.request, self.message, self.now_ms = state, request, message, now_ms
         self.waiting = self.opened_cost = 0
         self.is_continued = False
-        """True from the second step on: other requests may have changed what the first step checked."""
+        """True from the second step on. Other requests may have run since the checks of the first step."""
         self.verification: TransactionVerification | None = None
         self.first_error: BrokerError | None = None
         self.pending: PendingResponse | None = None
@@ -183,7 +183,8 @@ class _Produce:
             if self.is_continued and self.verification.was_open(tp):
                 check_still_open(partition, batch)
             begins_epoch = self.verification.begins_epoch(tp)
-        result.log_start_offset = partition.log_start_offset  # also in the result of a refused batch
+        # Set before the append, because a refused batch's result has it, too.
+        result.log_start_offset = partition.log_start_offset
         opened_before = partition.opened_cost
         try:
             appended = partition.append(
@@ -252,7 +253,8 @@ class _Produce:
         try:
             header = read_header(records) if records else None
         except Exception:
-            header = None  # a refused batch may be invalid; its event then has no producer fields
+            # A refused batch may be invalid. Its event then has no producer fields.
+            header = None
         self.state.on_append(
             AppendEvent(
                 time_ms=self.now_ms,
@@ -283,7 +285,9 @@ class _Produce:
         return self.answer(refused)
 
     def answer(self, result_of: Callable[[str, _PartitionData], _PartitionResult]) -> Answer:
-        """Return the response, made of the result of each partition, when all of them are ready."""
+        """Return the response with the result of each partition, or a PendingResponse until all results are
+        ready.
+        """
         answer: Answer = respond_in_steps(
             self.state.slots, self._answer_all(result_of), keep_request=self._keep_request
         )
@@ -291,7 +295,7 @@ class _Produce:
 
     def _keep_request(self, pending: PendingResponse) -> None:
         pending.request_bytes = _keep_records(self.message)
-        # A producer with acks=0 may close as soon as the operating system has accepted its last request.
+        # A producer with acks=0 may close its connection right after it has sent its last request.
         pending.outlives_client = self.message.acks == 0
 
     def _answer_all(
@@ -306,7 +310,8 @@ class _Produce:
                     yield None
                     self.is_continued = True
                     if self.request.header.api_version >= FIRST_ID_VERSION:
-                        # A topic may have been deleted since, and its name may be that of another topic.
+                        # A topic may have been deleted since the last step, and a new topic may have its
+                        # name.
                         _name_topics(self.state, self.message)
                 results.append(result_of(topic.name, data))
                 data.records = None
@@ -338,7 +343,7 @@ def count_append(state: BrokerState, appended: Appended) -> None:
 
 
 def put_append(result: _PartitionResult, appended: Appended) -> None:
-    """Set the result of a batch that is stored."""
+    """Set the result of a batch that was stored or is a duplicate."""
     result.base_offset, result.log_start_offset = appended.base_offset, appended.log_start_offset
     if appended.log_append_time_ms is not None:
         result.log_append_time_ms = appended.log_append_time_ms
@@ -370,7 +375,7 @@ def only_batch(records: Buffer | None, version: int) -> memoryview:
         raise InvalidRecord("a Produce request needs one record batch for every partition it names")
     size_bytes = _size_at(records, 0)
     if size_bytes > len(records) or len(records) <= _ATTRIBUTES_POSITION:
-        # Not CORRUPT_MESSAGE, which clients retry: Kafka sees no batch in a truncated one.
+        # As in Kafka, a truncated batch counts as no batch. CORRUPT_MESSAGE would make the client retry it.
         raise InvalidRecord(f"the batch claims {size_bytes} bytes, the request holds {len(records)}")
     if records[_MAGIC_POSITION] > 2:
         raise CorruptMessage(f"magic {records[_MAGIC_POSITION]} is that of no record format")

@@ -1,10 +1,10 @@
-"""The fast path of Produce: plain requests are carried out from their bytes, without building messages.
+"""The fast path of Produce: append the batches of a plain request without decoding it into a message.
 
-This module refuses nothing. A request that is not plain is left untouched for `broker.handlers.produce`, so
-that each answer has one source. Not plain are: an old version, acks=0, an unknown topic, a topic that waits
-for the disk or for replicas, malformed bytes, and any request while `on_append` is set. The batches of a
-plain request go to the log one by one. A transactional batch is plain if its producer's transaction is
-already open in the partition: the first batch of a transaction has to ask the coordinator.
+All checks that refuse a request are in `broker.handlers.produce`. A request that might fail one of them is
+not plain, and this module leaves it unchanged for that handler. Not plain are: an old version, acks=0, an
+unknown topic, a topic whose appends wait for a flush or for replicas, malformed bytes, and every request
+while `on_append` is set. A transactional batch is plain if its producer's transaction is already open in the
+partition. The first batch of a transaction needs the coordinator.
 
     request   i16 key | i16 version | i32 correlation id | client id | tags | transactional id | i16 acks
               | i32 timeout | topics: name, partitions: (i32 index, records, tags), tags | tags
@@ -12,7 +12,7 @@ already open in the partition: the first batch of a transaction has to ask the c
               i64 base offset, i64 append time, i64 log start offset, errors, message, tags), tags
               | i32 throttle time | tags
 
-Version 13 has the 16 bytes of a topic's id in place of its name. Lengths and counts are unsigned varints of
+In version 13 the 16 bytes of the topic id replace the topic name. Lengths and counts are unsigned varints of
 the number plus one. A tag block without fields is a zero byte. Source: KIP-482, KIP-516.
 """
 
@@ -51,13 +51,14 @@ _Result = ProduceResponse.PartitionProduceResponse
 
 
 _Batch = tuple[memoryview, Partition, memoryview, BatchHeader]
-"""(bytes of topic name and partition count, partition, its batch, the batch's header)"""
+"""(bytes of the topic's name or id and of its partition count, partition, batch, header of the batch)"""
 
 
 def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | None = None) -> bytes | None:
-    """Carry out a plain request and return its response frame; None if it is not plain, with nothing done.
+    """Append the batches of a plain request and return the response frame.
 
-    `access`: the client's permissions; None without an authorizer.
+    Return None, with nothing appended, if the request is not plain. `access` has the client's permissions;
+    None means that there is no authorizer.
     """
     if state.on_append is not None:
         return None
@@ -68,7 +69,8 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
         position = 10 + name_bytes if name_bytes > 0 else 10
         batches = _plain_batches(state, frame, position, access, version >= FIRST_ID_VERSION)
     except (struct.error, IndexError, UnicodeDecodeError, PeerError, BrokerError):
-        return None  # malformed, or its header is refused: `produce` answers in full
+        # The bytes are malformed, or the header is refused. `broker.handlers.produce` returns the error.
+        return None
     if batches is None:
         return None
     results: list[Appended | BrokerError] = []
@@ -77,8 +79,9 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
         try:
             done = partition.append(records, origin=_CLIENT, now_ms=now_ms, header=header)
         except BrokerError as error:
-            # Answered here, never passed on to `produce`: a failed write leaves our base offset in the batch,
-            # so a second append would refuse it. See test_the_bytes_of_a_failed_write_are_not_accepted_again.
+            # Return this error here; never pass the request on to `produce`. A failed write leaves the
+            # broker's base offset in the batch, so a second append would refuse it. See
+            # test_the_bytes_of_a_failed_write_are_not_accepted_again.
             is_refused = True
             results.append(error)
         else:
@@ -93,14 +96,14 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
 
 
 def with_throttle_time(response: bytes, throttle_time_ms: int) -> bytes:
-    """Return a response of `answer` with a throttle time, which is before the last tags."""
+    """Return a copy of the response frame with this throttle time, which precedes the last tags."""
     return b"".join((response[:-5], _THROTTLE_AND_TAGS.pack(throttle_time_ms)))
 
 
 def _plain_batches(
     state: BrokerState, frame: memoryview, position: int, access: Access | None, has_ids: bool
 ) -> list[_Batch] | None:
-    """Return the batches of the request; None if it is not plain. The body begins after the client id."""
+    """Return the batches of the request; None if it is not plain. `position` is the end of the client id."""
     id_length = frame[position + 1]
     if frame[position] or id_length == 1 or id_length > 127:
         return None
@@ -157,7 +160,9 @@ def _plain_batches(
 
 
 def _is_admitted(partition: Partition, header: BatchHeader, is_transactional: bool) -> bool:
-    """Return True if the log alone decides: no transaction, or one that is open in the partition."""
+    """Return True if the batch needs no coordinator: it is not transactional, or its transaction is open
+    here.
+    """
     if not header.attributes & _TRANSACTIONAL_BIT:
         return not is_transactional
     producer = header.producer_id, header.producer_epoch
@@ -165,7 +170,7 @@ def _is_admitted(partition: Partition, header: BatchHeader, is_transactional: bo
 
 
 def _encode(correlation_id: int, batches: list[_Batch], results: list[Appended]) -> bytes:
-    """Return the response frame if everything was appended, in the order of the request."""
+    """Return the response frame of a request whose batches were all appended."""
     parts: list[bytes | memoryview] = []
     topic, topic_count, size = None, 1, _RESPONSE_HEAD.size + 1
     for (name, partition, _, _), (base_offset, _, time_ms, start_offset, _) in zip(
@@ -187,7 +192,7 @@ def _encode(correlation_id: int, batches: list[_Batch], results: list[Appended])
 def _response(
     state: BrokerState, batches: list[_Batch], results: list[Appended | BrokerError]
 ) -> ProduceResponse:
-    """Return the response as a message, if something was refused."""
+    """Return the response of a request of which a batch was refused, as a message."""
     topics: list[ProduceResponse.TopicProduceResponse] = []
     topic = None
     for (name, partition, _, _), appended in zip(batches, results, strict=True):

@@ -1,8 +1,11 @@
 """SaslAuthenticate (key 36), versions 0-2: exchange the messages of the selected SASL mechanism.
 
-SASL_AUTHENTICATION_FAILED, with the same text for an unknown user and a wrong password; then the connection
-closes. ILLEGAL_SASL_STATE on a listener without SASL, and before SaslHandshake. From version 1 on the last
-response says when the client must re-authenticate (KIP-368). Source: Kafka's SaslServerAuthenticator.
+From version 1 on, the last response has the session lifetime, after which the client must re-authenticate
+(KIP-368).
+
+Errors: SASL_AUTHENTICATION_FAILED, with the same text for an unknown user and a wrong password, after which
+the connection closes; ILLEGAL_SASL_STATE on a listener without SASL, and before SaslHandshake. Source:
+Kafka's SaslServerAuthenticator.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""SaslHandshake (key 17), version 1: select a SASL mechanism. (In version 0 tokens had no request header.)
+"""SaslHandshake (key 17), version 1: select a SASL mechanism.
 
-UNSUPPORTED_SASL_MECHANISM for a mechanism that is not enabled, with a list of those that are.
-ILLEGAL_SASL_STATE on a listener without SASL, and for an authenticated client that may not re-authenticate
-now (`rules.security.auth_state`). Source: KIP-43, KIP-152; Kafka's SaslServerAuthenticator.
+The response lists the enabled mechanisms. Version 0 is not supported: after it, SASL messages have no request
+header.
+
+Errors: UNSUPPORTED_SASL_MECHANISM for a mechanism that is not enabled; ILLEGAL_SASL_STATE on a listener
+without SASL, and for an authenticated client that may not re-authenticate now (`rules.security.auth_state`).
+Source: KIP-43, KIP-152; Kafka's SaslServerAuthenticator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SyncGroup (key 14), versions 0-5: the assignment of a member, once the leader has sent all assignments.
 
-`rules.groups.classic` decides. INCONSISTENT_GROUP_PROTOCOL if version 5 does not name protocol type and
-name, or names others than the group has. Source: KIP-559; Kafka's GroupMetadataManager.classicGroupSync.
+`rules.groups.classic` decides. A request of version 5 must have the group's protocol type and protocol name,
+else it gets INCONSISTENT_GROUP_PROTOCOL. Source: KIP-559; Kafka's GroupMetadataManager.classicGroupSync.
 """
 
 from __future__ import annotations

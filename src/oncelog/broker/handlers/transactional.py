@@ -6,7 +6,7 @@ from oncelog.errors import BrokerError, InvalidProducerEpoch, ProducerFenced
 
 
 def code_for(error: BrokerError, *, knows_fenced: bool) -> int:
-    """Return the error's code, with INVALID_PRODUCER_EPOCH for a PRODUCER_FENCED unknown to the client.
+    """Return the error's code. If the client does not know PRODUCER_FENCED, return INVALID_PRODUCER_EPOCH.
 
     Source: KIP-588.
     """

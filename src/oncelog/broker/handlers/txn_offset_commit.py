@@ -8,7 +8,8 @@ OFFSET_METADATA_TOO_LARGE. For the whole group, in this order:
    transaction; version 5 adds it (KIP-890).
 3. The errors of `GroupCoordinator.check_commit` (behaviour T7).
 
-If no topic is known, neither is checked. Source: KIP-98, KIP-447; Kafka's GroupCoordinatorService.
+If no partition exists, neither the coordinator nor the group is asked. Source: KIP-98, KIP-447; Kafka's
+GroupCoordinatorService.
 """
 
 from __future__ import annotations

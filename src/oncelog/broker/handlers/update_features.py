@@ -1,8 +1,8 @@
-"""UpdateFeatures (key 57), versions 0-2: change the levels of features, which this broker's settings fix.
+"""UpdateFeatures (key 57), versions 0-2: accept only the current levels of features.
 
-A feature may be set to the level that it has. Any other level gets INVALID_UPDATE_VERSION for the whole
-request, whose text names the first such feature. Versions 0 and 1 have a result for each feature if all are
-accepted. Source: KIP-584; Kafka's FeatureControlManager.
+This broker's settings fix the levels. If a request has another level for a feature, the whole request gets
+INVALID_UPDATE_VERSION, and the error text names the first such feature. If all are accepted, versions 0 and 1
+return a result for each feature. Source: KIP-584; Kafka's FeatureControlManager.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SETTING_OF = {
     "transaction.version": "oncelog.transaction.version",
     "group.version": "group.coordinator.rebalance.protocols",
 }
-"""Feature -> the setting that fixes its level."""
+"""Map features to the settings that fix their levels."""
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> UpdateFeaturesResponse:

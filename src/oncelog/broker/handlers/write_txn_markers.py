@@ -3,9 +3,9 @@
 Errors per partition:
 
     UNKNOWN_TOPIC_OR_PARTITION      there is no such partition
-    INVALID_PRODUCER_EPOCH          below the known epoch; with transaction version 2 also not above that of
-                                    the open transaction
-    TRANSACTION_COORDINATOR_FENCED  a coordinator epoch below the known one
+    INVALID_PRODUCER_EPOCH          an epoch below the partition's; with transaction version 2 also the epoch
+                                    of the open transaction
+    TRANSACTION_COORDINATOR_FENCED  a coordinator epoch below the partition's
 
 Source: KIP-98, KIP-890; Kafka's KafkaApis.handleWriteTxnMarkersRequest.
 """
@@ -25,7 +25,7 @@ from oncelog.wire.messages import WriteTxnMarkersRequest, WriteTxnMarkersRespons
 
 KEY = 27
 FIRST_RAISING_VERSION = 2
-"""First transaction version whose markers have a raised producer epoch (KIP-890, KIP-1228)."""
+"""First transaction version whose markers have a higher producer epoch than their transaction (KIP-890)."""
 
 _Partition = WriteTxnMarkersResponse.WritableTxnMarkerPartitionResult
 
@@ -114,7 +114,7 @@ def _write(
 
 
 def _check_epoch_raised(state: BrokerState, tp: TopicPartition, marker: Marker) -> None:
-    """Raise the error of `reject_same_epoch`, if there is one."""
+    """Raise the error of `reject_same_epoch` if it rejects the marker."""
     _, partition = state.topics.partition(tp)
     entry = partition.producer(marker.producer_id)
     refusal = reject_same_epoch(entry, marker.producer_id, marker.producer_epoch)
