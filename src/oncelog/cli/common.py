@@ -184,8 +184,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or each in _HARMLESS else each.encode("unicode_escape").decode()
-        for each in text
+        char if char.isprintable() or char in _HARMLESS else char.encode("unicode_escape").decode()
+        for char in text
     )
 
 

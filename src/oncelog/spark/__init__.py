@@ -11,7 +11,8 @@ __all__ = ["write_atomic"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "write_atomic":  # loaded when first used: it needs PySpark
+    # Importing write_atomic needs PySpark, so it is imported when it is first used.
+    if name == "write_atomic":
         from oncelog.spark import _pyspark as _pyspark
         from oncelog.spark.sink.atomic import write_atomic
 

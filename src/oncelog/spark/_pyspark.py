@@ -1,6 +1,6 @@
-"""Import this before a module that imports PySpark.
+"""Check that PySpark is installed. Import this module before a module that imports PySpark.
 
-Raises MissingDependency, which says how to install it.
+If PySpark is missing, the import raises MissingDependency with the command that installs it.
 """
 
 from __future__ import annotations

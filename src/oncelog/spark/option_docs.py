@@ -1,4 +1,4 @@
-"""The common part of the options of reading and of writing with `format("oncelog")`."""
+"""Options of `format("oncelog")`: checks and parsing that the source and the sink share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _CLIENT_PREFIX = "kafka."
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `default` None: unset. `mode`: the kind of query in which it has an effect."""
+    """One option.
+
+    `default` None: the option is unset by default. `mode` is the kind of query in which the option has an
+    effect.
+    """
 
     name: str
     default: str | None
@@ -24,7 +28,7 @@ class Option:
 
 
 def refuse_unknown(options: Mapping[str, str], known: Mapping[str, Option], what: str) -> None:
-    """Raise ConfigError for an unknown name. Spark passes names in lower case."""
+    """Raise ConfigError for an unknown option name. `options` and `known` have lower-case names."""
     for name in options:
         if name in known or name.startswith(_CLIENT_PREFIX):
             continue
@@ -39,10 +43,10 @@ def client_settings(
     defaults: Mapping[str, object],
     instead_of: Mapping[str, str],
 ) -> dict[str, object]:
-    """Return the options `kafka.*` without that prefix.
+    """Return the client settings: the options `kafka.*` without that prefix, over `defaults`.
 
-    `instead_of`: settings that cannot be set, with the alternative. Raises ConfigError for these, for values
-    that `table` refuses, and without bootstrap servers.
+    `instead_of` maps settings that a user cannot set to the alternative. Raises ConfigError for such a
+    setting, for a value that `table` refuses, and if bootstrap servers are missing.
     """
     client: dict[str, object] = {"client.id": "oncelog-spark", **defaults}
     for name, value in options.items():

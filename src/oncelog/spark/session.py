@@ -1,4 +1,4 @@
-"""A local Spark session for commands: quiet, on this interpreter, with a clear error if Java is missing."""
+"""A local Spark session for commands: with little log output, on this interpreter."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1"
-"""For a short-lived JVM: its second compiler takes a sixth of the processor time and never pays off."""
+"""A JVM option for short sessions. A JVM's second compiler takes a sixth of the processor time, and a short
+session never gains that time back.
+"""
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
 
 def check_spark() -> None:
-    """Raise ConfigError, which says what to install, if PySpark or Java is missing."""
+    """Raise ConfigError if Java is missing, and MissingDependency if PySpark is. Both say what to install."""
     import_module("oncelog.spark._pyspark")
     home = os.environ.get("JAVA_HOME")
     if not (shutil.which("java") or (home and (Path(home) / "bin" / "java").exists())):
@@ -39,10 +41,11 @@ def check_spark() -> None:
 def local_session(
     app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None, *, is_short: bool = False
 ) -> Iterator[SparkSession]:
-    """Yield a session. An active session of this process is used and left running.
+    """Yield a session and stop it afterwards. If this process has an active session, yield that and leave it
+    running.
 
-    `conf`: Spark settings, which take precedence over the defaults for commands. `is_short`: the session is
-    for a minute or two. Raises ConfigError as `check_spark` does.
+    `conf` contains Spark settings, which override the defaults for commands. `is_short`: the session lasts a
+    minute or two. Raises ConfigError and MissingDependency like `check_spark`.
     """
     check_spark()
     from pyspark.sql import SparkSession
@@ -60,16 +63,16 @@ def local_session(
 def _start(app_name: str, master: str, conf: Mapping[str, str], *, is_short: bool) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    # The planner and the tasks run in Python workers, which need the packages of this interpreter.
+    # Planning and tasks run in Python worker processes, which need the packages of this interpreter.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Spark warns of a pandas that is newer than its tests; nothing here uses pandas.
+    # PySpark warns about pandas versions newer than it was tested with. Nothing here uses pandas.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     builder = SparkSession.builder.master(master).appName(app_name)
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # The JVM reads this as it starts, before a log level can be set.
+        # The JVM reads its log configuration as it starts, before setLogLevel could be called.
         "spark.driver.extraJavaOptions": _java_options(is_short=is_short),
     }
     if master.startswith("local"):
@@ -85,7 +88,8 @@ def _start(app_name: str, master: str, conf: Mapping[str, str], *, is_short: boo
 
 
 def _java_options(*, is_short: bool) -> str:
-    # A JVM ignores TMPDIR, and a killed JVM leaves its files, so they go where its caller removes them.
+    # A JVM ignores TMPDIR, and a killed JVM leaves its temporary files. So they go to Python's temporary
+    # directory, which the caller can set and remove.
     temporary = shlex.quote(f"-Djava.io.tmpdir={tempfile.gettempdir()}")
     options = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()} {temporary}"
     return f"{options} {SHORT_LIVED}" if is_short else options

@@ -1,4 +1,4 @@
-"""The audit as Spark jobs: is what topics or segment files hold exactly once?"""
+"""The audit as Spark jobs: do topics or segment files contain each record exactly once?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ __all__ = ["AuditResult", "audit_files", "audit_topic"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # loaded when first used: it needs PySpark
+    # The audit needs PySpark, so it is imported when it is first used.
+    if name in __all__:
         from oncelog.spark.audit import audit
 
         return getattr(audit, name)

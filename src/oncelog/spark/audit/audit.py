@@ -1,8 +1,8 @@
-"""The audit as a Spark job: do topics or segment files hold each record exactly once? For any Kafka cluster.
+"""The audit as a Spark job: do topics or segment files contain each record exactly once?
 
-Executors read the batches of offset ranges (topic_batches.py) or of files (segment_batches.py) and keep their
-headers. oncelog.audit judges the headers of a partition in stored order (partition_audit.py). Spark queries
-over the records check keys (keys.py).
+The audit works on any Kafka cluster. Executors read the batches of offset ranges (topic_batches.py) or of
+files (segment_batches.py) and return their headers. oncelog.audit judges the headers of each partition in
+stored order (partition_audit.py). Spark queries over the records check keys (keys.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["AuditFinding", "AuditResult", "Difference", "KeyTotals", "audit_files", "audit_topic"]
 
 MAX_FINDINGS = 1000
-"""Maximum number of findings per partition, and of repeated keys in total. Counts are always complete."""
+"""Maximum number of listed findings per partition, and of listed repeated keys in total.
+
+Counts are complete.
+"""
 OFFSETS_PER_TASK = 5_000_000
 _DAMAGE = {
     kind.value
@@ -48,7 +51,8 @@ _DAMAGE = {
     )
 }
 _OFFSETS_TOPIC = "__consumer_offsets"
-"""Group coordinators write it: transactional batches there carry an epoch but no sequence numbers."""
+"""In this topic, which group coordinators write, transactional batches have an epoch but no sequence numbers.
+"""
 
 
 def audit_topic(
@@ -67,12 +71,16 @@ def audit_topic(
 
     `key_check`: True checks that each record key occurs once per topic. A Column or an SQL expression over
     the source's columns selects another business key (`"get_json_object(CAST(value AS STRING), '$.id')"`).
-    `against`: topics of the same cluster that should hold the same keys equally often. `key_check` then
-    selects the key to compare, and the comparison alone judges repetitions. `compacted_topics`: topics that
-    were compacted in the past; those that are compacted now need no mention. `client_config`: additional
-    consumer settings. `offsets_per_task`: maximum number of offsets per Spark task. Raises ConfigError,
-    UnknownTopicOrPartition, DataLossError (a topic was deleted or re-created during the audit), and Spark's
-    exception if a task fails.
+
+    `against` names topics of the same cluster that should contain the same keys equally often. `key_check`
+    then only selects the key to compare, and a key may occur more than once.
+
+    `compacted_topics` are topics that were compacted in the past. The audit itself finds those that are
+    compacted now. `client_config` contains additional consumer settings. `offsets_per_task` is the maximum
+    number of offsets per Spark task, and `max_findings` limits the listed findings per partition.
+
+    Raises ConfigError, MisuseError, UnknownTopicOrPartition, DataLossError (a topic was deleted or re-created
+    during the audit), and Spark's exception if a task fails.
     """
     names = [topics] if isinstance(topics, str) else list(topics)
     others = [against] if isinstance(against, str) else list(against or ())
@@ -116,10 +124,12 @@ def audit_files(
 ) -> AuditResult:
     """Audit partition directories or whole data directories, of Oncelog or Apache Kafka, without a broker.
 
-    A path is local or a URI that pyarrow.fs supports (file:, s3:, gs:, hdfs:); every executor must reach it.
-    All paths belong to one cluster and hold one replica of each partition. Compacted topics are those in the
-    data directory's `cleaner-offset-checkpoint` and in `compacted_topics`. `key_check` and `against` (paths
-    as well): as in `audit_topic`. Raises ConfigError for a path without segment files.
+    A path is local or a URI that pyarrow.fs supports (file:, s3:, gs:, hdfs:). Every executor must reach it.
+    All paths belong to one cluster and contain one replica of each partition. A topic counts as compacted if
+    it is in the data directory's `cleaner-offset-checkpoint` or in `compacted_topics`. `against` contains
+    paths too; otherwise `key_check` and `against` work as in `audit_topic`.
+
+    Raises ConfigError for a path without segment files.
     """
     roots = [paths] if isinstance(paths, str) else list(paths)
     if not roots:
@@ -160,9 +170,10 @@ def _with_keys(
     max_findings: int,
     moved: Callable[[], Mapping[TopicPartition, int]],
 ) -> AuditResult:
-    """Return the result, with keys compared with those of `other` or checked, as `key_check` demands.
+    """Return the result with the keys checked, or compared with the keys of `other`.
 
-    `moved` returns the log starts that have moved since the audit began.
+    `key_check` and `other` decide which of the two, if any. `moved` returns the log starts that have moved
+    since the audit began.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -177,7 +188,8 @@ def _with_keys(
         elif is_requested:
             key_findings, keys = check_keys(records(), key, max_findings)
     except (PySparkException, Py4JError):
-        # A reader stops at damaged data. The findings that locate the damage are worth more than the error.
+        # A reader stops at damaged data with an error. The findings that locate the damage say more than the
+        # error.
         damage = next((finding for finding in judged.findings if finding.kind in _DAMAGE), None)
         if damage is not None:
             problem = f"keys were not checked: {damage.tp} cannot be read at offset {damage.base_offset}"
@@ -194,7 +206,7 @@ def _with_keys(
 
 @contextmanager
 def _naming_changed_topics(moved: Callable[[], object]) -> Iterator[None]:
-    """Raise DataLossError in place of a task's failure if its topic was deleted during the audit."""
+    """If a task fails because its topic was deleted during the audit, raise DataLossError instead."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -206,10 +218,10 @@ def _naming_changed_topics(moved: Callable[[], object]) -> Iterator[None]:
 
 
 def _moved_log_starts(options: Mapping[str, str], before: Available) -> dict[TopicPartition, int]:
-    """Return the log starts that have moved since `before`. Raises DataLossError for other changes.
+    """Return the log starts that have moved since `before`. Raises DataLossError if a topic was replaced.
 
-    If a topic is deleted and re-created during the audit, batches of both are read. Then neither findings nor
-    their absence prove anything.
+    If a topic is deleted and re-created during the audit, batches of both topics are read. Then neither
+    findings nor their absence prove anything.
     """
     with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as resolver:
         after = resolver.available(may_miss=True, expected=before.earliest)
@@ -226,7 +238,10 @@ def _moved_text(log_starts: Mapping[TopicPartition, int]) -> str:
 def _with_moved_log_starts(
     result: AuditResult, log_starts: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]
 ) -> AuditResult:
-    """Note moved log starts, and drop a comparison: topics that shrink at different times always differ."""
+    """Return the result with notes on the moved log starts, and without a comparison of keys.
+
+    Topics that lose records at different times always differ.
+    """
     if not log_starts:
         return result
     kind = FindingKind.LOG_START_MOVED.value
@@ -285,9 +300,10 @@ def _options(
 def _look_up(
     options: Mapping[str, str], compacted_topics: Collection[str]
 ) -> tuple[Available, dict[TopicPartition, Bounds]]:
-    """Return the offsets and bounds of each partition; the audit then reads exactly these offsets.
+    """Return the offsets and bounds of each partition. The audit then reads exactly these offsets.
 
-    With a second look-up before the read, a log start that had moved in between was reported as a violation.
+    A second look-up before the read would see log starts that have moved since, and report them as
+    violations.
     """
     with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as resolver:
         now = resolver.available()
@@ -301,7 +317,7 @@ def _look_up(
 
 
 def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged: AuditOutput) -> None:
-    """Ask the coordinators about transactions that are open at the end; those that hang become violations."""
+    """Ask the coordinators about transactions that are open at the end. Those that hang become violations."""
     kind = FindingKind.OPEN_TRANSACTION.value
     if not any(note.kind == kind for note in judged.notes):
         return

@@ -1,4 +1,4 @@
-"""A check of a batch's records against its header, for audits that read the records anyway."""
+"""A check of a batch's records against its header, for audits that read the records."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from oncelog.wire.records import check_count, payload_of, read_varint
 
 
 def records_problem(data: Buffer, position: int, header: BatchHeader) -> str | None:
-    """Return in which way the records of the batch at `position` contradict its header, None if they do not.
+    """Return how the records of the batch at `position` contradict its header, or None if they do not.
 
-    Gaps in the offsets are no contradiction: the header's record count covers them.
+    Gaps in the offsets are no contradiction, because compaction leaves them. The header's record count shows
+    if a record is missing.
     """
     try:
         payload = bytes(payload_of(data, position, header, verify=False))

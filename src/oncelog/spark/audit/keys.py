@@ -1,4 +1,5 @@
-"""Checks of business keys by Spark queries: does each occur once in a topic, or as often as in another topic?
+"""Checks of business keys by Spark queries: does a key occur once in a topic, or as often as in another
+topic?
 
     key                                                  finding
     more than once in a topic                            repeated_key
@@ -6,7 +7,7 @@
     in the other topic, and more often here              doubled_key
     not in the other topic                               unexpected_key
 
-Records without a key (null) are not checked, but counted.
+Records without a key (null) are counted but not checked.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 _OFFSETS_NAMED = 10
 DIFFERENCE_KINDS = ("lost_key", "doubled_key", "unexpected_key")
-"""Kinds of findings of a comparison."""
+"""The kinds of findings of a comparison between two topics."""
 
 
 def _keyed(records: DataFrame, key: bool | str | Column) -> DataFrame:
-    """Return topic, key and place of each record. `key` True: the record's own key."""
+    """Return topic, key and place of each record. `key` True selects the record's own key."""
     from pyspark.sql import functions as f
 
     what = f.col("key") if isinstance(key, bool) else f.expr(key) if isinstance(key, str) else key
@@ -36,7 +37,10 @@ def _keyed(records: DataFrame, key: bool | str | Column) -> DataFrame:
 def check_keys(
     records: DataFrame, key: bool | str | Column, max_findings: int
 ) -> tuple[list[AuditFinding], KeyTotals]:
-    """Return the keys that occur more than once in a topic. `records`: as read by `format("oncelog")`."""
+    """Return findings for keys that occur more than once in a topic, and totals.
+
+    `records` has the columns of `format("oncelog")`. At most `max_findings` keys become findings.
+    """
     from pyspark.sql import functions as f
 
     keyed = _keyed(records, key).where(f.col("key").isNotNull())
@@ -54,10 +58,10 @@ def check_keys(
 
 
 def _places(keyed: DataFrame, repeated: Sequence[Row]) -> Mapping[int, Sequence[Row]]:
-    """Return the first places of each repeated key by its index, from a second pass over the records.
+    """Return the first places of each repeated key, by the key's index in `repeated`.
 
-    Collecting all places of a key in one row took memory in proportion to its records.
-    See test_a_key_of_many_records_is_shown_with_a_few_places.
+    The places come from a second pass over the records. Collecting all places of a key in one row would take
+    memory in proportion to the key's records. See test_a_key_of_many_records_is_shown_with_a_few_places.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -80,7 +84,8 @@ def _places(keyed: DataFrame, repeated: Sequence[Row]) -> Mapping[int, Sequence[
 
 
 def _repeated(row: Row, places: Sequence[Row]) -> AuditFinding:
-    if len(places) < 2:  # retention or DeleteRecords has removed records since they were counted
+    # Retention or DeleteRecords has removed records of the key since they were counted.
+    if len(places) < 2:
         places = row["first"], row["last"]
     first, second = places[:2]
     named = ", ".join(f"{place['partition']}:{place['offset']}" for place in places)
@@ -104,7 +109,10 @@ def _repeated(row: Row, places: Sequence[Row]) -> AuditFinding:
 def compare_keys(
     records: DataFrame, expected: DataFrame, key: bool | str | Column, max_findings: int
 ) -> tuple[list[AuditFinding], Difference]:
-    """Return the keys that occur in `records` and `expected` a different number of times."""
+    """Return findings for keys that occur more often in `records` or in `expected`, and totals.
+
+    At most `max_findings` keys become findings.
+    """
     from pyspark.sql import functions as f
 
     sides = [_keyed(frame, key).withColumn("side", f.lit(n)) for n, frame in enumerate((records, expected))]
@@ -142,7 +150,8 @@ CASE WHEN key IS NULL OR found = expected THEN NULL
 
 
 def _differing(row: Any) -> AuditFinding:
-    # A lost key points to the record that should have arrived, the other kinds to the surplus record.
+    # The finding of a lost key points to the record that should have arrived. Other findings point to the
+    # surplus record.
     place = row["expected_last"] if row["kind"] == "lost_key" else row["found_last"]
     other = row["found_first"] if row["kind"] != "unexpected_key" else None
     text = f"{row['found']} times here, {row['expected']} times expected"

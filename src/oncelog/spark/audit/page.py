@@ -15,9 +15,9 @@ _SEQUENCES = ("first_sequence", "last_sequence")
 
 
 def render_audit(result: AuditResult, what: str, summary: Sequence[str]) -> str:
-    """Return the page. `what`:
+    """Return the page.
 
-    the audited topics or paths; `summary`: lines of plain text, the verdict last.
+    `what` names the audited topics or paths. `summary` contains lines of plain text, the verdict last.
     """
     parts = [
         f"<h1>Audit of {escape(what)}</h1>",
@@ -35,7 +35,7 @@ def render_audit(result: AuditResult, what: str, summary: Sequence[str]) -> str:
 
 def _row(finding: AuditFinding) -> dict[str, Any]:
     values = asdict(finding)
-    # Text, because numbers get thousands separators, which offsets and ids must not have.
+    # Numbers in a table get thousands separators. Offsets and ids must not, so they become text.
     shown = {name: None if values[name] is None else str(values[name]) for name in _SHOWN}
     first, last = (values[name] for name in _SEQUENCES)
     sequences = None if first is None else f"{first} to {last}"

@@ -1,7 +1,7 @@
-"""The audit of batch headers by oncelog.audit, in Spark tasks: one stream of headers per partition.
+"""Run the rules of oncelog.audit in Spark tasks, on one stream of batch headers per partition.
 
-Spark sorts the headers by partition and place, on disk if memory is short. A task then feeds them to the
-rules one after another, so its memory is bounded by the rules' state.
+Spark sorts the headers by partition and place, on disk if memory is short. A task then passes the headers to
+the rules one after another, so its memory is bounded by the rules' state.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ _OUTCOME = "outcome"
 _ROWS_AT_ONCE = 10_000
 _TOTALS_FIELDS = tuple(asdict(PartitionTotals()))
 _RESULT_SCHEMA = pa.schema([*FINDING_SCHEMA, *((name, pa.int64()) for name in _TOTALS_FIELDS)])
-"""One row per finding, and one per partition with `kind` null and the totals. One more row per transaction
-outcome that is compared over partitions: `base_offset` of its first data, `other_offset` of its marker."""
+"""The rows that a task returns: one row per finding, and one row per partition with the totals and `kind`
+null. Each transaction outcome that must be equal in all partitions has a row too. Its `base_offset` is the
+offset of the transaction's first data, and its `other_offset` that of the marker.
+"""
 _RESULT_DDL = (
     "kind string, topic string, partition int, base_offset bigint, last_offset bigint, producer_id bigint, "
     "producer_epoch smallint, first_sequence int, last_sequence int, other_offset bigint, key string, "
@@ -37,7 +39,7 @@ _RESULT_DDL = (
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Facts about a partition besides its batches; see oncelog.audit.partition.PartitionAudit."""
+    """Facts about a partition that its batches do not show; see oncelog.audit.partition.PartitionAudit."""
 
     log_start_offset: int
     is_compacted: bool = False
@@ -48,21 +50,21 @@ class Bounds:
 
 @dataclass(slots=True)
 class AuditOutput:
-    """Violations and notes in the order of partitions and offsets, and the totals of every partition."""
+    """Violations and notes, sorted by partition and offset, and the totals of every partition."""
 
     findings: list[AuditFinding] = field(default_factory=list)
     notes: list[AuditFinding] = field(default_factory=list)
     partitions: dict[TopicPartition, PartitionTotals] = field(default_factory=dict)
 
     def add_violation(self, finding: AuditFinding) -> None:
-        """Add a violation that was found after the partitions were judged."""
+        """Add a violation that only a comparison of partitions or a coordinator showed."""
         self.findings.append(finding)
         totals = self.partitions[finding.tp]
         self.partitions[finding.tp] = replace(totals, findings=totals.findings + 1)
 
 
 def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findings: int) -> AuditOutput:
-    """Audit a DataFrame of HEADERS_SCHEMA. Partitions without a batch get empty totals."""
+    """Audit batch headers, a DataFrame of HEADERS_SCHEMA. Partitions without a batch get empty totals."""
     ordered = headers.repartition("topic", "partition").sortWithinPartitions(*PLACE_COLUMNS)
     rows = ordered.mapInArrow(_audit_function(bounds, max_findings), _RESULT_DDL).persist()
     try:
@@ -80,7 +82,7 @@ def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findi
 
 
 def _collected(rows: list[dict[str, Any]], bounds: Iterable[TopicPartition]) -> AuditOutput:
-    # A shuffle has no order, but two reports of the same log should be equal.
+    # The order after a shuffle is random, but two reports of the same log should be equal.
     rows.sort(key=lambda row: (row["topic"], row["partition"], row["base_offset"] or 0))
     output = AuditOutput(partitions={tp: PartitionTotals() for tp in sorted(bounds)})
     for row in rows:
@@ -112,7 +114,10 @@ def _audit_function(
 
 
 def _rows(headers: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
-    """Yield topic, partition and the fields of a StoredBatch; one Arrow batch at a time becomes objects."""
+    """Yield topic, partition and the fields of a StoredBatch per header.
+
+    One Arrow batch at a time becomes Python objects.
+    """
     for batch in headers:
         columns = batch.select(["topic", "partition", *StoredBatch._fields]).columns
         yield from zip(*(column.to_pylist() for column in columns), strict=True)
@@ -142,7 +147,7 @@ def _result_rows(tp: TopicPartition, audit: PartitionAudit) -> pa.RecordBatch:
 
 
 def _conflicts(rows: DataFrame, max_findings: int) -> list[AuditFinding]:
-    """Return transactions with a COMMIT in one partition and an ABORT in another."""
+    """Return a finding for each transaction with a COMMIT in one partition and an ABORT in another."""
     from pyspark.sql import functions as f
 
     where = f.struct("topic", "partition", "base_offset", "other_offset")

@@ -19,7 +19,8 @@ Verdict = Literal["clean", "violated", "unproven"]
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One violation or note. `kind`: a FindingKind of oncelog.audit.partition, or one of spark/audit/keys.py.
+    """One violation or note. `kind` is a FindingKind of oncelog.audit.partition, or a kind of
+    spark/audit/keys.py.
 
     Fields that do not apply are None: a repeated key has no sequences, a sequence violation has no key.
     """
@@ -51,9 +52,10 @@ class KeyTotals(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Totals of a comparison; `lost`, `doubled` and `unexpected` count keys.
+    """Totals of a comparison between two topics.
 
-    `expected` and `found` count records with a key, `without_key` records that could not be compared.
+    `lost`, `doubled` and `unexpected` count keys. `expected` and `found` count records with a key, and
+    `without_key` counts records that could not be compared.
     """
 
     expected: int
@@ -71,11 +73,12 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """The result of an audit. `findings` is cut at MAX_FINDINGS per partition, `finding_count` is not.
+    """The result of an audit.
 
-    `notes`: findings that are no violations, such as open transactions, torn tails and moved log starts.
-    `keys`: None if keys were not checked. `difference`: None if nothing was compared. `keys_problem`: the
-    reason why a requested check or comparison of keys was not done.
+    `findings` lists at most MAX_FINDINGS per partition; `finding_count` counts all. `notes` are findings that
+    are no violations, such as open transactions, torn tails and moved log starts. `keys` is None if keys were
+    not checked, and `difference` is None if nothing was compared. `keys_problem` says why a requested check
+    or comparison of keys was not done.
     """
 
     findings: tuple[AuditFinding, ...]
@@ -93,16 +96,16 @@ class AuditResult:
 
     @property
     def finding_count(self) -> int:
-        """Return the number of violations, repeated keys and differing keys; `findings` may list fewer."""
+        """Return the number of violations, repeated keys and differing keys. `findings` may list fewer."""
         repeated = self.keys.repeated if self.keys else 0
         return self.totals.findings + repeated + (self.difference.keys if self.difference else 0)
 
     @property
     def verdict(self) -> Verdict:
-        """Return `clean`, `violated`, or `unproven` if nothing is wrong but the proof is incomplete.
+        """Return `clean`, `violated`, or `unproven` if there is no violation but the proof is incomplete.
 
-        The proof is incomplete if records without a producer id were covered by no check or comparison of
-        keys, or if keys could not be checked or compared.
+        The proof is incomplete if records without a producer id exist and no check or comparison of keys
+        covers them, or if a requested check or comparison of keys was not possible.
         """
         if self.finding_count:
             return "violated"
@@ -111,7 +114,10 @@ class AuditResult:
         return "unproven" if is_unproven or self.keys_problem is not None else "clean"
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return findings, then notes, with their severity, as plain values for JSON and tables."""
+        """Return findings, then notes, as plain values for JSON and tables.
+
+        The field severity tells them apart.
+        """
         severities = (("violation", self.findings), ("information", self.notes))
         return [
             {"severity": word, **asdict(finding)} for word, findings in severities for finding in findings

@@ -1,8 +1,8 @@
 """A hash of Arrow rows that ignores their order: the sum of a 64-bit hash per row, modulo 2**64.
 
-It distinguishes a repeated batch from a different one; it does not resist a deliberate collision. A field
-contributes its CRC-32C and length, and null differs from empty. Fields are mixed one after another, so a
-value that moves to another row or column changes the sum.
+The hash distinguishes a repeated batch from a different one. It does not resist a deliberate collision. A
+field contributes its CRC-32C and length, and null differs from empty. Fields are mixed one after another, so
+a value that moves to another row or column changes the sum.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _NULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _SHORT_BYTES, _LONG_BYTES = 32, 256
-"""Rows up to the first length are fastest in vector code; above the second on average, as memory views."""
+"""Limits of `_checksums`.
+
+Rows of up to _SHORT_BYTES are fastest in vector code. Columns whose mean row is above _LONG_BYTES are fastest
+as memory views.
+"""
 
 
 def hash_rows(*columns: Any) -> int:
-    """Return the sum of the rows' hashes. Columns: binary, string, integers, or lists of headers."""
+    """Return the sum of the rows' hashes. Columns contain binary, string, integers, or lists of headers."""
     count = len(columns[0])
     mixed = np.full(count, _GOLDEN, np.uint64)
     for column in columns:
@@ -75,7 +79,7 @@ def _checksums(column: Any) -> _Hashes:
 
 
 def _byte_table() -> _Sums:
-    """Return CRC-32C of each byte value without the inversions (polynomial 0x82F63B78, reflected)."""
+    """Return the CRC-32C of each byte value, without the inversions (polynomial 0x82F63B78, reflected)."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(
@@ -93,18 +97,18 @@ def _followed_by_zero(table: _Sums) -> _Sums:
 
 
 def _pairs(first: _Sums, second: _Sums) -> _Sums:
-    """Combine two tables of 256 into one for 16-bit numbers; `first` is for the low byte."""
+    """Return one table for 16-bit numbers from two tables of 256. `first` is for the low byte."""
     return (second[:, None] ^ first[None, :]).reshape(-1)
 
 
 _BEFORE_1 = _followed_by_zero(_BYTE)
 _BEFORE_2 = _followed_by_zero(_BEFORE_1)
 _LOW, _HIGH = _pairs(_followed_by_zero(_BEFORE_2), _BEFORE_2), _pairs(_BEFORE_1, _BYTE)
-"""Contributions of the low and the high half of a 32-bit word to the CRC."""
+"""Contributions of the low and of the high half of a 32-bit word to the CRC."""
 
 
 def checksums_in_step(column: Any) -> _Hashes:
-    """Return CRC-32C of each row, computed four bytes of all rows at a time; 0 for null."""
+    """Return the CRC-32C of each row, 0 for null. Each step handles four bytes of all rows."""
     sums = np.zeros(len(column), np.uint64)
     bytes_of = RowBytes(column)
     crc = np.full(len(bytes_of.rows), 0xFFFFFFFF, np.uint32)

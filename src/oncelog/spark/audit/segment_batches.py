@@ -1,7 +1,7 @@
-"""Segment files for the audit: their list, and the headers of their batches as a Spark table.
+"""Segment files for the audit: find them, and return the headers of their batches as a Spark table.
 
-pyarrow.fs opens the files: the driver lists them, and tasks read them a megabyte at a time. `.txnindex` files
-tell whether a read_committed reader gets a batch, as in the broker.
+pyarrow.fs opens the files. The driver lists them, and tasks read them a megabyte at a time. `.txnindex` files
+show which batches a read_committed reader gets, as in the broker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 
 BYTES_PER_TASK = 256 << 20
-"""Segments are grouped into tasks of at most this size."""
+"""Segments are grouped into tasks of at most this size. A larger segment is a task by itself."""
 _PARTITION_NAME = re.compile(r"(.+)-(\d+)")
 _SEGMENT_NAME = re.compile(r"(\d{20})" + re.escape(LOG_SUFFIX))
 _INTERNAL = "__"
@@ -47,7 +47,7 @@ _ZEROS_AT_ONCE = 1 << 20
 
 
 class Segment(NamedTuple):
-    """One `.log` file. `has_index`: it has a `.txnindex` that is not empty."""
+    """One `.log` file. `has_index` is True if the segment's `.txnindex` exists and is not empty."""
 
     base_offset: int
     size_bytes: int
@@ -55,11 +55,11 @@ class Segment(NamedTuple):
 
 
 class PartitionFiles(NamedTuple):
-    """A partition directory in the file system of `root`, with at least one segment, in offset order.
+    """A partition directory in the file system of `root`. It has at least one segment, sorted by offset.
 
-    `indexed_to`: the `.txnindex` files cover every marker below this offset. `recovery_point`: a broker had
-    synced everything below it; None if there is no checkpoint. `log_start_offset`: records below it were
-    removed (DeleteRecords, retention), although the first segment may still hold them.
+    The `.txnindex` files cover every marker below `indexed_to`. A broker had synced everything below
+    `recovery_point`; None if there is no checkpoint file. Records below `log_start_offset` were removed
+    (DeleteRecords, retention), although the first segment may still contain them.
     """
 
     tp: TopicPartition
@@ -88,7 +88,10 @@ class PartitionFiles(NamedTuple):
 
 
 def file_system(root: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a path or URI, and the path in it. Raises ConfigError if it is unknown."""
+    """Return the file system of a path or URI, and the path in it.
+
+    Raises ConfigError for an unsupported URI.
+    """
     if "://" not in root and not root.startswith("file:"):
         return fs.LocalFileSystem(), str(Path(root).absolute())
     try:
@@ -99,9 +102,10 @@ def file_system(root: str) -> tuple[fs.FileSystem, str]:
 
 
 def find_segments(roots: Sequence[str]) -> list[PartitionFiles]:
-    """Return the partition directories that `roots` are or contain. Internal topics must be named themselves.
+    """Return the partition directories at or directly below `roots`.
 
-    Raises ConfigError for a root without any, and for a partition that occurs twice (replicas).
+    The directory of an internal topic must be a root itself. Raises ConfigError for a root without segments,
+    and for a partition that occurs twice (replicas).
     """
     found: dict[TopicPartition, PartitionFiles] = {}
     for root in roots:
@@ -149,8 +153,8 @@ def _partition_of(
     cleaned = _offsets(system, parent, CLEANED_OFFSETS) or {}
     is_compacted = tp in cleaned or tp.topic in _compacted_topics(system, parent)
     flushed = _offsets(system, parent, RECOVERY_POINTS)
-    # After a kill the newest entries of an index may be missing until a broker starts and restores them. So
-    # the index counts up to the recovery point only. See test_a_planted_fault_is_found_and_nothing_else.
+    # After a kill, the newest entries of an index may be missing until a broker starts and restores them. So
+    # the index is used only up to the recovery point. See test_a_planted_fault_is_found_and_nothing_else.
     indexed_to = segments[-1].base_offset if flushed is None else flushed.get(tp, 0)
     recovery_point = None if flushed is None else flushed.get(tp, 0)
     starts = _offsets(system, parent, LOG_STARTS) or {}
@@ -169,8 +173,8 @@ def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
 
 
 def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
-    # Oncelog's broker creates an index with each segment. Empty ones are skipped, because the tasks of all
-    # earlier segments would read them.
+    # Oncelog's broker creates an index with each segment. Empty ones count as missing: otherwise the tasks of
+    # all earlier segments would read them.
     indexes = {info.base_name for info in infos if info.base_name.endswith(TXN_SUFFIX) and info.size != 0}
     return sorted(
         Segment(int(match[1]), info.size, match[1] + TXN_SUFFIX in indexes)
@@ -180,16 +184,17 @@ def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
 
 
 def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicPartition, int] | None:
-    """Return the contents of a checkpoint file, None without one (a copy of a partition directory alone).
+    """Return the contents of a checkpoint file, or None if there is no such file.
 
-    Raises ConfigError for an unreadable file: if it counted as empty, a compacted topic would seem to have
-    gaps.
+    A copy of a partition directory alone has no checkpoint file beside it. Raises ConfigError if the file
+    cannot be decoded. If such a file counted as empty, a compacted topic would seem to have gaps.
     """
     path = f"{directory}/{name}"
     try:
         with system.open_input_stream(path) as stream:
             data = stream.read()
-            return decode_offsets(data) if data else {}  # Apache Kafka creates the file empty
+            # Apache Kafka creates the file empty.
+            return decode_offsets(data) if data else {}
     except OSError:
         return None
     except StorageError as error:
@@ -200,7 +205,10 @@ def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicP
 
 
 def _compacted_topics(system: fs.FileSystem, directory: str) -> set[str]:
-    """Return the topics that Oncelog's topic file marks as compacted, none without that file."""
+    """Return the topics that Oncelog's topic file marks as compacted.
+
+    Without that file, return an empty set.
+    """
     try:
         with system.open_input_stream(f"{directory}/{_TOPICS_FILE}") as stream:
             topics = json.loads(stream.read())["topics"]
@@ -213,7 +221,7 @@ def _compacted_topics(system: fs.FileSystem, directory: str) -> set[str]:
 
 
 class SegmentHeadersSource(DataSource):  # type: ignore[misc]
-    """`format("oncelog-segments")`; the option `partitions` holds the result of `find_segments` as JSON."""
+    """`format("oncelog-segments")`. The option `partitions` is the result of `find_segments` as JSON."""
 
     @classmethod
     def name(cls) -> str:
@@ -228,7 +236,7 @@ class SegmentHeadersSource(DataSource):  # type: ignore[misc]
 
 
 class SegmentReader(DataSourceReader):  # type: ignore[misc]
-    """A reader of segments: each task reads a group of them, one after another."""
+    """A reader of segment files. Each task reads a group of segments, one after another."""
 
     def __init__(self, found: Sequence[PartitionFiles], *, check_records: bool = False) -> None:
         self._found = found
@@ -247,14 +255,14 @@ class SegmentReader(DataSourceReader):  # type: ignore[misc]
         return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark runs one task with an empty partition even without any segment.
+        # If there are no segments, Spark still runs one task, whose partition is empty.
         task = partition.value or ()
         rows = (_read_segment(files, index, check_records=self._check_records) for files, index in task)
         return to_arrow(chain.from_iterable(rows))
 
 
 class _ArrowFile:
-    """A pyarrow file with the interface that log.scan reads."""
+    """A pyarrow file with the interface that log.scan expects."""
 
     def __init__(self, file: pa.NativeFile) -> None:
         self._file = file
@@ -266,15 +274,17 @@ class _ArrowFile:
 
 @contextmanager
 def open_segment(system: fs.FileSystem, path: str) -> Iterator[tuple[_ArrowFile, int]]:
-    """Yield a segment in the form that log.scan reads, and its size in bytes."""
+    """Open a segment for log.scan. Yield the file and its size in bytes."""
     with system.open_input_file(path) as opened:
         yield _ArrowFile(opened), opened.size()
 
 
 class Damage(NamedTuple):
-    """Bytes that are no batch: from `position`, where `offset` is expected, to the next batch at `behind`.
+    """Bytes in a segment file that are no batch.
 
-    `next_offset`: base offset of the next batch. Both are None if the damage reaches the end of the file.
+    They begin at `position` in the file, where the batch with `offset` should begin. They end at `behind`,
+    the position of the next batch, whose base offset is `next_offset`. Both are None if the damage reaches
+    the end of the file.
     """
 
     position: int
@@ -285,7 +295,7 @@ class Damage(NamedTuple):
 
 
 def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterator[ScannedBatch | Damage]:
-    """Yield every sound batch of a segment file, and every damaged range between or after them."""
+    """Yield every sound batch of a segment file, and every damaged range, in file order."""
     position: int | None = 0
     due = base_offset
     while position is not None:
@@ -307,10 +317,12 @@ def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterato
 
 
 def _find_behind(file: _ArrowFile, position: int, end: int, due: int) -> int | None:
-    """Return the position of the next batch like `find_behind`, but skip batches inside a record's value.
+    """Return the position of the next batch behind damage, but skip batches inside a record's value.
 
-    If only the length is wrong, the header still tells the next offset. A batch with another offset, as in a
-    compacted log, counts if sound batches follow up to the end of the log or to a torn batch.
+    `end` is the size of the file, and `due` the expected offset. Batches in a record's value can be mistaken
+    for the next batch only if the damaged batch's length is wrong. Its header then still shows the next
+    batch's base offset. In a compacted log the next batch has another offset. Such a batch is accepted if
+    sound batches follow it up to the end of the log or to a torn batch.
     """
     behind = find_behind(file, position, end, due)
     header = _header_at(file, position)
@@ -368,7 +380,10 @@ def _no_batch(
     file: _ArrowFile,
     size_bytes: int,
 ) -> StoredBatch:
-    """Return a row for a damaged range: a torn tail if no sound batch follows and it was never synced."""
+    """Return a row for a damaged range.
+
+    The range is a torn tail if no sound batch follows and a broker never synced the range.
+    """
     torn = None
     if following is None and damage.behind is None:
         torn = _why_torn(file, damage, size_bytes)
@@ -379,7 +394,7 @@ def _no_batch(
             f"; a broker had synced the log up to offset {files.recovery_point}, so a crash did not tear it"
         )
     next_offset = following if damage.next_offset is None else damage.next_offset
-    # Damage up to the end of the log covers all offsets above the log start.
+    # Damage up to the end of the log covers all offsets, at least to the log start.
     due = files.log_start_offset + 1 if next_offset is None else next_offset
     last_offset = max(damage.offset, due - 1)
     return no_batch(damage.offset, last_offset, problem, is_torn=torn is not None)
@@ -396,11 +411,12 @@ def _judged(found: ScannedBatch, judge: VisibilityFilter | None, *, check_record
 def _aborted(
     system: fs.FileSystem, files: PartitionFiles, index: int
 ) -> tuple[list[tuple[int, int]] | None, str | None]:
-    """Return (producer id, first offset) of aborted transactions that may have data in a segment, or None.
+    """Return the aborted transactions that may have data in a segment: (producer id, first offset).
 
-    An entry is in the segment of its marker, so in the segment of its data or a later one. None if one of
-    these indexes is damaged; the second value then describes damage of the segment's own index. A broker
-    rebuilds the index from the log when it starts, so nothing is lost.
+    The entry of a transaction is in the index of the segment with its marker. That is the segment of its data
+    or a later one, so all of these indexes are read. If one is damaged, the first value is None. The second
+    value then describes the damage if it is in the segment's own index. A broker rebuilds the index from the
+    log when it starts, so no data is lost.
     """
     later = files.segments[index:]
     aborted: list[tuple[int, int]] = []
@@ -419,7 +435,10 @@ def _aborted(
 
 
 def _why_torn(file: _ArrowFile, bad: Damage, end: int) -> str | None:
-    """Return how a crash tore the end of the log (inside a batch, or only zeros), None if it did not."""
+    """Return how a crash tore the end of the log, or None if a crash did not cause the damage.
+
+    A crash ends the log inside a batch or leaves only zeros.
+    """
     try:
         read_header(file.pread(HEADER_BYTES, bad.position))
     except (CorruptMessage, InvalidRecord):

@@ -1,6 +1,6 @@
 """The committed records of segment files, with the columns of `format("oncelog")`, for the audit of keys.
 
-The next marker of its producer in the partition decides the outcome of a transaction's data; without one, the
+The outcome of a transaction is the next marker of its producer in the partition. Without such a marker the
 transaction is open. `.txnindex` files are not used, because they lack the newest entries after a kill.
 """
 
@@ -37,7 +37,7 @@ _PLACE = ("part", "place")
 
 
 def committed_records(spark: SparkSession, found: Sequence[PartitionFiles]) -> DataFrame:
-    """Return the records that a read_committed reader gets if all open transactions abort."""
+    """Return the records that a read_committed reader gets if every open transaction is aborted."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -55,7 +55,8 @@ def committed_records(spark: SparkSession, found: Sequence[PartitionFiles]) -> D
         .withColumn("is_committed", f.coalesce(ended, f.lit(False)))
         .where("NOT is_control AND NOT is_committed")
     )
-    # Hidden batches are few. Without the hint Spark, which knows neither size, would shuffle all records.
+    # Hidden batches are few, but Spark has no size of either side. Without the hint it would shuffle all
+    # records.
     return records.join(f.broadcast(hidden), ["topic", "partition", *_PLACE], "left_anti").drop(*_PLACE)
 
 
@@ -83,7 +84,7 @@ class _RecordsReader(SegmentReader):
 def _read_records(files: PartitionFiles, index: int) -> Iterator[pa.RecordBatch]:
     """Yield the records of a segment from the log start on.
 
-    Damage is skipped; the audit of headers reports it.
+    Damaged ranges are skipped, because the audit of headers reports them.
     """
     segment, (topic, partition) = files.segments[index], files.tp
     system, _ = file_system(files.root)

@@ -1,9 +1,11 @@
-"""The headers of stored batches of topics as a Spark table, one row per batch, for the audit.
+"""The headers of a topic's stored batches as a Spark table with one row per batch, for the audit.
 
-It has the options of `format("oncelog")` and shows all stored batches, markers and aborted ones too. It
-parses the 61 header bytes of a batch and computes the checksum over the rest. With the option `checkRecords`
-it also compares the records with the header. Below the last stable offset it fetches with read_committed, so
-that a row says whether such a reader gets the batch.
+The table has the options of `format("oncelog")`. It shows all stored batches, including markers and aborted
+ones. A task parses the 61 header bytes of a batch and computes the checksum over the rest. With the option
+`checkRecords` the task also compares the records with the header.
+
+Offsets below the last stable offset are fetched with read_committed, so each row says whether such a reader
+gets the batch.
 """
 
 from __future__ import annotations
@@ -39,7 +41,11 @@ from oncelog.wire.control import ControlType, decode_control
 from oncelog.wire.primitives import Buffer
 
 PLACE_COLUMNS = ("topic", "partition", "part", "place")
-"""`part` (range or segment) and `place` (position in it) give the order in which batches are stored."""
+"""`part` and `place` give the order in which batches are stored.
+
+`part` is the first offset of the range or segment that a task reads. `place` is the position in that range or
+segment.
+"""
 _COLUMNS = (
     ("topic", StringType(), pa.string()),
     ("partition", IntegerType(), pa.int32()),
@@ -64,20 +70,23 @@ _COLUMNS = (
     ("is_removed", BooleanType(), pa.bool_()),
     ("is_index", BooleanType(), pa.bool_()),
 )
-"""After the place, the columns are the fields of oncelog.audit.partition.StoredBatch."""
+"""The columns after PLACE_COLUMNS are the fields of oncelog.audit.partition.StoredBatch."""
 HEADERS_SCHEMA = StructType([StructField(name, spark) for name, spark, _ in _COLUMNS])
 _ARROW_SCHEMA = pa.schema([(name, arrow) for name, _, arrow in _COLUMNS])
 _ROWS_PER_BATCH = 20_000
 _FETCH_BYTES = "max.partition.fetch.bytes"
 CHECK_RECORDS = "checkRecords"
 AVAILABLE = "available"
-"""Option with the offsets to read, looked up once, so that all parts of the audit use the same ones."""
+"""The option with the offsets to read.
+
+They are looked up once, so that all parts of the audit use the same ones.
+"""
 
 HeaderRow = tuple[Any, ...]
 
 
 class BatchHeadersSource(DataSource):  # type: ignore[misc]
-    """`format("oncelog-batches")`, once registered with `spark.dataSource.register`."""
+    """`format("oncelog-batches")`, after it was registered with `spark.dataSource.register`."""
 
     @classmethod
     def name(cls) -> str:
@@ -101,14 +110,14 @@ def encode_available(now: Available) -> str:
 
 
 def decode_available(text: str) -> Available:
-    """Return the Available that `encode_available` encoded, without topic ids."""
+    """Return the Available that `encode_available` encoded, but without topic ids."""
     rows = [(TopicPartition(topic, number), bounds) for topic, number, *bounds in json.loads(text)]
     earliest, latest, written = ({tp: bounds[n] for tp, bounds in rows} for n in range(3))
     return Available(earliest, latest, written)
 
 
 def is_checking_records(options: Mapping[str, str]) -> bool:
-    """Return True if the records inside batches have to be checked."""
+    """Return True if the option `checkRecords` asks for a check of the records in each batch."""
     return any(
         key.lower() == CHECK_RECORDS.lower() and value.lower() == "true" for key, value in options.items()
     )
@@ -125,8 +134,9 @@ class _StoredRange(InputPartition):  # type: ignore[misc]
 class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
     """A reader whose tasks return the batches with their last offset in the task's range.
 
-    So exactly one task returns a batch that spans two ranges. A batch that is stored after one with higher
-    offsets belongs to the range of those, which shows that it is in the wrong place.
+    So exactly one task returns a batch that spans two ranges. If a batch is stored after one with higher
+    offsets, the task that reads the higher offsets returns both, in stored order. The order shows that the
+    batch is in the wrong place.
     """
 
     def __init__(self, options: SourceOptions, now: Available, check_records: bool) -> None:
@@ -145,7 +155,7 @@ class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Spark runs one task with a partition of its own even if there are no ranges.
+        # If there are no ranges, Spark still runs one task, with a partition of another class.
         if not isinstance(partition, _StoredRange):
             return iter(())
         rows = _read_rows(self._options.client, partition.value, partition.isolation, self._check_records)
@@ -173,11 +183,15 @@ def _record_batch(rows: list[HeaderRow]) -> pa.RecordBatch:
 def _read_rows(
     client: Mapping[str, object], wanted: OffsetRange, isolation: Isolation, check_records: bool
 ) -> Iterator[HeaderRow]:
-    """Yield a row per batch, one where the log start overtook the read, and a last one for unreadable data.
+    """Yield a row per stored batch.
 
-    The client rejects a fetch response with bytes that are no batch as a whole. So from there on batches are
-    fetched one at a time, up to the bad one. `place` counts batches in the order read: ordered by offsets,
-    batches that are stored in a wrong order would look sound. See test_batches_that_changed_places.
+    If the log start overtakes the read, one row covers the removed offsets. If a batch cannot be read, the
+    last row covers the rest of the range.
+
+    The client rejects a whole fetch response if it contains bytes that are no batch. From there on, batches
+    are fetched one at a time, up to the bad one. `place` counts batches in the order read. If rows were
+    sorted by offset, batches that are stored in the wrong order would look sound. See
+    test_batches_that_changed_places.
     """
     tp, position, end = wanted
     settings, problem = dict(client), None
@@ -197,14 +211,15 @@ def _read_rows(
             except OffsetOutOfRange:
                 log_start = consumer.beginning_offsets([tp])[tp]
                 if log_start <= position:
-                    raise  # the topic was re-created, or its log truncated
+                    # The offset is above the log: the topic was re-created, or its log truncated.
+                    raise
                 removed = no_batch(position, log_start - 1, "")._replace(problem=None, is_removed=True)
                 yield (*tp, wanted.start, next(places), *removed)
                 position = log_start
             except TimedOut:
                 if isolation is Isolation.READ_UNCOMMITTED:
                     raise
-                # Compaction removed everything between here and the last stable offset.
+                # Compaction removed all records from this position to the last stable offset.
                 isolation = Isolation.READ_UNCOMMITTED
     if problem is not None:
         yield (*tp, wanted.start, next(places), *no_batch(position, end - 1, problem))
@@ -219,7 +234,10 @@ def _batches_of(piece: RangeChunk, isolation: Isolation, check_records: bool) ->
 def stored_batch(
     data: Buffer, position: int, h: BatchHeader, verdict: Verdict | None, *, check_records: bool = False
 ) -> StoredBatch:
-    """Return the StoredBatch at `position` of `data`. `verdict` None: its visibility is unknown."""
+    """Return the StoredBatch at `position` of `data`.
+
+    `verdict` says whether a read_committed reader gets the batch; None means unknown.
+    """
     is_commit = coordinator_epoch = None
     crc_ok = verify_crc(data, position, h.size_bytes)
     if h.is_control and crc_ok:
@@ -250,6 +268,6 @@ def stored_batch(
 
 
 def no_batch(base_offset: int, last_offset: int, problem: str, *, is_torn: bool = False) -> StoredBatch:
-    """Return a StoredBatch for offsets at which no batch can be read."""
+    """Return a StoredBatch that covers offsets at which no batch can be read. `problem` is the reason."""
     nothing = StoredBatch(base_offset, last_offset, None, None, None, 0, 0, is_control=False, crc_ok=None)
     return nothing._replace(is_torn=is_torn, problem=problem)

@@ -1,1 +1,1 @@
-"""The exactly-once sink: tasks, transactions, and `write_atomic`."""
+"""The exactly-once sink: `format("oncelog")` for writing, and `write_atomic`."""

@@ -1,8 +1,8 @@
 """`write_atomic`: a whole micro-batch as one transaction, for foreachBatch.
 
-The driver begins and ends the transaction; tasks write into it under its producer id and epoch. One task
-writes each Kafka partition, and only the first attempt of a task may write, because a second one would start
-its sequence numbers at 0 again. A lease that is stored like a task's marker decides which attempt is first.
+The driver begins and ends the transaction. Tasks write into it under its producer id and epoch. Each Kafka
+partition is written by one task, and only the first attempt of a task may write: a second attempt would start
+its sequence numbers at 0 again. A lease, stored like a task's marker, decides which attempt is the first.
 After any failure the whole batch is written again under a new epoch.
 """
 
@@ -47,16 +47,19 @@ if TYPE_CHECKING:
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _RUN_ID = "spark.jobGroup.id"
-"""Spark puts all jobs of a query's run into the job group named by its run id."""
+"""The local property with the job group. Spark names the job group of a streaming query after the id of its
+run.
+"""
 _ATTEMPTS = 3
 _log = logging.getLogger("oncelog.spark")
 
 
 class AtomicWrite(NamedTuple):
-    """The outcome of a micro-batch. `already_committed`: it was committed before, and nothing was written.
+    """The outcome of one call of `write_atomic`.
 
-    `size_bytes`: of keys and values. `commit_seconds`: from the last row's acknowledgement to the response to
-    the commit. Both are 0 if the batch was committed before.
+    `already_committed`: an earlier call committed the batch, and this one wrote nothing. `size_bytes` counts
+    keys and values. `commit_seconds` lasts from the last row's acknowledgement to the response to the commit.
+    Both are 0 if `already_committed`.
     """
 
     batch_id: int
@@ -79,16 +82,19 @@ def write_atomic(
 
         stream.writeStream.foreachBatch(lambda df, batch_id: write_atomic(df, batch_id, options))
 
-    `options`: those of writing with format("oncelog"). `name`: the sequence of batch ids that `batch_id`
-    belongs to; default: the streaming query's id. Two calls for one micro-batch and topic need different
-    names. A name that first appears in a later batch than 0 needs the option firstBatchId, so call this in
-    every micro-batch, even with an empty DataFrame. Raises SinkError, ConfigError and Spark's own exceptions;
-    after an exception the same call may be repeated.
+    `options` are those of writing with format("oncelog"). `name` is the sequence to which `batch_id` belongs,
+    by default the streaming query's id. Two calls for one micro-batch and topic need different names.
+
+    A name that first appears in a later batch than 0 needs the option firstBatchId. To avoid that, call this
+    function in every micro-batch, even with an empty DataFrame.
+
+    Raises SinkError, ConfigError and Spark's own exceptions. After an exception the same call may be
+    repeated.
     """
     settings = parse_sink_options({key: str(value) for key, value in options.items()}, "stream")
     if not repeats_whole_stages(lambda setting: df.sparkSession.conf.get(setting, None)):
-        # Rows without a key get a random partition and are then shuffled. If Spark repeats only a part of
-        # that, rows are doubled and others lost: 125 of 600 in R408. See test_refusals.
+        # Rows without a key get a random partition and are then shuffled. If Spark repeats only a part of the
+        # shuffle, some rows are doubled and others lost (125 of 600 in R408). See test_refusals.
         raise ConfigError(
             f"write_atomic needs {FULL_RETRY}=true, Spark's default: without it a lost shuffle file doubles "
             "rows and loses others"
@@ -113,7 +119,8 @@ def write_atomic(
         except OncelogError as error:
             text = explain_error(error, f"batch {batch_id}", settings, None)
             raise type(error)(text) if isinstance(error, SinkError) else SinkError(text) from error
-        except Exception as error:  # Spark's own, of a task that failed
+        # An exception of Spark's, because a task failed.
+        except Exception as error:
             if not attempts_left or "RowRefused" in str(error):
                 raise
             _log.warning(
@@ -123,7 +130,10 @@ def write_atomic(
 
 
 class _Call(NamedTuple):
-    """A call that may succeed once in a run of a query: a second one would have other rows."""
+    """A call for one batch in one run of a query.
+
+    Only one such call may succeed: another one would have other rows.
+    """
 
     run_id: str | None
     group: str
@@ -132,7 +142,7 @@ class _Call(NamedTuple):
 
 
 _returned: set[_Call] = set()
-"""The calls that have returned in this process: for each run and name, those for its newest batch."""
+"""The calls that have returned in this process, for the newest batch of each run, group and marker topic."""
 
 
 def _remember(call: _Call) -> None:
@@ -149,7 +159,7 @@ def _write_once(
         Producer({**settings.producer, "transactional.id": sink.group}) as producer,
         Admin(settings.admin) as admin,
     ):
-        # From here on no earlier attempt can write or commit.
+        # After InitProducerId no earlier attempt can write or commit.
         producer.init_transactions()
         marker = _marker(sink, admin)
         first = settings.first_batch_id
@@ -175,7 +185,9 @@ def _write_once(
 
 
 def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
-    """Return the newest committed batch, from its marker or, if that has expired, from the driver's note."""
+    """Return the newest committed batch, from its marker or from the driver's note, which outlives the
+    marker.
+    """
     finished = sink.finished(admin)
     noted = None
     if finished is not None and finished.sum is not None:
@@ -191,10 +203,10 @@ def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
 
 
 def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stream: bool) -> None:
-    """Raise SinkError if a committed batch had other rows than `df`.
+    """Raise SinkError if a committed batch has other rows than `df`.
 
-    A batch that a streaming query repeats is not compared: it may have other rows (`rand()`), and the
-    committed ones stay.
+    The caller does not compare a batch that a streaming query repeats as planned. Its rows may differ
+    (`rand()`), and the committed rows stay.
     """
     columns = [name for name in KINDS if name in df.columns]
     sums = df.select(*columns).mapInArrow(partial(sum_rows, settings=sink.settings), SUM_SCHEMA).collect()
@@ -207,10 +219,10 @@ def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stre
 
 
 def digest_of_plan(df: DataFrame) -> str:
-    """Return a digest of the checkpoint's entry for the running micro-batch, "" if it cannot be read.
+    """Return a digest of the checkpoint's entry for the running micro-batch, or "" if it cannot be read.
 
-    Spark writes the entry before it begins the batch, and reads it when it repeats the batch. It holds the
-    time of planning, so an older checkpoint or a copy of one never has the same entry.
+    Spark writes the entry before it begins the batch, and uses it again when it repeats the batch. The entry
+    contains the time of planning, so a batch that is planned a second time has another entry.
     """
     context = df.sparkSession.sparkContext
     query_id, batch_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
@@ -224,7 +236,8 @@ def digest_of_plan(df: DataFrame) -> str:
             text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
             stream.close()
-    except Exception as error:  # internals of Spark, which another version may lack
+    # The calls above use internals of Spark that another version may lack.
+    except Exception as error:
         _log.debug("the checkpoint of batch %s cannot be read: %s", batch_id, error)
         return ""
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -268,7 +281,10 @@ def _ddl(df: DataFrame, name: str) -> str:
 
 
 def check_reports(reports: Iterable[tuple[str, int, int, int, str]]) -> tuple[RowSum, int]:
-    """Return the sum of all rows and of their bytes. Raises SinkError if two tasks wrote one partition."""
+    """Return the sum of all rows, and the sum of their bytes.
+
+    Raises SinkError if two tasks wrote one partition.
+    """
     reports = list(reports)
     writers = Counter((topic, partition) for topic, partition, *_ in reports)
     for (topic, partition), count in writers.items():

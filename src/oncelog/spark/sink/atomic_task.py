@@ -1,4 +1,8 @@
-"""The tasks of `write_atomic`: one stage gives each row its Kafka partition, the next one writes."""
+"""The tasks of `write_atomic`, in two stages.
+
+The first stage chooses the Kafka partition of each row. After a shuffle by partition, the second stage writes
+the rows.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +40,17 @@ _REPORT = pa.schema(
 )
 SUM_SCHEMA = "rows bigint, hash string"
 _SUM = pa.schema([("rows", pa.int64()), ("hash", pa.string())])
-"""A hash is text: it has 64 unsigned bits, for which Spark has no type."""
+"""The hash is text, because it is an unsigned 64-bit number and Spark has no type for that."""
 _CAUSE_CHARS = 600
 
 
 def place_rows(
     batches: Iterable[pa.RecordBatch], *, settings: SinkSettings, counts: dict[str, int]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with topic and partition filled in. `counts`: partition counts of known topics."""
+    """Yield the rows with the columns topic and partition filled in. Raises RowRefused.
+
+    `counts` maps topics to their number of partitions. Topics that it lacks are looked up and added.
+    """
     rows = SinkRows(settings.topic, settings.max_row_bytes)
     partitioner = Partitioner(str(PRODUCER.parse(settings.producer)["partitioner"]), random.randrange)
     for batch in batches:
@@ -74,7 +81,7 @@ def _count(settings: SinkSettings, topic: str) -> int:
 
 
 def _choose(rows: pa.RecordBatch, partitioner: Partitioner, count: int) -> Partitions:
-    """Return each row's partition: by key as the producer chooses it, evenly for rows without a key."""
+    """Return each row's partition: chosen by its key as the producer does, evenly for rows without a key."""
     spread: Partitions = ((np.arange(rows.num_rows) + random.randrange(count)) % count).astype(np.int32)
     if "key" not in rows.schema.names or partitioner.is_round_robin:
         return spread
@@ -89,9 +96,10 @@ def write_share(
     share: TransactionShare,
     task: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Write into the driver's transaction and report rows and bytes of each partition. Raises SinkError.
+    """Write rows into the driver's transaction, and yield one batch of REPORT_SCHEMA: a row per partition.
 
-    `task`: the number of the task; default: the number of Spark's partition.
+    `task` is the number of the task, by default the number of its Spark partition. A task without rows yields
+    nothing. Raises SinkError.
     """
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
@@ -126,7 +134,7 @@ def _task_number() -> int:
 
 
 def hash_part(part: Part) -> int:
-    """Return the sum of the rows' hashes over key, value, headers and topic; the partition does not count."""
+    """Return the sum of the rows' hashes over key, value, headers and topic. The partition is not hashed."""
     rows = part.rows
     names = [name for name in ("key", "value", "headers") if name in rows.schema.names]
     topics = pa.array([part.topic], pa.string()).take(pa.array(np.zeros(rows.num_rows, np.int32)))
@@ -134,7 +142,7 @@ def hash_part(part: Part) -> int:
 
 
 def sum_rows(batches: Iterable[pa.RecordBatch], *, settings: SinkSettings) -> Iterator[pa.RecordBatch]:
-    """Count and hash rows as `write_share` does, without writing them."""
+    """Count and hash rows as `write_share` does, without writing them. Yield one row of SUM_SCHEMA."""
     rows, total = SinkRows(settings.topic, settings.max_row_bytes), RowSum()
     for batch in batches:
         for part in rows.parts(rows.take(batch)):
@@ -147,7 +155,7 @@ def sum_rows(batches: Iterable[pa.RecordBatch], *, settings: SinkSettings) -> It
 def _write(
     sink: Sink, share: TransactionShare, rows: SinkRows, batches: Iterable[pa.RecordBatch]
 ) -> dict[tuple[str, int], tuple[RowSum, int]]:
-    """Send the rows; return, per topic and partition, the sum of the rows and their bytes."""
+    """Send the rows; return the rows' sum and the bytes of keys and values, per topic and partition."""
     written: dict[tuple[str, int], tuple[RowSum, int]] = defaultdict(lambda: (RowSum(), 0))
     deliveries: list[Delivery] = []
     producer = Producer({**sink.settings.producer, "transactional.id": share.transactional_id})
@@ -165,17 +173,19 @@ def _write(
             delivery.result()
     except BaseException:
         with suppress(TimedOut):
-            producer.close(0)  # unsent rows must not leave any more: the batch begins again
+            # Drop unsent rows: the whole batch is written again, under a new epoch.
+            producer.close(0)
         raise
     producer.close()
     return written
 
 
 class TaskLease:
-    """The right of one attempt to write a task's share, stored as an offset in a transaction of its own.
+    """The right of one attempt to write a task's share, stored as an offset in a transaction.
 
-    InitProducerId fences an attempt that is still acquiring the lease; the stored lease tells of an attempt
-    that has acquired it. So exactly one of all attempts of a task writes, and Kafka alone decides which.
+    The lease has a transactional id that all attempts of the task share. InitProducerId for that id fences an
+    attempt that is still acquiring the lease. The stored lease shows that an earlier attempt has acquired it.
+    So exactly one attempt of a task writes, and Kafka alone decides which.
     """
 
     def __init__(self, sink: Sink, task: int, batch_id: int, share: TransactionShare) -> None:
@@ -185,7 +195,7 @@ class TaskLease:
         self._is_mine = False
 
     def acquire(self) -> None:
-        """Acquire the lease. Raises SinkError if another attempt has it."""
+        """Acquire the lease. Raises SinkError if another attempt has acquired it."""
         with self._session() as (producer, found):
             if not may_acquire_lease(self._mine, found):
                 cause = (found.cause if found else "") or "its cause is unknown"
@@ -197,7 +207,7 @@ class TaskLease:
             self._is_mine = True
 
     def record_failure(self, text: str) -> None:
-        """Store why this attempt failed, for the error that the next attempt raises."""
+        """Store the reason why this attempt failed. The next attempt's error quotes the reason."""
         if not self._is_mine:
             return
         with suppress(OncelogError), self._session() as (producer, found):

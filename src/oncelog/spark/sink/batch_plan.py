@@ -1,4 +1,7 @@
-"""The note that names the run that writes a batch: stored before any of its tasks writes, checked by all."""
+"""Store and read the note that names the run that writes a batch.
+
+The note is stored before any task of the batch writes, and every task checks it.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,21 @@ from oncelog.spark.sink.decisions import (
 from oncelog.spark.sink.state import Sink
 
 _LOOKS, _PAUSE_S = 20, 0.025
-"""Tasks other than task 0 look for the note this often before they store it themselves."""
+"""Tasks other than task 0 read the note this often, with this pause in seconds, before they store it
+themselves.
+"""
 _MAX_ATTEMPTS = 20
 _DEFAULT_RETENTION_MINUTES = 10_080
 
 
 def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
-    """Return the note under which this run writes the batch; store it if it is missing. Raises SinkError."""
+    """Return the note under which this run writes the batch. Store it if it is missing. Raises SinkError."""
     is_left_open = False
     for look in range(_LOOKS + _MAX_ATTEMPTS):
         try:
-            # Only the next writer ends a transaction that a dead writer left open. So task 0, the writer,
-            # never waits for it, and the others wait once. See test_a_note_that_a_dead_writer_left_open.
+            # A transaction that a dead writer left open ends only when the next writer begins, or at its
+            # timeout. Task 0 is the next writer, so it never waits for that transaction. Other tasks wait
+            # once. See test_a_note_that_a_dead_writer_left_open.
             found = sink.plan(admin, is_stable=task > 0 and not is_left_open)
         except UnstableOffsetCommit:
             is_left_open = True
@@ -42,18 +48,20 @@ def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNot
         if plan == found:
             return plan
         if task and look < _LOOKS and not is_left_open:
-            # Tasks that store the note at the same time would fence each other, so task 0 goes first.
+            # If several tasks stored the note at the same time, they would fence each other. So task 0 goes
+            # first.
             admin._thread.run(asyncio.sleep(_PAUSE_S))
             continue
         try:
             return _note_plan(sink, admin, batch_id, task)
         except (ProducerFenced, InvalidProducerEpoch):
-            continue  # another task of this run, or another run, stores it
+            # The writer that fenced this one, in this run or another, stores the note.
+            continue
     raise SinkError(f"batch {batch_id}: too many runs compete to write it; stop all but one")
 
 
 def _note_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
-    """Read and replace the note in one step: InitProducerId fences all other writers of it.
+    """Read and replace the note in one step: InitProducerId fences all other writers of the note.
 
     One note says which run writes a batch. Tasks of a repeat only prepare their transactions, and the driver
     ends them. See test_a_repeat_is_seen_only_once_every_task_has_succeeded.
@@ -78,9 +86,10 @@ def _note_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
 
 
 def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:
-    """Note that the batch is begun; return the note of another run that began it before, or None.
+    """Note that this run begins the batch. If another run began it before, return that run's note instead.
 
-    Raises SinkError if that was so long ago that its markers may have expired.
+    Otherwise return None. Raises SinkError if the other run began so long ago that its markers may have
+    expired.
     """
     begun, now_ms = sink.begun(admin), current().wall_ns() // 1_000_000
     is_vouched = sink.settings.vouched_batch_id == batch_id
@@ -94,7 +103,10 @@ def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:
 
 
 def _retention_ms(admin: Admin) -> int:
-    """Return the retention of offsets from a broker's configuration; Kafka's default if it cannot be read."""
+    """Return offsets.retention.minutes of a broker, in milliseconds.
+
+    If it cannot be read, use Kafka's default.
+    """
     name, minutes = "offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES
     try:
         node_id = str(min(broker.node_id for broker in admin.describe_cluster().brokers))

@@ -1,15 +1,17 @@
-"""Decisions of the exactly-once sink: may a task write its part of a batch, or was it written before?
+"""Decide what the exactly-once sink does with a task's part of a batch: write, compare or refuse it.
 
 Each Spark task writes its part of a batch in one Kafka transaction, together with a marker: the batch id, the
-number of rows and the sum of their hashes. A retried task, a zombie and a restarted driver find the marker
-of the last batch that was committed.
+number of rows and the sum of their hashes. A retried task, a zombie and a restarted driver read the marker of
+the last batch that the task committed.
 
-Before any task writes, one of them notes which run of the driver writes the batch (`PlanNote`). The note has
-a transactional id of its own that fences all other writers, so reading and replacing it is one step. A batch
-that another run began is a repeat. Tasks of a repeat only prepare their transactions and the driver ends them
-(see spark/sink/task.py). So none of its rows is visible unless every committed task had the same rows.
+Before any task writes, one of the tasks notes which run of the driver writes the batch (`PlanNote`). The note
+has its own transactional id, which fences all other writers of the note, so reading and replacing it is one
+step. A batch that another run began is a repeat. Tasks of a repeat only prepare their transactions, and the
+driver commits them (see spark/sink/task.py). So no row of a repeat is visible unless every committed task had
+the same rows.
 
-Once all tasks have committed, the driver notes the batch with the sum of all rows (`BatchCommit`):
+Once all tasks have committed, the driver notes the batch with the sum of all rows (`BatchCommit`). The first
+column is the batch that the driver noted last, the second column the batch of the task's marker:
 
     noted                     task's marker      verdict
     this batch, with its sum  any                AlreadyCommitted (the driver compares the sums)
@@ -39,24 +41,24 @@ from oncelog.types import OffsetAndMetadata
 
 _FORMAT = 1
 _MAX_EARLIER_RUNS = 100
-"""With 13 characters each they fit into offset.metadata.max.bytes (4096)."""
+"""The run ids, 13 characters each, must fit into offset.metadata.max.bytes (4096)."""
 
 
 class RowSum(NamedTuple):
-    """The number of rows that a task wrote and the sum of their hashes modulo 2**64, in any order."""
+    """The number of rows, and the sum of their hashes modulo 2**64. The order of the rows does not matter."""
 
     rows: int = 0
     hash: int = 0
 
     def plus(self, rows: int, hashes: int) -> RowSum:
-        """Return the sum with `rows` more rows, whose hashes add up to `hashes`."""
+        """Return the sum with `rows` more rows. `hashes` is the sum of their hashes."""
         return RowSum(self.rows + rows, (self.hash + hashes) % (1 << 64))
 
 
 class TaskMarker(NamedTuple):
     """The last batch that a task committed.
 
-    `planned`: digest of the checkpoint's entry for the batch (`write_atomic`); "" if it is unknown.
+    `planned` is a digest of the checkpoint's entry for the batch (`write_atomic`), or "" if it is unknown.
     """
 
     batch_id: int
@@ -64,7 +66,7 @@ class TaskMarker(NamedTuple):
     planned: str = ""
 
     def encode(self) -> OffsetAndMetadata:
-        """Return the form in which the task's consumer group stores it: the batch id is the offset."""
+        """Return the marker as an offset and its metadata. The batch id is the offset."""
         note = {"oncelog": _FORMAT, "rows": self.sum.rows, "hash": f"{self.sum.hash:016x}"}
         if self.planned:
             note["planned"] = self.planned
@@ -72,7 +74,10 @@ class TaskMarker(NamedTuple):
 
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> TaskMarker | None:
-        """Return the stored marker, None without one. Raises SinkError if the group holds something else."""
+        """Return the stored marker, or None if `kept` is None.
+
+        Raises SinkError if another application wrote the group's offset.
+        """
         if kept is None:
             return None
         note = _note(group, kept, ("rows", "hash"))
@@ -80,10 +85,10 @@ class TaskMarker(NamedTuple):
 
 
 class BatchCommit(NamedTuple):
-    """The last batch that the driver saw committed by all of its `lanes` tasks.
+    """The last batch that all tasks committed, as noted by the driver.
 
-    `lanes` is the name under which the count is stored. `sum`: of all rows; None if version 0.4.1 or older
-    noted the batch. `planned`: as in TaskMarker.
+    `lanes` is the number of tasks; the stored note uses that name. `sum` is over all rows, or None if version
+    0.4.1 or older noted the batch. `planned` is the digest described at TaskMarker.
     """
 
     batch_id: int
@@ -92,7 +97,7 @@ class BatchCommit(NamedTuple):
     planned: str = ""
 
     def encode(self) -> OffsetAndMetadata:
-        """Return the note as the offset and metadata that the sink's own consumer group stores."""
+        """Return the note as an offset and its metadata. The batch id is the offset."""
         note: dict[str, Any] = {"oncelog": _FORMAT, "lanes": self.lanes}
         if self.sum is not None:
             note |= {"rows": self.sum.rows, "hash": f"{self.sum.hash:016x}"}
@@ -102,7 +107,10 @@ class BatchCommit(NamedTuple):
 
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> BatchCommit | None:
-        """Return the stored note, None without one. Raises SinkError if the group holds something else."""
+        """Return the stored note, or None if `kept` is None.
+
+        Raises SinkError if another application wrote the group's offset.
+        """
         if kept is None:
             return None
         note = _note(group, kept, ("lanes",))
@@ -111,7 +119,10 @@ class BatchCommit(NamedTuple):
 
 
 class PlanNote(NamedTuple):
-    """The run of the driver that writes a batch. `earlier`: runs that began it before, the newest last."""
+    """The run of the driver that writes a batch.
+
+    `earlier` lists the runs that began the batch before, newest last.
+    """
 
     batch_id: int
     run_id: str
@@ -123,13 +134,16 @@ class PlanNote(NamedTuple):
         return bool(self.earlier)
 
     def encode(self) -> OffsetAndMetadata:
-        """Return the form in which the plan's consumer group stores it."""
+        """Return the note as an offset and its metadata. The batch id is the offset."""
         note = {"oncelog": _FORMAT, "run": self.run_id, "earlier": list(self.earlier)}
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> PlanNote | None:
-        """Return the stored value, None without one. Raises SinkError if the group holds something else."""
+        """Return the stored note, or None if `kept` is None.
+
+        Raises SinkError if another application wrote the group's offset.
+        """
         if kept is None:
             return None
         note = _note(group, kept, ("run", "earlier"))
@@ -137,20 +151,26 @@ class PlanNote(NamedTuple):
 
 
 class BatchBegun(NamedTuple):
-    """The newest batch that a run began. It is kept for years, so that no batch is forgotten silently."""
+    """The newest batch that a run began, and when (ms since the epoch).
+
+    The note is stored for years. So a batch stays known even after its markers have expired.
+    """
 
     batch_id: int
     run_id: str
     begun_ms: int
 
     def encode(self) -> OffsetAndMetadata:
-        """Return the form in which a consumer group stores it."""
+        """Return the note as an offset and its metadata. The batch id is the offset."""
         note = {"oncelog": _FORMAT, "run": self.run_id, "begun_ms": self.begun_ms}
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> BatchBegun | None:
-        """Return the stored value, None without one. Raises SinkError if the group holds something else."""
+        """Return the stored note, or None if `kept` is None.
+
+        Raises SinkError if another application wrote the group's offset.
+        """
         if kept is None:
             return None
         note = _note(group, kept, ("run", "begun_ms"))
@@ -172,7 +192,10 @@ def _note(group: str, kept: OffsetAndMetadata, names: Sequence[str]) -> Mapping[
 
 
 class Reason(Enum):
-    """Why a batch cannot be written. The value is the text for the user, with {batch}, {task} and {found}."""
+    """The reason why a batch cannot be written.
+
+    The value is the text for the user, with the placeholders {batch}, {task} and {found}.
+    """
 
     BATCH_ID_WENT_BACK = (
         "batch {batch} was requested, but {found} since then: the checkpoint was restored to an older state, "
@@ -249,21 +272,24 @@ class SinkError(OncelogError):
 
 
 class SinkRefused(SinkError):
-    """Refused until the user changes something: every repetition is refused too."""
+    """The sink refuses the batch, and every repetition of it, until the user changes something."""
 
 
 class RowRefused(SinkRefused):
-    """The row cannot be written as it is, however often it is tried."""
+    """A row that can never be written as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """The part is not written yet: write it."""
+    """The decision to write the part: it was not written before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """The part was written before and must have the same rows. `planned`: as in TaskMarker."""
+    """The decision to compare: the part was written before and must have the same rows.
+
+    `planned` is the digest described at TaskMarker.
+    """
 
     expected: RowSum
     planned: str = ""
@@ -271,26 +297,35 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyCommitted:
-    """The whole batch is committed. The driver compares the sum of its rows."""
+    """The decision to write nothing, because the whole batch is committed.
+
+    The driver compares the sum of its rows.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Neither writing nor skipping is safe. `found` fills the reason's text."""
+    """The decision to fail: neither writing nor skipping is safe.
+
+    `found` replaces the placeholder {found} in the reason's text.
+    """
 
     reason: Reason
     found: str = ""
 
     def error(self, batch_id: int, task: int | None = None) -> SinkError:
         """Return the error to raise for this batch, and for this task if one is given."""
-        # A zombie whose run was not noted yet can overtake the present run. The next start succeeds, so a
-        # supervisor may try again: not SinkRefused.
+        # OVERTAKEN is not SinkRefused. A zombie whose run was not noted yet can take the batch from the
+        # present run. The next start succeeds, so a supervisor may try again.
         kind = SinkError if self.reason is Reason.OVERTAKEN else SinkRefused
         return kind(self.reason.value.format(batch=batch_id, task=task, found=self.found))
 
 
 def decide_plan(batch_id: int, run_id: str, note: PlanNote | None) -> PlanNote | Refuse:
-    """Return the note under which `run_id` may write the batch: `note` itself, or one to store first."""
+    """Return the note under which `run_id` may write the batch.
+
+    The result is `note` itself, or a new note that the caller stores before it writes.
+    """
     if note is None or note.batch_id < batch_id:
         return PlanNote(batch_id, run_id)
     if note.batch_id > batch_id:
@@ -303,7 +338,7 @@ def decide_plan(batch_id: int, run_id: str, note: PlanNote | None) -> PlanNote |
 
 
 def decide_still_mine(plan: PlanNote, now: PlanNote | None) -> Refuse | None:
-    """Refuse a task or driver whose run no longer owns the batch, or return None."""
+    """Return a refusal if another run has taken over the batch since `plan` was stored, otherwise None."""
     if now == plan:
         return None
     return Refuse(Reason.OVERTAKEN, "its note is gone" if now is None else f"run {now.run_id}")
@@ -312,13 +347,17 @@ def decide_still_mine(plan: PlanNote, now: PlanNote | None) -> Refuse | None:
 def decide_begun(
     batch_id: int, run_id: str, begun: BatchBegun | None, now_ms: int, retention_ms: int
 ) -> Refuse | None:
-    """Refuse to repeat a batch that began so long ago that its markers may have expired, or return None."""
+    """Return a refusal if another run began the batch so long ago that its markers may have expired.
+
+    Otherwise return None. `now_ms` is in ms since the epoch. `retention_ms` is how long the broker keeps
+    offsets.
+    """
     if begun is None or begun.batch_id < batch_id or begun.run_id == run_id:
         return None
     if begun.batch_id > batch_id:
         return Refuse(Reason.BATCH_ID_WENT_BACK, f"batch {begun.batch_id} has been begun")
     age_ms = now_ms - begun.begun_ms
-    # A tenth of the retention is left as a margin: clocks of drivers and brokers differ.
+    # Refuse after nine tenths of the retention, because the clocks of drivers and brokers differ.
     if age_ms * 10 < retention_ms * 9:
         return None
     return Refuse(Reason.EXPIRED, f"{age_ms // 60_000} minutes")
@@ -332,7 +371,10 @@ def decide_task(
     *,
     first_batch_id: int = 0,
 ) -> Write | Compare | AlreadyCommitted | Refuse:
-    """Decide by the table above what a task that has rows may do. `first_batch_id`: the sink's first."""
+    """Decide by the table above what a task that has rows may do.
+
+    `finished` is the batch that the driver noted. `first_batch_id` is the first batch that the sink writes.
+    """
     if finished is not None and finished.batch_id == batch_id and finished.sum is not None:
         return AlreadyCommitted()
     if marker is not None and marker.batch_id >= batch_id:
@@ -355,10 +397,11 @@ def decide_task(
 def decide_atomic(
     batch_id: int, marker: TaskMarker | None, *, first_batch_id: int = 0, name: str | None = None
 ) -> Write | Compare | Refuse:
-    """Decide what to do with a micro-batch that is one transaction; its marker tells whether it was written.
+    """Decide what to do with a micro-batch that is one transaction. `marker` is the last committed batch.
 
-    A missing marker does not prove that nothing was written: it may have expired. So a `name` (None: the
-    query's own id) that first appears in a later batch is refused until the user confirms `firstBatchId`.
+    A missing marker does not prove that nothing was written, because markers expire. So a `name` that first
+    appears in a batch after `first_batch_id` is refused until the user confirms it with the option
+    firstBatchId. `name` None: the sink uses the query's own id.
     """
     if marker is None:
         if batch_id <= first_batch_id:
@@ -370,16 +413,20 @@ def decide_atomic(
 
 
 def is_plan_repeated(committed: str, now: str) -> bool:
-    """Return True if a streaming query repeats the committed batch, judged by digests of its checkpoint.
+    """Return True if a streaming query repeats the committed batch as it was planned.
 
-    Spark plans a batch once and repeats it as planned. A batch that is planned a second time may have more
-    rows, which nobody else would write. An unknown digest ("") proves nothing and counts as the same plan.
+    Both arguments are digests of the checkpoint's entry for the batch. Spark plans a batch once, and a
+    repetition uses the same plan. A batch that was planned a second time has another digest, and may have
+    more rows that no other batch writes. A missing digest ("") counts as the same plan.
     """
     return not committed or not now or committed == now
 
 
 def decide_same_content(expected: RowSum, now: RowSum, *, is_in_stream: bool = False) -> Refuse | None:
-    """Refuse a second write_atomic for one batch if its rows differ. Hash 0: none was stored (0.4.1)."""
+    """Return a refusal if a second write_atomic for one batch has other rows, otherwise None.
+
+    A stored hash of 0 means that version 0.4.1 stored no hash. Then only the numbers of rows are compared.
+    """
     if expected.rows == now.rows and expected.hash in (0, now.hash):
         return None
     reason = Reason.PLANNED_AGAIN if is_in_stream else Reason.OTHER_ROWS
@@ -387,22 +434,25 @@ def decide_same_content(expected: RowSum, now: RowSum, *, is_in_stream: bool = F
 
 
 class WriteLease(NamedTuple):
-    """The transaction (producer id and epoch) for which a task of `write_atomic` has begun to write."""
+    """A note that a task of `write_atomic` has begun to write in a transaction (producer id and epoch)."""
 
     batch_id: int
     producer_id: int
     producer_epoch: int
     cause: str = ""
-    """Why the attempt failed, if it could say so."""
+    """The reason why the attempt failed; "" if the attempt did not fail or could not store it."""
 
     def encode(self) -> OffsetAndMetadata:
-        """As the task's consumer group keeps it."""
+        """Return the lease as an offset and its metadata. The batch id is the offset."""
         note = {"oncelog": _FORMAT, "writer": [self.producer_id, self.producer_epoch], "cause": self.cause}
         return OffsetAndMetadata(self.batch_id, None, json.dumps(note))
 
     @classmethod
     def decode(cls, group: str, kept: OffsetAndMetadata | None) -> WriteLease | None:
-        """Return the stored value, None without one. Raises SinkError if the group holds something else."""
+        """Return the stored lease, or None if `kept` is None.
+
+        Raises SinkError if another application wrote the group's offset.
+        """
         if kept is None:
             return None
         note = _note(group, kept, ("writer", "cause"))
@@ -410,22 +460,26 @@ class WriteLease(NamedTuple):
         return cls(kept.offset, producer_id, producer_epoch, note["cause"])
 
     def is_same_attempt(self, other: WriteLease | None) -> bool:
-        """Return True if both are for the same transaction."""
+        """Return True if both leases are for the same transaction of the same batch."""
         return other is not None and self[:3] == other[:3]
 
 
 def may_acquire_lease(mine: WriteLease, found: WriteLease | None) -> bool:
-    """Return True if a task may write: no attempt has begun for this transaction or a later one."""
+    """Return True if a task may write.
+
+    It may not if an attempt has begun for this transaction or a later one.
+    """
     if found is None or found.batch_id < mine.batch_id:
         return True
     if found.batch_id > mine.batch_id:
         return False
-    # After the last epoch the coordinator hands out another producer id; ids have no order, so it is taken.
+    # After the last epoch the coordinator assigns another producer id. Ids have no order, so another id
+    # counts as newer.
     return found.producer_id != mine.producer_id or found.producer_epoch < mine.producer_epoch
 
 
 def decide_repeated(expected: RowSum, now: RowSum) -> Refuse | None:
-    """Refuse a repeated part whose rows differ from the committed ones, or return None."""
+    """Return a refusal if the rows of a repeated part differ from the committed ones, otherwise None."""
     if expected == now:
         return None
     if expected.rows != now.rows:
@@ -442,8 +496,9 @@ def decide_finish(
 ) -> BatchCommit | Refuse:
     """Return the note that the driver stores once every task has succeeded, or a refusal.
 
-    `beyond`: of a repeat, markers of tasks with higher numbers than these. `total`: the sum of all rows.
-    Raises SinkError if Spark did not report each task once.
+    `tasks` are the numbers of the tasks that reported, and `total` is the sum of their rows. In a repeat,
+    `beyond` maps higher task numbers of earlier runs to their markers. Raises SinkError if Spark did not
+    report each task exactly once.
     """
     if sorted(tasks) != list(range(len(tasks))):
         raise SinkError(

@@ -1,4 +1,4 @@
-"""Hints for the user on what to do about an error of the sink."""
+"""Hints that tell the user what to do about an error of the sink."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _FENCED = (
 _HINTS: tuple[tuple[type[OncelogError], str], ...] = (
     (ProducerFenced, _FENCED),
     (InvalidProducerEpoch, _FENCED),
-    # The response to a commit after the coordinator aborted by timeout, which raises the epoch (KIP-890).
+    # If a transaction times out, the coordinator aborts it and raises the epoch (KIP-890). The response to a
+    # later commit is INVALID_TXN_STATE.
     (InvalidTxnState, _FENCED),
     (
         InvalidTransactionTimeout,
@@ -48,7 +49,10 @@ _HINTS: tuple[tuple[type[OncelogError], str], ...] = (
 def explain_error(
     error: OncelogError, where: str, settings: SinkSettings, largest: tuple[int, int] | None
 ) -> str:
-    """Return the error's text with place, topic and hint. `largest`: (bytes, number) of the largest row."""
+    """Return the error's text with `where`, the topic and a hint.
+
+    `largest` is (bytes, row number) of the task's largest row, or None if it is unknown.
+    """
     topic = f"topic {settings.topic!r}" if settings.topic else "topics of the column topic"
     text = f"{where}, {topic}: {error}"
     if isinstance(error, SinkError):

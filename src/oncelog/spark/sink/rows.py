@@ -1,4 +1,4 @@
-"""The rows of a sink: their columns, the rows that are refused, and the topic and partition of each row.
+"""The rows of a sink: check them, count them, and group them by topic and partition.
 
 Columns and options are those of Spark's own Kafka sink: value, and optionally key, headers, topic, partition.
 """
@@ -24,11 +24,14 @@ KINDS = {
     "partition": ("int",),
     "headers": ("array<struct<key:string,value:binary>>",),
 }
-"""Column to its allowed Spark types. Other columns are not written, as with Spark's own sink."""
+"""Each column's allowed Spark types. Other columns are not written; Spark's own sink ignores them too."""
 
 
 def check_columns(types: Sequence[tuple[str, str]], topic: str | None) -> None:
-    """Raise ConfigError if a DataFrame cannot be written. `types`: (column, Spark's short type name)."""
+    """Raise ConfigError if the sink cannot write a DataFrame with these columns.
+
+    `types` has (column name, Spark's short type name). `topic` is the option topic.
+    """
     types_of = dict(types)
     if "value" not in types_of:
         raise ConfigError(f"the column value is missing; the columns are {', '.join(types_of)}")
@@ -40,7 +43,11 @@ def check_columns(types: Sequence[tuple[str, str]], topic: str | None) -> None:
 
 
 class Part(NamedTuple):
-    """Rows for one topic. `partition` None: by key. `first_row`: number of the first row in the task."""
+    """Rows for one topic.
+
+    `partition` None: the producer chooses each row's partition by its key. `first_row` is the number of the
+    first row within the task, from 0.
+    """
 
     topic: str
     partition: int | None
@@ -49,7 +56,7 @@ class Part(NamedTuple):
 
 
 class SinkRows:
-    """A check and a count of one task's rows. Row numbers start at 0."""
+    """The check and count of one task's rows. Row numbers start at 0."""
 
     def __init__(self, topic: str | None, max_row_bytes: int) -> None:
         self._topic, self._max_row_bytes = topic, max_row_bytes
@@ -60,7 +67,10 @@ class SinkRows:
         """(bytes, row number) of the largest row so far."""
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns that are written. Raises RowRefused, which names the row."""
+        """Check and count the rows of a batch; return the columns that are written.
+
+        Raises RowRefused, whose text names the row.
+        """
         first = self.count
         names = [name for name in KINDS if name in batch.schema.names]
         if self._topic is not None:
@@ -74,7 +84,7 @@ class SinkRows:
         return rows
 
     def parts(self, rows: pa.RecordBatch) -> Iterator[Part]:
-        """Yield rows that `take` returned, grouped by topic and partition, each group in row order."""
+        """Yield the rows that `take` returned last, grouped by topic and partition, in row order."""
         first = self.count - rows.num_rows
         names = rows.schema.names
         written = [name for name in ("key", "value", "headers") if name in names]
@@ -126,7 +136,7 @@ class SinkRows:
 
 
 class TaskRows(SinkRows):
-    """The rows of a task that has a marker: hashed as well, because the marker holds the sum."""
+    """The rows of a task that has a marker. It adds up their hashes, because the marker contains the sum."""
 
     def __init__(self, topic: str | None, max_row_bytes: int) -> None:
         super().__init__(topic, max_row_bytes)
@@ -164,7 +174,8 @@ def _groups(rows: pa.RecordBatch, topic: str | None, first: int) -> Iterator[tup
     partitions = np.full(rows.num_rows, -1, np.int64)
     if "partition" in rows.schema.names:
         chosen = rows.column("partition").cast(pa.int64())
-        # Null means "by key" and becomes -1; a negative partition is an error, so it is moved below -1.
+        # Null means "by key" and becomes -1. A negative partition is an error. It is moved below -1 to tell
+        # it from null, and refused below.
         below = pc.if_else(pc.less(chosen, 0), pc.subtract(chosen, 1), chosen)
         partitions = pc.fill_null(below, -1).to_numpy(zero_copy_only=False)
     lowest = int(partitions.min())

@@ -1,7 +1,7 @@
 """`df.write` and `df.writeStream.format("oncelog")`, on Spark's Python Data Source API.
 
-Spark pickles the writers to its tasks and creates new ones for `commit`, so they hold only options. A task
-reads its query id and batch id from Spark's local properties.
+Spark pickles the writers to its tasks and creates new ones for `commit`. So a writer contains only options. A
+task reads its query id and batch id from Spark's local properties.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OncelogFormat(OncelogSource):
         return BatchWriter(settings)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        # Spark sets `overwrite` in complete mode. The rows are appended, as by its own Kafka sink.
+        # Spark sets `overwrite` in complete mode. The rows are then appended, as Spark's own Kafka sink does.
         settings = parse_sink_options(self.options, "stream")
         _check(schema, settings)
         return StreamWriter(settings)
@@ -70,10 +70,14 @@ def _check(schema: StructType, settings: SinkSettings) -> None:
 
 
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """One batch write. Without a writeId, retries of tasks are exactly once but a repeated write is not."""
+    """A batch write.
+
+    Without a writeId, retries of tasks write once, but a write that the user repeats is stored twice.
+    """
 
     def __init__(self, settings: SinkSettings) -> None:
-        # Created on the driver and pickled to the tasks, so all of them and their retries have the same name.
+        # The driver creates this object once and pickles it to the tasks. So all tasks and their retries use
+        # the same generated name.
         name, is_named = settings.write_id or str(uuid.uuid4()), settings.write_id is not None
         self._sink = Sink(name, settings, is_named=is_named)
 
@@ -88,9 +92,9 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         publish(SinkMetrics.of(self._sink.name, _ONLY_BATCH, reports))
 
     def abort(self, messages: Sequence[Written | None]) -> None:
-        """Abort prepared transactions.
+        """Abort the transactions that tasks prepared.
 
-        Committed tasks stay; a repetition with the same writeId finds them.
+        The rows of committed tasks stay. A repetition with the same writeId does not write them again.
         """
         abandon(self._sink, [message.report for message in messages if message is not None])
 
@@ -99,7 +103,8 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The sink of a streaming query, identified by the query id in its checkpoint."""
 
     def __init__(self, settings: SinkSettings) -> None:
-        # Spark creates a writer on the driver for each attempt at a micro-batch and pickles it to the tasks.
+        # On the driver, Spark creates a writer for each attempt at a micro-batch and pickles it to the tasks.
+        # So the run id is that of one attempt.
         self._settings, self._run_id = settings, new_run_id()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -121,7 +126,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             publish(SinkMetrics.of(sink.name, batchId, reports))
 
     def abort(self, messages: Sequence[Written | None], batchId: int) -> None:
-        """Abort transactions that tasks of a repeat prepared. No other transaction outlives its task."""
+        """Abort the transactions that tasks of a repeat prepared. Other tasks commit or abort their own."""
         written = [message for message in messages if message is not None]
         if written and written[0].query_id is not None:
             sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)
@@ -145,7 +150,10 @@ def _warn() -> None:
 
 
 def _warn_of_shuffles(task: TaskContext) -> None:
-    """Warn once per worker, in task 0: only there are Spark's settings at hand, as local properties."""
+    """Warn once per Python worker if a lost shuffle file can double rows.
+
+    Only task 0 checks. Tasks see Spark's settings only as local properties.
+    """
     if task.partitionId() == 0 and not repeats_whole_stages(task.getLocalProperty):
         _warn()
 

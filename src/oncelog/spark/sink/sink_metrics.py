@@ -1,7 +1,7 @@
 """Metrics of the sink for each micro-batch: rows, bytes, skipped tasks, time of the commit.
 
 StreamingQueryProgress has no place for metrics of a sink written in Python. So the driver appends a line of
-JSON to the file or named pipe in the environment variable ONCELOG_SINK_METRICS, and logs it to
+JSON to the file or named pipe in the environment variable ONCELOG_SINK_METRICS, and logs the same metrics to
 `oncelog.spark`. Set the variable before Spark starts.
 """
 
@@ -22,11 +22,12 @@ _log = logging.getLogger("oncelog.spark")
 
 @dataclass(frozen=True, slots=True)
 class SinkMetrics:
-    """Metrics of one micro-batch or batch write. `name`: the query's id, or the writeId.
+    """Metrics of one micro-batch or batch write.
 
-    `rows`, and `size_bytes` of keys and values: the contents of the batch. `lanes`: the number of tasks, of
-    which `lanes_skipped` had been committed by an earlier attempt. `commit_seconds`: of the slowest task,
-    flush included. `write_atomic` counts as one task; if it is skipped, its size is unknown (0).
+    `name` is the query's id, the writeId, or the name given to write_atomic. `rows`, and `size_bytes` of keys
+    and values, describe the contents of the batch. `lanes` is the number of tasks; an earlier attempt had
+    committed `lanes_skipped` of them. `commit_seconds` is the time of the slowest task's commit, its flush
+    included. `write_atomic` counts as one task. If it is skipped, its size is unknown (0).
     """
 
     name: str
@@ -39,7 +40,7 @@ class SinkMetrics:
 
     @classmethod
     def of(cls, name: str, batch_id: int, reports: Iterable[TaskReport]) -> Self:
-        """Return the metrics summed over the tasks' reports."""
+        """Return the metrics of the whole batch, from the tasks' reports."""
         reports = list(reports)
         return cls(
             name,
@@ -58,7 +59,10 @@ class SinkMetrics:
 
 
 def publish(metrics: SinkMetrics) -> None:
-    """Log the metrics and append their line. A file that cannot be written must not fail the batch."""
+    """Log the metrics, and append them to the file.
+
+    If that fails, only log the error: the batch must not fail.
+    """
     _log.info("%s", metrics)
     path = os.environ.get(FILE_VARIABLE)
     if not path:
@@ -84,4 +88,4 @@ METRICS = {
     "lanes_skipped": ("tasks", "Tasks whose rows an earlier attempt had committed."),
     "commit_seconds": ("seconds", "Time of the slowest task's commit, its flush included."),
 }
-"""Field -> unit, meaning: what one line of the file holds, for docs/reference/metrics.md."""
+"""Each field's unit and meaning. tools/reference.py prints them in docs/reference/metrics.md."""

@@ -35,7 +35,7 @@ _CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum"
 _ON_MISMATCH = ("enableFullRetryOnMismatch", "enableQueryLevelRollbackOnMismatch")
 FULL_RETRY = f"{_CHECKSUM}.{_ON_MISMATCH[0]}"
 REQUEST_OVERHEAD_BYTES = 200
-"""Upper bound of a request with one row, without its key and value."""
+"""Upper bound, in bytes, of a produce request with one row, not counting the row's key and value."""
 _INSTEAD_OF = {
     "transactional.id": "each task has one of its own; use transactionalIdPrefix",
     "enable.idempotence": "the sink writes in transactions, which imply it",
@@ -46,7 +46,7 @@ _INSTEAD_OF = {
 
 @dataclass(frozen=True, slots=True)
 class SinkSettings:
-    """The parsed options. `producer` and `admin` are settings of our own clients."""
+    """The parsed options. `producer` and `admin` are settings of Oncelog's clients."""
 
     topic: str | None
     marker_topic: str
@@ -57,7 +57,9 @@ class SinkSettings:
     producer: dict[str, object] = field(repr=False)
     admin: dict[str, object] = field(repr=False)
     vouched_batch_id: int | None = None
-    """firstBatchId if the user set it, which asserts that nothing of this batch was written before."""
+    """The option firstBatchId if the user set it, otherwise None. By setting it, the user asserts that
+    nothing of this batch was written before.
+    """
 
 
 def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"]) -> SinkSettings:
@@ -91,10 +93,10 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
 
 
 def repeats_whole_stages(setting: Callable[[str], str | None]) -> bool:
-    """Return True if Spark repeats all readers of a shuffle file whose contents changed on recomputation.
+    """Return True if Spark repeats every reader of a shuffle file that was recomputed with other contents.
 
-    Without that, a lost shuffle file doubles some rows and loses others if the plan is not deterministic.
-    `setting` returns the value of a Spark setting, None for its default.
+    If Spark does not, and the plan is not deterministic, a lost shuffle file doubles some rows and loses
+    others. `setting` returns the value of a Spark setting, or None if it is not set.
     """
     retries, rolls_back = (setting(f"{_CHECKSUM}.{name}") for name in _ON_MISMATCH)
     return (retries or "true").lower() == "true" or (rolls_back or "false").lower() == "true"

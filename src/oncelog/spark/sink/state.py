@@ -1,15 +1,16 @@
-"""The names of one sink on the cluster, and the state stored under them.
+"""The names under which one sink stores its state on the cluster, and access to that state.
 
-Each is a consumer group's offset for one partition of the marker topic, with the batch id as the offset:
+Each name is a consumer group with one offset: that of partition 0 of the marker topic, and its value is a
+batch id.
 
     PREFIX-NAME/3         marker of task 3, in the transaction of its rows; also its transactional id
     PREFIX-NAME/plan      the run that writes the newest batch; also a transactional id
     PREFIX-NAME/begun     the newest batch that was begun
     PREFIX-NAME/finished  the newest batch that is committed as a whole
 
-Slashes in names are escaped, so no two sinks share a group. Offsets that are committed in a transaction
-expire after offsets.retention.minutes; `begun` and `finished` carry a retention time of their own. Version
-0.4.1 used PREFIX-NAME and PREFIX-NAME-3, which are still read.
+Slashes in the sink's name are escaped, so no two sinks share a group. Offsets that a transaction commits
+expire after offsets.retention.minutes. `begun` and `finished` are stored without a transaction, with a longer
+retention time. Version 0.4.1 used PREFIX-NAME and PREFIX-NAME-3; state under those names is still read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from oncelog.types import OffsetAndMetadata, TopicPartition
 KEPT_MS = 50 * 365 * 24 * 3_600_000
 """Retention of `begun` and `finished`: 50 years."""
 _ENDED_KEPT_MS = 24 * 3_600_000
-"""Retention of the note that a write without a name has ended: longer than its last task can run alone."""
+"""Retention of the note that a write without a name has ended. The write's last task cannot run that long."""
 
 
 def new_run_id() -> str:
@@ -38,10 +39,11 @@ def new_run_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """One sink (a streaming query or a batch write) and the place of its markers.
+    """One sink (a streaming query or a batch write) and access to its state.
 
-    `part`: distinguishes several sinks of one name. `run_id`: one attempt of the driver to write a batch,
-    shared by its tasks. `is_named`: False if nobody can repeat the write, so that nothing has to be kept.
+    `part` distinguishes several sinks of one name. `run_id` identifies one attempt of the driver to write a
+    batch; all its tasks share it. `is_named` is False for a batch write without a writeId. Such a write
+    cannot be repeated, so no state is needed after its end.
     """
 
     name: str
@@ -52,12 +54,12 @@ class Sink:
 
     @property
     def marker_at(self) -> TopicPartition:
-        """Return the existing partition whose offsets hold the state, the same for all rows."""
+        """Return partition 0 of the marker topic. The offsets committed for it are the state."""
         return TopicPartition(self.settings.marker_topic, 0)
 
     @property
     def group(self) -> str:
-        """Return the beginning of all names of the sink."""
+        """Return the text with which all names of the sink begin."""
         escaped = self.name.replace("%", "%25").replace("/", "%2F")
         return f"{self.settings.prefix}-{escaped}{self.part and '/' + self.part}"
 
@@ -82,7 +84,7 @@ class Sink:
 
     @property
     def id_in_0_4_1(self) -> str:
-        """Return the name that version 0.4.1 and older used; another sink may have the same one."""
+        """Return the name in version 0.4.1 and older. Two sinks could have the same one."""
         return f"{self.settings.prefix}-{self.name}{self.part and '-' + self.part}"
 
     # Stored state
@@ -90,8 +92,8 @@ class Sink:
     def plan(self, admin: Admin, *, is_stable: bool = True) -> PlanNote | None:
         """Return the run that writes the newest batch.
 
-        With `is_stable`, wait for open transactions that may change it. The transaction of a writer that died
-        ends with its timeout or when the next writer begins.
+        With `is_stable`, first wait for an open transaction that may change the note. If its writer died, the
+        transaction ends at its timeout or when the next writer begins.
         """
         return PlanNote.decode(self.plan_id, self._kept(admin, self.plan_id, is_stable=is_stable))
 
@@ -107,33 +109,35 @@ class Sink:
         try:
             return BatchCommit.decode(self.id_in_0_4_1, self._kept(admin, self.id_in_0_4_1))
         except SinkError:
-            return None  # 0.4.1 named task 1 of a sink "x" as it named a sink "x-1"
+            # In 0.4.1, task 1 of a sink "x" had the same name as a sink "x-1".
+            return None
 
     def has_ended(self, admin: Admin) -> bool:
-        """Return True if a write without a name has ended, so that none of its tasks may write."""
+        """Return True if a write without a name has ended. None of its tasks may write then."""
         return BatchCommit.decode(self.finished_id, self._kept(admin, self.finished_id)) is not None
 
     def marker(self, admin: Admin) -> TaskMarker | None:
-        """Return the last batch that was committed as one transaction (`write_atomic`).
+        """Return the last batch that `write_atomic` committed as one transaction.
 
-        Call it once earlier attempts are fenced. Brokers with the classic group coordinator show offsets a
-        moment after their transaction is complete, so this waits for them.
+        Fence earlier attempts before this call. Brokers with the classic group coordinator show offsets a
+        moment after their transaction is complete, so the call waits for the offsets.
         """
         return TaskMarker.decode(self.group, self._kept(admin, self.group, is_stable=True))
 
     def task_marker(self, admin: Admin, task: int, *, is_fenced: bool) -> TaskMarker | None:
         """Return the last batch that the task committed.
 
-        `is_fenced`: earlier attempts can no longer write, so wait for the offsets of complete transactions as
-        `marker` does. Otherwise a transaction may be open, and its end is not waited for.
+        If earlier attempts are fenced, `is_fenced` is True and the call waits for the offsets of complete
+        transactions, as `marker` does. Otherwise a transaction may still be open, and the call does not wait
+        for its end.
         """
         name = self.task_id(task)
         return TaskMarker.decode(name, self._kept(admin, name, is_stable=is_fenced))
 
     def tasks(self, admin: Admin, finished: BatchCommit | None) -> list[int]:
-        """Return the numbers of all known tasks that ever began a transaction. Asks every broker.
+        """Return the numbers of all tasks that ever began a transaction. Every broker is asked.
 
-        Brokers before Kafka 3.0 cannot list transactional ids: there, return the tasks with a marker and
+        Brokers before Kafka 3.0 cannot list transactional ids. For them, return the tasks with a marker and
         those that `finished` counts.
         """
         names = {group.group_id for group in admin.list_groups()}
@@ -144,10 +148,10 @@ class Sink:
         return sorted(_numbers(names, f"{self.group}/"))
 
     def keep(self, admin: Admin, group: str, kept: OffsetAndMetadata, *, retention_ms: int = KEPT_MS) -> None:
-        """Store `kept` for years in a group that is not written in transactions.
+        """Store `kept` for years in a group whose offsets are not written in transactions.
 
-        Offsets that a transaction committed expire, so a missing marker does not prove that nothing was
-        written. This commit says how long it is kept (OffsetCommit 4). See
+        Offsets that a transaction commits expire, so a missing marker does not prove that nothing was
+        written. OffsetCommit 4, which this call uses, can set the retention time. See
         test_an_offset_is_kept_as_long_as_its_commit_says.
         """
         admin.alter_group_offsets(group, {self.marker_at: kept}, retention_ms=retention_ms)
@@ -159,7 +163,7 @@ class Sink:
     # Version 0.4.1
 
     def has_state_of_0_4_1(self, admin: Admin) -> bool:
-        """Return True if version 0.4.1 may have written a batch, so that markers of its tasks may exist."""
+        """Return True if version 0.4.1 may have written a batch. Markers of its tasks may then exist."""
         finished = self.finished(admin)
         if finished is not None:
             return finished.sum is None
@@ -175,14 +179,19 @@ class Sink:
         return f"{self.id_in_0_4_1}-{task}"
 
     def marker_in_0_4_1(self, admin: Admin, name: str) -> TaskMarker | None:
-        """Return the marker that version 0.4.1 stored under a name, None if it holds something else."""
+        """Return the marker that version 0.4.1 stored under a name, or None if there is none.
+
+        A sink of another name may use the same group. Its content is ignored.
+        """
         try:
             return TaskMarker.decode(name, self._kept(admin, name))
         except SinkError:
             return None
 
     def is_transactional_id(self, admin: Admin, name: str) -> bool:
-        """Return True if a coordinator knows the transactional id, or cannot tell (before Kafka 3.0)."""
+        """Return True if a coordinator has the transactional id, or if the broker is too old to say (before
+        Kafka 3.0).
+        """
         with suppress(UnsupportedVersion):
             try:
                 admin.describe_transactions([name])
@@ -192,22 +201,25 @@ class Sink:
 
 
 def forget_markers(sink: Sink, admin: Admin, tasks: Iterable[int]) -> None:
-    """Delete the markers of a write that nobody can repeat, as far as the user's ACLs allow.
+    """Delete the markers of a write that cannot be repeated, as far as the user's ACLs allow.
 
-    Copies of its tasks may still start or run. So a note that the write has ended is stored first; a task
-    that finds no marker looks for that note.
+    Copies of the write's tasks may still start or run. So a note that the write has ended is stored first. A
+    task without a marker looks for the note, and writes nothing if it exists.
     """
     tasks = list(tasks)
     try:
         sink.keep(admin, sink.finished_id, BatchCommit(0, len(tasks)).encode(), retention_ms=_ENDED_KEPT_MS)
     except OncelogError:
-        return  # the markers stay until they expire; the rows are committed
+        # Without the note the markers must stay. They expire, and the rows are committed.
+        return
     for task in tasks:
         try:
-            sink._kept(admin, sink.task_id(task), is_stable=True)  # once its transaction is complete
+            # The group can be deleted only after its transaction is complete.
+            sink._kept(admin, sink.task_id(task), is_stable=True)
             admin.delete_group(sink.task_id(task))
         except OncelogError:
-            continue  # not allowed, or missing: the marker expires
+            # The ACLs forbid it or the marker is missing. A marker that stays expires.
+            continue
 
 
 def _numbers(names: Iterable[str], begin: str) -> Iterable[int]:

@@ -1,12 +1,16 @@
-"""The sink's tasks, which write their parts of a batch in transactions; and the driver's part.
+"""The sink's tasks, which write their parts of a batch in transactions, and the driver's part in it.
 
-A task commits its own transaction. In a repeat (a batch that another run began) it only prepares it: rows and
-marker stay in an open transaction. Its producer id and epoch go to the driver in the task's report. The
-driver ends the prepared transactions once all tasks have succeeded, so once every committed part is known to
-hold the same rows. Until then nothing new is visible, and a row that moved to another task is not doubled.
+Normally a task commits its own transaction. In a repeat (a batch that another run began) the task only
+prepares its transaction: rows and marker stay in an open transaction. The task's report takes the producer id
+and epoch to the driver.
 
-A task calls `init_transactions` and then reads the plan again. So of two runs, the later one either finds
-what the earlier one committed for a task, or fences it there. The decisions are in spark/sink/decisions.py.
+Once all tasks have succeeded, every part that was committed before is known to hold the same rows. The driver
+then commits the prepared transactions. Until then no new row is visible, so a row that has moved to another
+task is not doubled.
+
+A task calls `init_transactions` and then reads the plan again. So the later of two runs either finds what the
+earlier one committed for a task, or fences the earlier one's task. The decisions are in
+spark/sink/decisions.py.
 """
 
 from __future__ import annotations
@@ -50,10 +54,11 @@ __all__ = ["Sink", "TaskReport", "abandon", "finish", "send_part", "write_task"]
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """The result of one task. `already_committed`: its part was there, and nothing was written.
+    """The result of one task.
 
-    `size_bytes`: of keys and values. `commit_seconds`: from sending the last row to the response to the
-    commit. `plan`: of a repeat. `prepared`: the transaction that the driver has to end.
+    `already_committed`: an earlier attempt committed the rows, and this one wrote nothing. `size_bytes`
+    counts keys and values. `commit_seconds` lasts from sending the last row to the response to the commit.
+    `plan` is set only in a repeat. `prepared` is the transaction that the driver has to end.
     """
 
     task: int
@@ -66,7 +71,7 @@ class TaskReport:
 
 
 def write_task(sink: Sink, batch_id: int, task: int, batches: Iterable[pa.RecordBatch]) -> TaskReport:
-    """Write the rows of one task once, in a transaction of their own. Raises SinkError."""
+    """Write the rows of one task once, in one transaction. Raises SinkError."""
     attempt = _SinkTask(sink, batch_id, task)
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
@@ -88,7 +93,7 @@ class _SinkTask:
         self.rows = TaskRows(sink.settings.topic, sink.settings.max_row_bytes)
 
     def write(self, admin: Admin, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
-        """Write, prepare or compare the rows. `is_empty`: there are none. Raises SinkError."""
+        """Write, prepare or compare the rows. `is_empty`: `batches` has no rows. Raises SinkError."""
         sink, plan = self._sink, PlanNote(self._batch_id, self._sink.run_id)
         finished: BatchCommit | None = None
         if sink.is_named:
@@ -98,7 +103,8 @@ class _SinkTask:
                     return self._count(batches, already_committed=not is_empty)
                 case Refuse(
                     Reason.BATCH_ID_WENT_BACK
-                ) as refused:  # a zombie must not fence the task of today
+                    # A zombie of an older batch must not fence the task of the present batch.
+                ) as refused:
                     raise refused.error(self._batch_id, self._task)
                 case Refuse(Reason.UNKNOWN) as refused if not is_empty:
                     raise refused.error(self._batch_id, self._task)
@@ -107,7 +113,8 @@ class _SinkTask:
             return self._without_rows(admin, plan)
         settings = {**sink.settings.producer, "transactional.id": sink.task_id(self._task)}
         with Producer(settings) as producer:
-            # From here on no earlier attempt can write, and its open transaction is finished or aborted.
+            # After InitProducerId no earlier attempt can write, and its open transaction is committed or
+            # aborted.
             producer.init_transactions()
             if sink.is_named:
                 refusal = decide_still_mine(plan, sink.plan(admin))
@@ -140,7 +147,8 @@ class _SinkTask:
         sink = self._sink
         found = sink.task_marker(admin, self._task, is_fenced=True)
         if not sink.is_named:
-            # `forget_markers` notes the end before it deletes markers, so the note is read after the marker.
+            # `forget_markers` stores the note that the write has ended before it deletes markers. So the note
+            # is read after the marker.
             if found is None and sink.has_ended(admin):
                 raise Refuse(Reason.ENDED).error(self._batch_id, self._task)
             return found
@@ -153,7 +161,10 @@ class _SinkTask:
         return sink.marker_in_0_4_1(admin, name)
 
     def _without_rows(self, admin: Admin, plan: PlanNote, marker: TaskMarker | None = None) -> TaskReport:
-        """Report no rows without a transaction. Raises SinkError if the task had rows the first time."""
+        """Report no rows, without a transaction.
+
+        Raises SinkError if the task had committed rows of this batch.
+        """
         marker = marker or self._sink.task_marker(admin, self._task, is_fenced=False)
         if marker is not None and marker.batch_id == self._batch_id:
             self._agree(marker.sum)
@@ -181,14 +192,15 @@ class _SinkTask:
             sent_at = self._send(producer, batches)
             prepared = producer.hand_over_transaction()
         except BaseException:
-            with suppress(OncelogError):  # the first error is the one to report
+            # Report the first error, not this one.
+            with suppress(OncelogError):
                 producer.abort_transaction()
             raise
         seconds = time.monotonic() - sent_at
         return TaskReport(self._task, self.rows.sum, False, self.rows.size_bytes, seconds, plan, prepared)
 
     def _send(self, producer: Producer, batches: Iterator[pa.RecordBatch]) -> float:
-        """Send rows and marker; return the monotonic time in seconds at which the last row was sent."""
+        """Send rows and marker. Return the monotonic time in seconds at which the last row was sent."""
         sink = self._sink
         for batch in batches:
             for part in self.rows.parts(self.rows.take(batch)):
@@ -205,7 +217,7 @@ class _SinkTask:
 
 
 def send_part(producer: Producer, part: Part) -> Delivery:
-    """Send rows of one topic. Raises RowRefused if one can never be written."""
+    """Send rows of one topic. Raises RowRefused if a row can never be written."""
     try:
         return producer.send_table(part.topic, part.rows, partition=part.partition)
     except (MisuseError, MessageTooLarge) as error:
@@ -215,7 +227,10 @@ def send_part(producer: Producer, part: Part) -> Delivery:
 
 
 def finish(sink: Sink, batch_id: int, reports: Iterable[TaskReport]) -> None:
-    """Finish a batch on the driver once every task has succeeded. May be called again. Raises SinkError."""
+    """Finish a batch on the driver once every task has succeeded. Raises SinkError.
+
+    Calling it twice for one batch is allowed.
+    """
     reports = list(reports)
     try:
         with Admin(sink.settings.admin) as admin:
@@ -240,7 +255,8 @@ def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[TaskRepor
         if isinstance(decided, Refuse):
             raise decided.error(batch_id)
         if decided == before and before.sum is not None:
-            _end(sink, prepared, is_commit=False)  # the batch is complete without them
+            # The committed tasks already wrote all rows of the batch, so the prepared ones would double them.
+            _end(sink, prepared, is_commit=False)
             return
     except BaseException:
         with suppress(OncelogError):
@@ -253,7 +269,10 @@ def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[TaskRepor
 def _fence_beyond(
     sink: Sink, admin: Admin, reports: Sequence[TaskReport], finished: BatchCommit | None
 ) -> dict[int, TaskMarker | None]:
-    """In a repeat, fence tasks with higher numbers than these, and return their markers by number."""
+    """In a repeat, fence the tasks of earlier runs with higher numbers than `reports` has.
+
+    Return their markers by task number.
+    """
     plan = next((report.plan for report in reports if report.plan is not None), None)
     if plan is None:
         return {}
@@ -274,7 +293,7 @@ def _fence_beyond(
 
 
 def _end(sink: Sink, prepared: Iterable[TransactionShare], *, is_commit: bool) -> None:
-    """End all transactions that tasks prepared, then raise the first failure, if any."""
+    """End all transactions that tasks prepared. Then raise the first failure, if there is one."""
     failures = []
     for share in prepared:
         try:
@@ -288,9 +307,10 @@ def _end(sink: Sink, prepared: Iterable[TransactionShare], *, is_commit: bool) -
 
 
 def abandon(sink: Sink, reports: Iterable[TaskReport]) -> None:
-    """Abort on the driver the transactions that tasks prepared for a batch in which another task failed."""
+    """On the driver, abort the transactions that tasks prepared for a batch in which another task failed."""
     reports = list(reports)
-    with suppress(OncelogError):  # the next run or the transaction's timeout aborts the rest
+    # The next run or the transaction timeout aborts those that fail here.
+    with suppress(OncelogError):
         _end(sink, [report.prepared for report in reports if report.prepared is not None], is_commit=False)
     if not sink.is_named:
         with suppress(OncelogError), Admin(sink.settings.admin) as admin:

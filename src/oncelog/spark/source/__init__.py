@@ -1,1 +1,1 @@
-"""The source: offsets to read, and the tasks that read them."""
+"""The source: the offsets that a query reads, and the tasks that read them."""

@@ -1,14 +1,16 @@
-"""Plan reads without a cluster and without Spark: the offsets of each task, and offsets that were lost.
+"""Decide which offsets each task reads, and which requested offsets are lost.
 
-A stream's position is JSON in Spark's checkpoint. It has the shape that Spark's own Kafka source uses, with
-additions under names that no topic can have:
+Nothing here talks to a cluster or to Spark. The position of a stream is JSON in Spark's checkpoint. Its shape
+is that of Spark's own Kafka source, with additions under names that no topic can have:
 
     {"flights": {"0": 120, "1": 118},
-     "@ids": {"flights": "b3J..."},          topic ids: a re-created topic is a different topic
-     "@begin": {"flights": {"1": 0}}}        start of this micro-batch where it is not the start position
+     "@ids": {"flights": "b3J..."},          topic ids; a re-created topic has another id
+     "@begin": {"flights": {"1": 0}},        where this micro-batch starts, if not at the previous position
+     "@initial": true}                       the position at which the query starts without a checkpoint
 
-`@begin` makes the ranges a function of (start, end) alone. It is needed in the first micro-batch (Spark does
-not keep its start), for added partitions, and where lost offsets are skipped.
+With `@begin`, the ranges of a micro-batch follow from its start and end position alone, so a replay reads the
+same offsets. `@begin` is written for every partition in the first micro-batch, because Spark does not store
+the initial position. Later it is written for added partitions and where lost offsets are skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from oncelog.errors import ConfigError, OncelogError
 from oncelog.types import TopicPartition
 
 LATEST, EARLIEST = -1, -2
-"""Special offsets in options, with the numbers that Spark and Kafka's ListOffsets use."""
+"""Special offsets in options. Spark and Kafka's ListOffsets use the same numbers."""
 LARGEST = 2**63 - 1
 """The largest offset or timestamp in Kafka's protocol."""
 
@@ -32,15 +34,19 @@ Offsets = dict[TopicPartition, int]
 
 
 class DataLossError(OncelogError):
-    """Requested offsets no longer exist. The text names topic, partition and both ranges."""
+    """Requested offsets no longer exist.
+
+    The text names the partition, the requested and the existing offsets.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsSpec:
-    """The start or end of a read as the user set it in `option`. Exactly one other field is set.
+    """The start or end of a read, as the user set it. Exactly one field besides `option` is set.
 
-    `special`: EARLIEST or LATEST for all partitions. `offsets`: per partition, special offsets allowed.
-    `timestamp_ms` for all, `timestamps_ms` per partition: the first record at or after that time.
+    `option` is the option's name, for error texts. `special` is EARLIEST or LATEST, for all partitions.
+    `offsets` has one offset per partition and may contain EARLIEST and LATEST. The read starts or ends at the
+    first record at or after a time: `timestamp_ms` for all partitions, `timestamps_ms` per partition.
     """
 
     option: str
@@ -54,7 +60,10 @@ class OffsetsSpec:
         return self.special == special or special in (self.offsets or {}).values()
 
     def times(self, partitions: Iterable[TopicPartition]) -> Offsets | None:
-        """Return the times to look up, None if there are none. Raises ConfigError for a missing partition."""
+        """Return the times to look up in ms since the epoch, or None if the user gave no times.
+
+        Raises ConfigError if the user named other partitions than `partitions`.
+        """
         if self.timestamp_ms is not None:
             return dict.fromkeys(partitions, self.timestamp_ms)
         if self.timestamps_ms is None:
@@ -63,7 +72,10 @@ class OffsetsSpec:
         return dict(self.timestamps_ms)
 
     def resolve(self, earliest: Offsets, latest: Offsets) -> Offsets:
-        """Return the offset of each partition in `earliest`. Raises ConfigError if the user left one out."""
+        """Return the offset of each partition in `earliest`.
+
+        Raises ConfigError if the user named other partitions.
+        """
         if self.offsets is None:
             return dict(earliest if self.special == EARLIEST else latest)
         _check_same_partitions(self.option, self.offsets, earliest)
@@ -74,7 +86,7 @@ class OffsetsSpec:
 
 
 def check_order(starting: OffsetsSpec, ending: OffsetsSpec) -> None:
-    """Raise ConfigError if the end that the user set is before the start."""
+    """Raise ConfigError if the user set an end that is before the start."""
     wrong: dict[object, tuple[int, int]] = {}
     if starting.timestamp_ms is not None and ending.timestamp_ms is not None:
         wrong["the topic"] = starting.timestamp_ms, ending.timestamp_ms
@@ -114,12 +126,12 @@ def parse_offsets(option: str, text: str) -> OffsetsSpec:
 
 
 def parse_timestamps(option: str, text: str) -> Offsets:
-    """Parse JSON {topic: {partition: milliseconds}}. Raises ConfigError."""
+    """Parse JSON {topic: {partition: milliseconds since the epoch}}. Raises ConfigError."""
     return _parse_by_partition(option, text, low=0)
 
 
 def parse_partitions(option: str, text: str) -> tuple[TopicPartition, ...]:
-    """Parse JSON {topic: [partition, ...]}. Raises ConfigError."""
+    """Parse JSON {topic: [partition, ...]} into sorted, distinct partitions. Raises ConfigError."""
     document = _parse_json(option, text)
     partitions = [
         TopicPartition(topic, number)
@@ -161,7 +173,7 @@ def _parse_json(option: str, text: str) -> dict[str, Any]:
 
 
 class OffsetRange(NamedTuple):
-    """Offsets [start, end) of one partition, which one task reads."""
+    """The offsets [start, end) of one partition. One task reads them."""
 
     tp: TopicPartition
     start: int
@@ -169,12 +181,12 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of offsets. Not each of them needs to hold a record."""
+        """Return the number of offsets. The number of records can be lower."""
         return self.end - self.start
 
 
 def ranges_between(start: Offsets, end: Offsets) -> list[OffsetRange]:
-    """Return the ranges between two positions that are not empty, sorted by partition."""
+    """Return the non-empty ranges between two positions, sorted by partition."""
     return [OffsetRange(tp, start[tp], end[tp]) for tp in sorted(end) if tp in start and start[tp] < end[tp]]
 
 
@@ -183,8 +195,8 @@ def split_ranges(
 ) -> list[OffsetRange]:
     """Split ranges into at least `min_partitions` pieces of at most `max_records` offsets.
 
-    Every range has at least one piece; additional pieces go to the ranges with the largest pieces. Offsets
-    and their order stay the same. There are fewer pieces if there are too few offsets.
+    Every range has at least one piece. Additional pieces go to the ranges whose pieces are largest. The
+    result has fewer pieces than `min_partitions` if there are fewer offsets than that.
     """
     pieces = [1 if max_records is None else -(-r.size // max_records) for r in ranges]
     # A heap, because a scan of all ranges for each piece took 8 s (3,000 ranges, minPartitions=10000).
@@ -205,11 +217,11 @@ def _cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
 
 
 def limit_end(start: Offsets, end: Offsets, limit: int | None) -> Offsets:
-    """Return `end` moved back so that at most `limit` offsets are read (None: all).
+    """Return `end`, moved back so that at most `limit` offsets are read. None: no limit.
 
-    Each partition gets a share in proportion to its waiting offsets. The remainder goes to the largest
-    fractions, ties in the order of partitions. No partition starves, because waiting offsets raise its next
-    share.
+    Each partition gets a share in proportion to its waiting offsets, rounded down. The offsets that rounding
+    leaves go to the partitions with the largest fractions, and on a tie to the lowest partition. No partition
+    starves, because its share grows with its waiting offsets.
     """
     waiting = {tp: end[tp] - start[tp] for tp in sorted(end) if end[tp] > start.get(tp, end[tp])}
     total = sum(waiting.values())
@@ -229,7 +241,8 @@ def limit_end(start: Offsets, end: Offsets, limit: int | None) -> Offsets:
 class Position:
     """The position of a stream: the next offset per partition.
 
-    `topic_ids` lacks topics of brokers without topic ids. `begin`: see the module's docstring.
+    `topic_ids` lacks the topics of a broker without topic ids. The module's docstring explains `begin` and
+    `is_initial`.
     """
 
     offsets: Offsets
@@ -238,7 +251,7 @@ class Position:
     is_initial: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return a document of plain values with keys in a fixed order."""
+        """Return the position as a JSON document with keys in a fixed order."""
         document: dict[str, Any] = _nest(self.offsets)
         if self.topic_ids:
             document["@ids"] = dict(sorted(self.topic_ids.items()))
@@ -250,7 +263,7 @@ class Position:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Position:
-        """Parse a document. Raises ConfigError if another source wrote the checkpoint."""
+        """Return the position in a JSON document. Raises ConfigError if another source wrote the document."""
         try:
             return cls(
                 _flatten({name: rows for name, rows in document.items() if not name.startswith("@")}),
@@ -287,9 +300,10 @@ def ranges_of_batch(start: Position, end: Position) -> list[OffsetRange]:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """The offsets that a cluster holds now.
+    """The offsets that exist on the cluster now.
 
-    `latest`: the end for this isolation level; `written`: the high watermark.
+    `earliest` is the log start offset. `latest` is the end for the isolation level of the query. `written` is
+    the high watermark.
     """
 
     earliest: Offsets
@@ -299,7 +313,10 @@ class Available:
 
 
 class DataLoss(NamedTuple):
-    """Requested offsets that do not exist. `resume`: the offset to continue at, None if there is none."""
+    """Requested offsets that do not exist.
+
+    `resume` is the offset at which the read continues, or None if the partition has no such offset.
+    """
 
     tp: TopicPartition
     resume: int | None
@@ -309,10 +326,10 @@ class DataLoss(NamedTuple):
 def next_position(
     start: Position, now: Available, *, limit: int | None, target: Offsets | None = None
 ) -> tuple[Position, list[DataLoss]]:
-    """Return the end of the micro-batch that begins at `start`, and the losses before it.
+    """Return the end of the micro-batch that begins at `start`, and the losses before that end.
 
-    `target` (Trigger.AvailableNow): the offsets to stop at, and the only partitions to read; None: no bound.
-    The end is `start` itself if there is nothing to read.
+    For Trigger.AvailableNow, `target` gives the offsets to stop at, and other partitions are not read. None
+    means no bound. If there is nothing to read, the end is `start` itself.
     """
     losses = find_losses(start, now)
     begin, bound = _window(start, now, losses, target)
@@ -333,10 +350,10 @@ def count_waiting(start: Position, now: Available) -> int:
 def _window(
     start: Position, now: Available, losses: Sequence[DataLoss], target: Offsets | None
 ) -> tuple[Offsets, Offsets]:
-    """Return the start and the furthest end of a micro-batch; no end is before its start.
+    """Return the start and the furthest end of a micro-batch per partition. No end is before its start.
 
-    A partition that `target` lacks keeps its offset in the position. Without it, the partition would later
-    begin at 0.
+    A partition that `target` lacks keeps its offset in the position. If the position lost the partition, a
+    later micro-batch would read the partition from offset 0.
     """
     begin = {
         tp: start.offsets.get(tp, 0)
@@ -349,7 +366,7 @@ def _window(
 
 
 def find_losses(start: Position, now: Available) -> list[DataLoss]:
-    """Return a loss, with its reason, for each partition whose requested offsets no longer exist."""
+    """Return a loss for each partition whose requested offsets no longer exist."""
     losses = [_loss_of(tp, offset, start, now) for tp, offset in sorted(start.offsets.items())]
     losses += [
         DataLoss(
@@ -379,7 +396,7 @@ def _loss_of(tp: TopicPartition, offset: int, start: Position, now: Available) -
 
 
 def describe_change(before: Available, after: Available) -> str | None:
-    """Return in which way a topic was replaced since `before`, None if offsets only moved forward."""
+    """Return how a topic was replaced since `before`, or None if offsets only moved forward."""
     for tp, written in sorted(before.written.items()):
         old, new = before.topic_ids.get(tp.topic), after.topic_ids.get(tp.topic)
         if old and new and old != new:
@@ -393,7 +410,7 @@ def describe_change(before: Available, after: Available) -> str | None:
 
 
 def loss_text(losses: Sequence[DataLoss]) -> str:
-    """Return a text for the user: what was lost and what to do."""
+    """Return a text for the user that names the losses and what to do."""
     return (
         "; ".join(loss.explanation for loss in losses)
         + ". This query may have lost records. To continue with the existing ones, set failOnDataLoss to "

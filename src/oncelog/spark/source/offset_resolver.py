@@ -1,4 +1,4 @@
-"""The driver's questions to the cluster: the partitions to read and the offsets that they hold."""
+"""The driver's requests to the cluster: which partitions to read, and which offsets exist in them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PAUSE_S = 0.1
 def describe_with_retry(
     admin: Admin, names: Collection[str], expected: Collection[TopicPartition]
 ) -> dict[str, TopicDescription]:
-    """Return the topics; a topic that does not exist carries its error, any other error is raised.
+    """Return the topics. A topic that does not exist carries its error; any other error is raised.
 
-    So an unreachable broker does not look like a deleted topic: see
-    test_a_broker_that_is_away_is_not_a_topic_that_is_gone. Retries for a few seconds while an `expected`
-    partition is missing, because metadata of a new one reaches a cluster's brokers one after another.
+    An unreachable broker must not look like a deleted topic. See
+    test_a_broker_that_is_away_is_not_a_topic_that_is_gone. While an `expected` partition is missing, retry
+    for a few seconds: the metadata of a new partition reaches the brokers of a cluster one after another.
     """
     deadline = time.monotonic() + UNKNOWN_TOPIC_PATIENCE_MS / 1000
     while True:
@@ -44,7 +44,7 @@ def _partitions_of(described: Mapping[str, TopicDescription]) -> set[TopicPartit
 
 
 class OffsetResolver:
-    """The driver's admin connection for one source: its partitions and their offsets. Close it after use."""
+    """The driver's admin connection of one source. Close it after use."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -66,10 +66,11 @@ class OffsetResolver:
         self.close()
 
     def available(self, *, may_miss: bool = False, expected: Collection[TopicPartition] = ()) -> Available:
-        """Return the offsets that the subscription holds now, without reading a record.
+        """Return the offsets that exist now in the subscribed partitions. No record is read.
 
-        Raises UnknownTopicOrPartition if a topic that the user named does not exist. With `may_miss` it does
-        not, because a running stream reports the loss itself. `expected`: partitions of the last position.
+        If a topic that the user named does not exist, raise UnknownTopicOrPartition. With `may_miss`, leave
+        the topic out instead, because a running stream reports the loss itself. `expected` are the partitions
+        of the stream's last position.
         """
         partitions, topic_ids = self._partitions(may_miss, expected)
         latest = self._offsets(partitions, "latest", self._isolation)
@@ -110,7 +111,10 @@ class OffsetResolver:
         return {tp: result.offset for tp, result in results.items() if result.offset is not None}
 
     def resolve(self, spec: OffsetsSpec, now: Available) -> Offsets:
-        """Return the offsets that `spec` stands for. Raises ConfigError."""
+        """Return the offset per partition that the user's start or end `spec` means.
+
+        Raises ConfigError if `spec` names other partitions, or if no record is at or after a starting time.
+        """
         times = spec.times(now.earliest)
         if times is None:
             return spec.resolve(now.earliest, now.latest)
@@ -122,19 +126,23 @@ class OffsetResolver:
                 f"{spec.option}: {tp} has no record at or after {times[tp]}; set "
                 "startingOffsetsByTimestampStrategy to latest to begin at its end"
             )
-        # A start may lie above the last stable offset: records below the start are too old even once they
-        # become visible. See test_a_starting_time_behind_an_open_transaction.
+        # A start may be above the last stable offset. Records between the two are older than the starting
+        # time, so they must not be read even after they become visible. See
+        # test_a_starting_time_behind_an_open_transaction.
         bound = now.written if is_start else now.latest
         return {tp: min(first.get(tp, now.latest[tp]), bound[tp]) for tp in times}
 
     def first_at(self, times: Mapping[TopicPartition, int]) -> Offsets:
-        """Return the first offset at or after each time (ms since the epoch); omit partitions without one."""
+        """Return the first offset at or after each time (ms since the epoch).
+
+        A partition without such an offset is left out.
+        """
         specs: dict[TopicPartition, OffsetSpec] = dict(times)
         results = self._admin.list_offsets(specs)
         return {tp: result.offset for tp, result in results.items() if result.offset is not None}
 
     def is_compacted(self, topics: Collection[str]) -> dict[str, bool]:
-        """Return per topic whether compaction may remove batches from the middle of its log."""
+        """Return, per topic, True if its cleanup.policy includes compaction, which leaves gaps in the log."""
         resources = [ConfigResource("topic", name) for name in topics]
         configs = self._admin.describe_configs(resources)
         policies = {

@@ -1,8 +1,8 @@
-"""Filters that Spark pushes down to a batch read, and the offsets that they exclude.
+"""Find the offsets that the filters of a batch query exclude, so that they are not read.
 
-Every filter still goes back to Spark, which checks each row. Only offsets that cannot hold a matching row are
-left out. An upper bound on `timestamp` excludes nothing. Timestamps need not rise with offsets, so Kafka
-knows the first record at or after a time but not the last record before it. See
+Spark pushes filters down to the source and still checks each row itself. The source leaves out only offsets
+that cannot contain a matching row. An upper bound on `timestamp` excludes nothing. Timestamps need not rise
+with offsets, and Kafka cannot find the last record before a time. See
 test_conditions_of_a_query_narrow_what_is_read.
 """
 
@@ -41,13 +41,16 @@ class Span:
     high: int = _MAX
 
     def intersect(self, other: Span) -> Span:
-        """Return the numbers in both; `high` is below `low` if there are none."""
+        """Return the numbers in both spans. If there are none, `high` of the result is below `low`."""
         return Span(max(self.low, other.low), min(self.high, other.high))
 
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """The places where matching rows can be. `topics` None: all. `since_ms`: no earlier record matches."""
+    """The offsets, partitions and topics in which matching rows can be.
+
+    `topics` None means all topics. No record with a timestamp before `since_ms` (ms since the epoch) matches.
+    """
 
     offsets: Span = Span()
     partitions: Span = Span()
@@ -55,7 +58,11 @@ class PushedFilters:
     since_ms: int | None = None
 
     def apply(self, ranges: Sequence[OffsetRange], firsts: Offsets | None = None) -> list[OffsetRange]:
-        """Return the parts of `ranges` to read. `firsts`: the first offsets at or after `since_ms`."""
+        """Return the parts of `ranges` to read.
+
+        `firsts` has the first offset at or after `since_ms` per partition, and lacks partitions without one.
+        None: times exclude nothing.
+        """
         kept = []
         for tp, start, end in ranges:
             if not self.partitions.low <= tp.partition <= self.partitions.high:
@@ -70,7 +77,7 @@ class PushedFilters:
 
 
 def combine_filters(filters: Iterable[Filter]) -> PushedFilters:
-    """Return the places that satisfy all of `filters`."""
+    """Return where rows can be that satisfy all of `filters`."""
     found = PushedFilters()
     for condition in filters:
         match getattr(condition, "attribute", None):
@@ -86,7 +93,7 @@ def combine_filters(filters: Iterable[Filter]) -> PushedFilters:
 
 
 def _span(condition: Filter) -> Span:
-    """Return the numbers that can satisfy a filter; the span may be too wide, never too narrow."""
+    """Return the numbers that can satisfy a filter. The span may be too wide, but never too narrow."""
     match condition:
         case EqualTo(_, int(value)) | EqualNullSafe(_, int(value)):
             return Span(value, value)
@@ -115,10 +122,10 @@ def _names(condition: Filter) -> frozenset[str] | None:
 
 
 def _low_ms(condition: Filter) -> int | None:
-    """Return the earliest time that satisfies a filter, None if there is no bound or no time zone.
+    """Return the earliest time (ms since the epoch) that satisfies a filter, or None for no bound.
 
-    Records without a timestamp have -1, and ListOffsets takes no negative time, so only a bound above 0
-    excludes anything.
+    A bound of 0 or less excludes nothing: records without a timestamp have -1, and ListOffsets takes no
+    negative time. A time without a time zone is no bound.
     """
     match condition:
         case (
@@ -135,12 +142,12 @@ def _low_ms(condition: Filter) -> int | None:
 
 @contextmanager
 def times_beyond_python() -> Iterator[None]:
-    """Let PySpark read filters with times outside the years 1 to 9999 in UTC, which datetime cannot hold.
+    """While this context is open, PySpark decodes filters with times outside the years 1 to 9999 in UTC.
 
-    PySpark ends the planning of such a query with OverflowError before it calls the source. A user can write
-    such a time: midnight of '0001-01-01' east of Greenwich. The nearest datetime is used instead; as a lower
-    bound it excludes no more than the time itself. See
-    test_extreme_times_in_conditions_change_nothing_of_the_answer.
+    A Python datetime cannot represent such a time. PySpark would end the planning with OverflowError before
+    it calls the source. A user can write such a time: midnight of '0001-01-01' east of Greenwich. The nearest
+    datetime is used instead. As a lower bound, the nearest datetime excludes no more rows than the time
+    itself. See test_extreme_times_in_conditions_change_nothing_of_the_answer.
     """
     original = VariantUtils._get_timestamp
 
@@ -161,6 +168,6 @@ def times_beyond_python() -> Iterator[None]:
 
 
 def _without_nulls(values: Iterable[Any], kind: type) -> list[Any]:
-    """Return the values without nulls, nothing if one of them is of another type than `kind`."""
+    """Return the values without nulls, or an empty list if any value is not of type `kind`."""
     present = [value for value in values if value is not None]
     return present if all(type(value) is kind for value in present) else []

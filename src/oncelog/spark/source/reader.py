@@ -1,4 +1,4 @@
-"""A task of the source: it reads one range of offsets and gives Spark Arrow batches of 1 to 4 MB."""
+"""A task of the source: read one range of offsets and return Arrow batches of 1 to 4 MiB to Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oncelog.spark.source.offset_ranges import DataLoss, DataLossError, OffsetRa
 from oncelog.spark.source.offset_resolver import describe_with_retry
 
 SMALL_BATCH_BYTES = 1 << 20
-"""Smaller batches are joined, because each batch costs Spark a fixed time."""
+"""Smaller batches are joined, because each batch costs Spark a fixed time. Larger ones are split."""
 LARGE_BATCH_BYTES = 4 << 20
 
 _log = logging.getLogger("oncelog.spark")
@@ -30,10 +30,11 @@ def read_range(
     include_headers: bool,
     fail_on_data_loss: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the visible records of a range, in order. Raises DataLossError if a part no longer exists.
+    """Yield the visible records of a range, in order. Raises DataLossError if some offsets no longer exist.
 
-    Offsets without a visible record (markers, aborted transactions, compaction) are no loss. `topic_id`: id
-    of the planned topic, for which a re-created topic of the same name is a loss; None: not checked.
+    Offsets without a visible record (markers, aborted transactions, compaction) are no loss. `topic_id` is
+    the id of the topic for which the range was planned. If a topic of the same name now has another id, the
+    range is lost. None: the id is not checked.
     """
     has_rows = False
     with _TopicCheck(client, wanted, topic_id) as check, Consumer(client) as consumer:
@@ -49,8 +50,9 @@ def read_range(
                 # Topic ids are never reused, so the same id before and after the read means the same topic.
                 loss = check.loss()
                 if loss is not None and has_rows:
-                    # Rows of the new topic among these would be read again by the next micro-batch, which
-                    # starts at its beginning. See test_rows_of_two_topics_are_never_one_range.
+                    # The rows returned so far may be the new topic's. The next micro-batch starts at the new
+                    # topic's beginning and would read them again. See
+                    # test_rows_of_two_topics_are_never_one_range.
                     raise DataLossError(
                         f"{loss.explanation}, while they were read: rows of both topics may have been read. "
                         "A repetition of the task or of the query notices this before it reads"
@@ -60,7 +62,10 @@ def read_range(
 
 
 class _TopicCheck:
-    """A check that the topic is still the planned one, over one connection. A context manager."""
+    """A check that a topic has not been deleted or re-created since the range was planned.
+
+    A context manager: both checks of a range use one connection.
+    """
 
     def __init__(self, client: Mapping[str, object], wanted: OffsetRange, topic_id: str | None) -> None:
         self._wanted, self._topic_id = wanted, topic_id
@@ -109,7 +114,10 @@ def _read(
 def _after_loss(
     consumer: Consumer, wanted: OffsetRange, position: int, fail_on_data_loss: bool, error: Exception
 ) -> int:
-    """Return the offset to continue at if nothing can be read at `position`; raise if that is not allowed."""
+    """Return the offset at which to continue if nothing can be read at `position`.
+
+    Raises DataLossError if failOnDataLoss is set, and `error` itself if `position` exists.
+    """
     tp, _, end = wanted
     low, high = consumer.beginning_offsets([tp])[tp], consumer.end_offsets([tp])[tp]
     if low <= position < high:

@@ -1,7 +1,7 @@
 """`spark.read` and `spark.readStream.format("oncelog")`, on Spark's Python Data Source API.
 
-Spark creates these objects in several processes and pickles them, so they hold only options and query the
-cluster when a method is called. offset_ranges.py plans, reader.py reads.
+Spark creates these objects in several processes and pickles them. So they contain only options, and query the
+cluster when a method is called. offset_ranges.py plans what to read, and reader.py reads it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ COLUMNS = (
     ("timestamp", TimestampType()),
     ("timestampType", IntegerType()),
 )
-"""Names, types and order of the columns of Spark's own Kafka source."""
+"""The columns' names, types and order are those of Spark's own Kafka source."""
 HEADERS_COLUMN = (
     "headers",
     ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
@@ -84,7 +84,7 @@ _log = logging.getLogger("oncelog.spark")
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
-    """The range that one task reads, of the topic with this id (None: the broker has no topic ids)."""
+    """The range that one task reads. `topic_id` is None if the broker has no topic ids."""
 
     def __init__(self, wanted: OffsetRange, topic_id: str | None) -> None:
         super().__init__(wanted)
@@ -123,13 +123,13 @@ class OncelogSource(DataSource):  # type: ignore[misc]
 def plan_batch(
     options: SourceOptions, resolver: OffsetResolver, filters: PushedFilters | None
 ) -> list[RangePartition]:
-    """Return the partitions of a batch read, from the offsets that the cluster holds now.
+    """Return the partitions of a batch read, from the offsets that exist on the cluster now.
 
     Raises DataLossError and ConfigError.
     """
     now = resolver.available()
     start, end = resolver.resolve(options.starting, now), resolver.resolve(options.ending, now)
-    # Only offsets that the user gave as numbers can lie outside.
+    # Only offsets that the user gave as numbers can be outside the existing ones.
     losses = [loss for tp in sorted(now.earliest) for loss in _outside(tp, start[tp], end[tp], now, options)]
     report_losses(losses, options)
     inside = {tp: min(max(offset, now.earliest[tp]), now.written[tp]) for tp, offset in start.items()}
@@ -184,11 +184,15 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
 
 
 class FilteringReader(BatchReader):
-    """A batch read that skips offsets by the query's filters. Spark refuses it while push-down is off."""
+    """A batch read that leaves out offsets by the query's filters.
+
+    Spark refuses a reader with `pushFilters` while spark.sql.python.filterPushdown.enabled is false.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        # Spark's planning process creates the reader, decodes the filters, and calls `pushFilters`.
+        # Spark's planning process creates this reader, then decodes the filters, then calls `pushFilters`. So
+        # the context is opened here and closed there.
         self._filter_decoding = ExitStack()
         self._filter_decoding.enter_context(times_beyond_python())
 
@@ -202,15 +206,16 @@ class FilteringReader(BatchReader):
 
 
 def _is_push_down_on() -> bool:
-    # A reader cannot see spark.sql.python.filterPushdown.enabled. If it is on, Spark plans in a process that
-    # runs this module of PySpark, otherwise in a process that runs another one.
+    # A reader cannot read spark.sql.python.filterPushdown.enabled. If the setting is on, Spark plans in a
+    # process that runs the module _PUSH_DOWN_PROCESS of PySpark. Otherwise Spark plans in a process of
+    # another module.
     return _PUSH_DOWN_PROCESS in sys.modules or (
         getattr(sys.modules["__main__"].__spec__, "name", None) == _PUSH_DOWN_PROCESS
     )
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    # Spark runs one task with a partition of its own even if a batch has no ranges.
+    # If a batch has no ranges, Spark still runs one task, with a partition of another class.
     if not isinstance(partition, RangePartition):
         return iter(())
     return read_range(
@@ -227,7 +232,10 @@ def _now_ms() -> int:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """The plan of micro-batches on the driver, one object per query. Its copies on executors only read."""
+    """The reader of a stream.
+
+    On the driver, one object per query plans micro-batches; copies on executors read.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -256,7 +264,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark's Python API has no limit with a minimum, a maximum and a delay: latestOffset() applies them.
+        # Spark's Python API has no limit that combines a minimum, a maximum and a delay. So latestOffset()
+        # applies them.
         max_offsets, min_offsets = (
             self._options.max_offsets_per_trigger,
             self._options.min_offsets_per_trigger,

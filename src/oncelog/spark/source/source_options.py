@@ -1,8 +1,9 @@
 # ruff: noqa: E501 (the table keeps one option per line)
 """The options of reading with `format("oncelog")`: their table, and their parsed values.
 
-Names, defaults and meanings are those of Spark's own Kafka source (KafkaSourceProvider); the description names
-each difference. Spark passes option names in lower case, so case does not count.
+Names, defaults and meanings are those of Spark's own Kafka source (KafkaSourceProvider), unless the
+description says otherwise. Spark passes option names in lower case, so names are compared without regard to
+case.
 """
 
 from __future__ import annotations
@@ -82,13 +83,17 @@ class Subscription:
     partitions: tuple[TopicPartition, ...] = ()
 
     def matches(self, topic: str) -> bool:
-        """Return True if the pattern matches the whole name of a topic."""
+        """Return True if the pattern matches the whole topic name."""
         return self.pattern is not None and re.fullmatch(self.pattern, topic) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The parsed options. Unset limits are None. `client`: settings of our own clients."""
+    """The parsed options. Limits that the user did not set are None.
+
+    `latest_without_record` is True if a read starts at the end when no record is at or after its starting
+    time. `client` contains the consumer settings of the options `kafka.*`.
+    """
 
     subscription: Subscription
     starting: OffsetsSpec
@@ -105,7 +110,10 @@ class SourceOptions:
 
 
 def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOptions:
-    """Return the parsed options. `mode` is None while it is not known yet. Raises ConfigError."""
+    """Return the parsed options. Raises ConfigError.
+
+    `mode` is None while Spark asks only for the schema, before the kind of query is certain.
+    """
     options = {name.lower(): value for name, value in given.items()}
     refuse_unknown(options, _NAMES, "format('oncelog')")
     if mode is not None:
@@ -154,7 +162,7 @@ def _check_mode(options: Mapping[str, str], mode: Mode) -> None:
 
 
 def _check_companions(options: Mapping[str, str]) -> None:
-    """Raise ConfigError if one of the options would be ignored."""
+    """Raise ConfigError if an option would have no effect beside, or without, another one."""
     for edge, what in (("starting", "start"), ("ending", "end")):
         if len(names := [name for name in _edge_names(edge) if name.lower() in options]) > 1:
             raise ConfigError(f"{' and '.join(names)}: each sets the {what}; keep one of them")

@@ -1,4 +1,4 @@
-"""The decision to begin a micro-batch or wait for more offsets: minOffsetsPerTrigger, maxTriggerDelay."""
+"""Decide if a micro-batch begins or waits for more offsets (minOffsetsPerTrigger, maxTriggerDelay)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class TriggerLimit:
-    """The limits of one run of a query, consulted at every trigger. `min_offsets` None: never wait.
+    """The limits of one run of a query. Spark calls `may_begin` at every trigger.
 
-    The first micro-batch of a run does not wait, as in Spark's own Kafka source. Unlike there, the delay
-    counts from the first waiting offset, so that no offset waits longer.
+    The first micro-batch of a run does not wait, as in Spark's own Kafka source. Unlike Spark's,
+    `max_delay_ms` counts from the arrival of the first waiting offset, so no offset waits longer than that.
+    `min_offsets` None: never wait.
     """
 
     min_offsets: int | None
@@ -19,7 +20,10 @@ class TriggerLimit:
     _is_first: bool = True
 
     def may_begin(self, waiting: int, now_ms: int) -> bool:
-        """Return True if a micro-batch of `waiting` offsets begins. `now_ms`: a monotonic clock."""
+        """Return True if a micro-batch of `waiting` offsets begins now.
+
+        `now_ms` is the time of a monotonic clock in milliseconds.
+        """
         if self._waiting_since_ms is None and waiting:
             self._waiting_since_ms = now_ms
         since = now_ms if self._waiting_since_ms is None else self._waiting_since_ms
