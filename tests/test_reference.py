@@ -96,7 +96,7 @@ def test_every_metric_of_the_broker_has_a_unit_and_its_labels_a_meaning() -> Non
 
 
 def test_every_metric_of_the_clients_is_described() -> None:
-    from oncelog.client.consumer.consumer_metrics import METRICS as CONSUMER_METRICS
+    from oncelog.client.consumer.metrics import METRICS as CONSUMER_METRICS
 
     assert set(ProducerMetrics().to_dict(0.0, 0, 0)) == set(PRODUCER_METRICS)
     core = ConsumerCore(config.CONSUMER.parse({}))

@@ -1,9 +1,10 @@
-"""Kafka messaging exactly-once from Python: an embedded broker, clients, and the proof of it.
+"""Exactly-once Kafka messaging for Python: an embedded broker, clients, and an audit of stored logs.
 
     with oncelog.Broker() as broker, oncelog.Producer({"bootstrap.servers": broker.bootstrap_servers}) as p:
         p.send("flights", b"EWR-IAH").result()
 
-Names load on first use: a producer does not import the broker, and `oncelog serve` no client.
+Public names load on first use. So a producer does not import the broker, and `oncelog serve` imports no
+client.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Connections, producer, consumer, groups and admin: cores without I/O, and sync and asyncio classes."""
+"""The Kafka clients: producer, consumer, consumer groups and admin, and the connections that they share."""

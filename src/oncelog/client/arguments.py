@@ -1,8 +1,8 @@
-"""Arguments of the public calls, checked before anything is sent.
+"""Checks of the arguments of public calls, before anything is sent.
 
-A call that only iterated over its argument would take a single name apart, because a str is a collection of
-characters: `delete_topics("x1")` would delete the topics `x` and `1`. The same holds for a TopicPartition. So
-a call that takes several items also takes a single one, and raises MisuseError for anything else.
+A str is a collection of characters. So a call that only iterated over its argument would take
+`delete_topics("x1")` as the topics `x` and `1`. A TopicPartition is a tuple and has the same problem.
+Therefore a call that takes several items also takes a single item, and raises MisuseError for anything else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from oncelog.types import OffsetAndMetadata, TopicPartition
 T = TypeVar("T")
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 _MAX_STRING_BYTES = 32_767
-"""Limit of a string in a request."""
+"""Largest size of a string in a request, in bytes of UTF-8."""
 
 
 def items_of(value: Iterable[T] | T, kind: type[T], what: str) -> list[T]:
-    """Return a list of `kind` from one item or several. Raises MisuseError for other items."""
+    """Return one item or several as a list. Raises MisuseError if an item is not a `kind`.
+
+    `what` names the expected items in the error text.
+    """
     if isinstance(value, kind):
         return [value]
     if isinstance(value, (str, bytes, bytearray, memoryview)) or not isinstance(value, Iterable):
@@ -39,14 +42,17 @@ def names_of(value: Iterable[str] | str, what: str = "topic names (str)") -> lis
 
 
 def topic_of(value: str) -> str:
-    """Return a topic's name. Raises MisuseError if it is not a str."""
+    """Return a topic name unchanged. Raises MisuseError if the name is not a str."""
     if not isinstance(value, str):
         raise MisuseError(f"a topic's name must be a str, not {value!r}")
     return value
 
 
 def partitions_of(value: Iterable[TopicPartition] | TopicPartition) -> list[TopicPartition]:
-    """Return one partition or several as a list. Raises MisuseError."""
+    """Return one partition or several as a list.
+
+    Raises MisuseError for an item that is no valid TopicPartition.
+    """
     partitions = items_of(value, TopicPartition, "TopicPartition(topic, partition)")
     for tp in partitions:
         _check_partition(tp)
@@ -54,7 +60,10 @@ def partitions_of(value: Iterable[TopicPartition] | TopicPartition) -> list[Topi
 
 
 def mapping_of(value: Mapping[T, Any], kind: type[T], what: str) -> dict[T, Any]:
-    """Return a copy of a mapping whose keys are of `kind`. Raises MisuseError."""
+    """Return a copy of a mapping.
+
+    Raises MisuseError if a key is not a `kind`; `what` names the expected keys.
+    """
     if not isinstance(value, Mapping):
         raise MisuseError(f"expected a mapping from {what}; got {value!r}")
     for key in value:
@@ -66,7 +75,7 @@ def mapping_of(value: Mapping[T, Any], kind: type[T], what: str) -> dict[T, Any]
 
 
 def by_partition(value: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
-    """Return a copy of a mapping whose keys are partitions. Raises MisuseError."""
+    """Return a copy of a mapping by partition. Raises MisuseError if a key is no valid TopicPartition."""
     return mapping_of(value, TopicPartition, "TopicPartition(topic, partition)")
 
 

@@ -1,4 +1,4 @@
-"""Requests about ACLs, and what their responses say. Source: KIP-11, KIP-290."""
+"""Builds requests about ACLs and reads their responses. Source: KIP-11, KIP-290."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def create_acls_request(acls: Collection[Acl]) -> CreateAclsRequest:
 
 
 def check_acls_created(response: CreateAclsResponse, acls: Collection[Acl]) -> None:
-    """Raise the first ACL's error."""
+    """Raise the first error in the response; return if all ACLs were created."""
     for acl, result in zip(acls, response.results, strict=False):
         raise_for_code(result.error_code, f"{acl_text(acl)}: {result.error_message or 'refused'}")
 
@@ -59,7 +59,7 @@ def describe_acls_request(acl_filter: AclFilter) -> DescribeAclsRequest:
 
 
 def described_acls(response: DescribeAclsResponse) -> list[Acl]:
-    """Return the ACLs in order. Raises BrokerError."""
+    """Return the ACLs, sorted. Raises BrokerError."""
     raise_for_code(response.error_code, response.error_message or "describing ACLs")
     return sorted(
         Acl(
@@ -94,7 +94,7 @@ def delete_acls_request(filters: Collection[AclFilter | Acl]) -> DeleteAclsReque
 
 
 def deleted_acls(response: DeleteAclsResponse) -> list[Acl]:
-    """Return the ACLs that were deleted, in order. Raises the first filter's error."""
+    """Return the deleted ACLs, sorted. Raises the first error of a filter or an ACL."""
     return sorted(set(_deleted(response)))
 
 

@@ -115,7 +115,9 @@ from oncelog.wire.messages import (
 R = TypeVar("R", bound=core.ItemResult)
 
 _MIN_VERSION_OF_BROKER_DEFAULTS = 4
-"""CreateTopics from this version (Kafka 2.4) accepts -1 for the partition count and replication factor."""
+"""First version of CreateTopics (Kafka 2.4) in which -1 means the broker's default number of partitions or
+replicas.
+"""
 _SALT_BYTES = 24
 _ALL_MECHANISMS = tuple(Mechanism)
 
@@ -126,13 +128,16 @@ class AsyncAdmin:
         async with AsyncAdmin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:
             await admin.create_topics([NewTopic("flights", num_partitions=3)])
 
-    A call that takes several items also takes a single one. It tries all of them and then raises the first
-    item's error, with the others as notes on it. With `raise_errors=False` it raises none, and each result
-    has its own `error`. A call that is repeated after a lost response may meet its own success: a topic that
-    it created answers TOPIC_ALREADY_EXISTS.
+    The constructor takes Kafka's settings as a mapping, or as keywords with underscores for dots. It raises
+    ConfigError.
 
-    Every call raises MisuseError for arguments of a wrong type and after `close`, and DisconnectedError,
-    TimedOut or AuthenticationError if the cluster cannot be reached within request.timeout.ms.
+    A call that takes several items also takes a single item. It tries all items and then raises the first
+    error, with the other errors as notes. With `raise_errors=False` no item's error is raised; instead each
+    result has its own `error`. If a response is lost, a call may repeat its request. The repeated request
+    then fails if the first one succeeded, for example with TopicAlreadyExists.
+
+    Every call raises MisuseError for arguments of a wrong type and after `close`. If the cluster cannot be
+    reached within request.timeout.ms, a call raises DisconnectedError, TimedOut or AuthenticationError.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
@@ -146,9 +151,9 @@ class AsyncAdmin:
         return self._settings
 
     async def start(self) -> None:
-        """Connect.
+        """Connect to the cluster. Optional: every other method connects if necessary.
 
-        Other methods do so by themselves. Raises DisconnectedError, TimedOut, AuthenticationError.
+        Raises DisconnectedError, TimedOut, AuthenticationError.
         """
         await self._router.connect()
 
@@ -174,10 +179,10 @@ class AsyncAdmin:
         validate_only: bool = False,
         raise_errors: bool = True,
     ) -> dict[str, CreatedTopic]:
-        """Create topics; with `validate_only` only check that they could be created.
+        """Create topics and return the results by name.
 
-        Raises TopicAlreadyExists, InvalidPartitions, InvalidReplicationFactor, InvalidConfig and other
-        BrokerErrors.
+        With `validate_only`, only check whether they could be created. Raises TopicAlreadyExists,
+        InvalidPartitions, InvalidReplicationFactor, InvalidConfig and other BrokerErrors.
         """
         by_name = {topic.name: topic for topic in items_of(topics, NewTopic, "NewTopic(name, ...)")}
 
@@ -198,7 +203,10 @@ class AsyncAdmin:
     async def delete_topics(
         self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicOutcome]:
-        """Delete topics with all their records. Raises UnknownTopicOrPartition."""
+        """Delete topics with all their records, and return the results by name.
+
+        Raises UnknownTopicOrPartition.
+        """
         topics = list(dict.fromkeys(names_of(names)))
 
         async def request_topics(remaining: list[str]) -> dict[str, TopicOutcome]:
@@ -212,9 +220,10 @@ class AsyncAdmin:
     async def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[str, TopicOutcome]:
-        """Extend topics to these total numbers of partitions.
+        """Increase the number of partitions of topics. `counts` has the new total for each topic.
 
-        Raises InvalidPartitions if a topic has as many already, UnknownTopicOrPartition.
+        Raises InvalidPartitions if a topic already has that many partitions or more, and
+        UnknownTopicOrPartition.
         """
         counts = mapping_of(counts, str, "topic names (str)")
 
@@ -235,7 +244,7 @@ class AsyncAdmin:
     async def describe_topics(
         self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicDescription]:
-        """Return partitions, leaders and replicas by topic. Never creates a topic.
+        """Return the partitions, leaders and replicas of topics, by name. Never creates a topic.
 
         Raises UnknownTopicOrPartition.
         """
@@ -253,9 +262,10 @@ class AsyncAdmin:
     async def delete_records(
         self, before_offsets: Mapping[TopicPartition, int | None], *, raise_errors: bool = True
     ) -> dict[TopicPartition, DeletedRecords]:
-        """Delete the records below an offset of each partition; None deletes up to the high watermark.
+        """Delete the records below the offset that `before_offsets` has for each partition.
 
-        Raises OffsetOutOfRange for an offset above the high watermark, UnknownTopicOrPartition.
+        An offset of None deletes up to the high watermark. Raises OffsetOutOfRange for an offset above the
+        high watermark, and UnknownTopicOrPartition.
         """
         before_offsets = by_partition(before_offsets)
 
@@ -301,7 +311,7 @@ class AsyncAdmin:
     async def alter_configs(
         self, changes: core.ConfigChanges, *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigOutcome]:
-        """Change these settings and keep the others; None resets a setting to its default.
+        """Change these settings and keep all others. A value of None resets a setting to its default.
 
         Raises InvalidConfig, UnknownTopicOrPartition, BrokerNotAvailable.
         """
@@ -365,7 +375,7 @@ class AsyncAdmin:
     async def describe_producers(
         self, partitions: Collection[TopicPartition] | TopicPartition, *, raise_errors: bool = True
     ) -> dict[TopicPartition, PartitionProducers]:
-        """Return the producer ids that each partition's leader remembers. Needs Kafka 2.8 (KIP-664).
+        """Return the producers of which each partition has stored state. Needs Kafka 2.8 or later (KIP-664).
 
         Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
@@ -392,10 +402,12 @@ class AsyncAdmin:
         *,
         raise_errors: bool = True,
     ) -> dict[TopicPartition, ListedOffset]:
-        """Return the offsets of "earliest", "latest", "max-timestamp" or a time in milliseconds.
+        """Return an offset of each partition: "earliest", "latest", "max-timestamp" or a time in
+        milliseconds.
 
-        "latest" is the high watermark, with READ_COMMITTED the last stable offset. "max-timestamp" needs
-        Kafka 3.0. Raises UnknownTopicOrPartition, UnsupportedVersion.
+        "latest" is the high watermark, or with READ_COMMITTED the last stable offset. "max-timestamp" is the
+        record with the largest timestamp, and needs Kafka 3.0 or later. A time finds the first record at or
+        after that time. Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
         offsets = await list_offsets(await self._router.connect(), by_partition(specs), isolation)
         results = {
@@ -415,7 +427,7 @@ class AsyncAdmin:
     ) -> list[TransactionListing]:
         """Return the transactional ids of all brokers, ordered by name.
 
-        `states` (Kafka's names, such as "Ongoing") and `producer_ids` filter; an empty one matches
+        `states` (Kafka's names, such as "Ongoing") and `producer_ids` are filters. An empty filter matches
         everything.
         """
         request = list_transactions_request(
@@ -431,7 +443,7 @@ class AsyncAdmin:
     async def describe_transactions(
         self, transactional_ids: Collection[str] | str
     ) -> dict[str, TransactionDescription]:
-        """Return the coordinators' entries by transactional id. Raises TransactionalIdNotFound."""
+        """Return the coordinator's entry of each transactional id. Raises TransactionalIdNotFound."""
         names = names_of(transactional_ids, "transactional ids (str)")
         return {name: await self._describe_transaction(name) for name in names}
 
@@ -458,10 +470,10 @@ class AsyncAdmin:
     async def find_hanging(
         self, topics: Collection[str] | str | None = None, *, older_than_ms: int = HANGING_AGE_MS
     ) -> list[HeldBack]:
-        """Return each open transaction with a verdict: hanging (nobody will end it), not, or perhaps
-        (KIP-664).
+        """Return each open transaction with a verdict (KIP-664): YES if it is hanging, NO, or PERHAPS.
 
-        A transaction that looks hanging is "perhaps" until its last record is older than `older_than_ms`.
+        No coordinator will end a hanging transaction. A transaction that looks hanging is PERHAPS until its
+        last record is older than `older_than_ms`.
         """
         open_transactions = await self.open_transactions(topics)
         known = await self.known_transactions({opened.producer_id for opened in open_transactions})
@@ -472,13 +484,16 @@ class AsyncAdmin:
         ]
 
     async def known_transactions(self, producer_ids: Collection[int] | int) -> dict[int, KnownTransaction]:
-        """Return the coordinators' entries by producer id; ids that no coordinator knows are left out."""
+        """Return the coordinators' entries by producer id.
+
+        Producer ids that no coordinator knows are left out.
+        """
         ids = items_of(producer_ids, int, "producer ids (int)")
         known: dict[int, KnownTransaction] = {}
         if not ids:
             return known  # an empty filter would list every transactional id
         for listing in await self.list_transactions(producer_ids=ids):
-            # An id may expire after it was listed; then no coordinator knows it.
+            # A transactional id may expire after it was listed. No coordinator knows it then.
             with suppress(TransactionalIdNotFound):
                 known[listing.producer_id] = (
                     await self._describe_transaction(listing.transactional_id)
@@ -486,10 +501,11 @@ class AsyncAdmin:
         return known
 
     async def abort_transaction(self, opened: OpenTransaction) -> None:
-        """Write an ABORT marker for a hanging transaction, so that its last stable offset moves on.
+        """Write an ABORT marker for a hanging transaction, so that the partition's last stable offset
+        advances.
 
         Take `opened` from `find_hanging`. Raises InvalidProducerEpoch or TransactionCoordinatorFenced if a
-        newer epoch of the producer or coordinator has written there since.
+        newer epoch of the producer or of the coordinator has written to the partition since.
         """
         cluster = await self._router.connect()
         leader = await cluster.leader(opened.tp, allow_auto_topic_creation=False)
@@ -498,7 +514,10 @@ class AsyncAdmin:
     # Groups
 
     async def list_groups(self, states: Collection[str] | str = ()) -> list[GroupListing]:
-        """Return the groups of all brokers, ordered by id. `states` (Kafka's names) filters; empty: all."""
+        """Return the groups of all brokers, ordered by id.
+
+        `states` (Kafka's names, such as "Stable") is a filter. An empty filter matches all groups.
+        """
         request = ListGroupsRequest(states_filter=names_of(states, "names of states (str)"))
         listings = [
             listing
@@ -508,16 +527,17 @@ class AsyncAdmin:
         return sorted(listings, key=lambda listing: listing.group_id)
 
     async def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:
-        """Return groups with their members and assignments.
+        """Return groups by id, with their members and assignments.
 
-        Raises GroupIdNotFound from Kafka 4 on; older brokers describe an unknown group as one in state Dead.
+        Raises GroupIdNotFound for an unknown group. Brokers before Kafka 4 describe an unknown group as one
+        in state Dead instead.
         """
         names = names_of(group_ids, "group ids (str)")
         return {group_id: await self._describe_group(group_id) for group_id in names}
 
     async def _describe_group(self, group_id: str) -> GroupDescription:
         async def attempt(cluster: ClusterConnection, node_id: int) -> GroupDescription:
-            # Each group protocol has an API of its own. Kafka's Java client tries them in this order.
+            # Each group protocol has its own API. Kafka's Java client tries the two APIs in this order.
             with suppress(UnsupportedVersion, GroupIdNotFound):
                 request = ConsumerGroupDescribeRequest(group_ids=[group_id])
                 return described_consumer_group(group_id, await cluster.request(node_id, request))
@@ -538,10 +558,10 @@ class AsyncAdmin:
     async def group_offsets(
         self, group_id: str, stable: Collection[TopicPartition] | TopicPartition | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return all offsets that a group has committed; none for a group that does not exist.
+        """Return all committed offsets of a group; an empty dict for a group that does not exist.
 
-        With `stable`, returns only these partitions, once no open transaction can still commit to them
-        (KIP-447).
+        With `stable`, return only the offsets of these partitions, and wait for open transactions that commit
+        them (KIP-447).
         """
         all_topics = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None)
         request = OffsetFetchRequest(group_id=group_id, topics=None, groups=[all_topics])
@@ -571,14 +591,14 @@ class AsyncAdmin:
     ) -> None:
         """Commit offsets for a group without members.
 
-        `retention_ms` keeps these offsets for that time, instead of the broker's offsets.retention.minutes.
-        Raises UnknownMemberId while the group has members, and UnknownTopicOrPartition if the coordinator
-        does not know the topic for 3 s.
+        With `retention_ms`, the broker keeps the offsets for that time instead of offsets.retention.minutes.
+        Raises UnknownMemberId if the group has members, and UnknownTopicOrPartition if the coordinator has
+        not known the topic for 3 s.
         """
         request = commit_request(ConsumerGroupMetadata(group_id), offsets_of(offsets))
         max_version = MAX_COMMIT_VERSION
         if retention_ms is not None:
-            # Later versions do not carry a retention time.
+            # Versions of OffsetCommit after this one do not carry a retention time.
             request.retention_time_ms, max_version = retention_ms, LAST_RETENTION_VERSION
 
         async def attempt(cluster: ClusterConnection, node_id: int) -> None:
@@ -596,19 +616,19 @@ class AsyncAdmin:
     # ACLs
 
     async def create_acls(self, acls: Collection[Acl] | Acl) -> None:
-        """Add ACLs. One that exists already is no error. Raises SecurityDisabled, InvalidRequest."""
+        """Add ACLs. An ACL that exists already is no error. Raises SecurityDisabled, InvalidRequest."""
         acls = items_of(acls, Acl, "Acl(...)")
         check_acls_created(await self._router.to_controller(create_acls_request(acls)), acls)
 
     async def describe_acls(self, wanted: AclFilter | None = None) -> list[Acl]:
-        """Return the ACLs that match a filter (None: all), in order. Raises SecurityDisabled."""
+        """Return the ACLs that match a filter (None: all), sorted. Raises SecurityDisabled."""
         message = describe_acls_request(wanted or AclFilter())
         return described_acls(await self._router.to_controller(message))
 
     async def delete_acls(self, filters: Collection[AclFilter | Acl] | AclFilter | Acl) -> list[Acl]:
-        """Delete the ACLs that match the filters, and return them. An Acl matches only itself.
+        """Delete the ACLs that match a filter, and return the deleted ACLs.
 
-        Raises SecurityDisabled.
+        An Acl as filter matches only itself. Raises SecurityDisabled.
         """
         requested = items_of(filters, cast("type[Any]", AclFilter | Acl), "AclFilter(...)")
         return deleted_acls(await self._router.to_controller(delete_acls_request(requested)))
@@ -623,9 +643,10 @@ class AsyncAdmin:
         mechanisms: Collection[Mechanism] | Mechanism = _ALL_MECHANISMS,
         iterations: int = DEFAULT_ITERATIONS,
     ) -> None:
-        """Add a SCRAM user, or change the password. Only its salted hash is sent (KIP-554).
+        """Add a SCRAM user, or change the user's password.
 
-        Raises UnacceptableCredential for a number of `iterations` that the broker does not accept.
+        Only a salted hash of the password is sent (KIP-554). Raises UnacceptableCredential if the broker does
+        not accept this number of PBKDF2 `iterations`.
         """
         salt = os.urandom(_SALT_BYTES)
         # One request per mechanism, because a request may name a user only once.
@@ -636,7 +657,7 @@ class AsyncAdmin:
     async def delete_user(
         self, name: str, *, mechanisms: Collection[Mechanism] | Mechanism | None = None
     ) -> None:
-        """Delete a SCRAM user's credentials (None: of all mechanisms). Raises ResourceNotFound."""
+        """Delete a SCRAM user's credentials for these mechanisms (None: all). Raises ResourceNotFound."""
         if mechanisms is None:
             mechanisms = list((await self.list_users([name]))[name])
         for mechanism in items_of(mechanisms, Mechanism, "Mechanism"):
@@ -645,7 +666,7 @@ class AsyncAdmin:
     async def list_users(
         self, names: Collection[str] | str | None = None
     ) -> Mapping[str, Mapping[Mechanism, int]]:
-        """Return the PBKDF2 iterations of SCRAM users (None: all) by name and mechanism.
+        """Return the number of PBKDF2 iterations of SCRAM users (None: all), by user and mechanism.
 
         Raises ResourceNotFound.
         """
@@ -656,14 +677,16 @@ class AsyncAdmin:
     # Quotas
 
     async def describe_client_quotas(self, wanted: QuotaFilter | None = None) -> Mapping[QuotaEntity, Values]:
-        """Return the quotas of the entities that match a filter (None: all), by entity and quota name."""
+        """Return the quotas of all entities that match a filter (None: all entities), by entity and quota
+        name.
+        """
         message = describe_quotas_request(wanted or QuotaFilter())
         return described_quotas(await self._router.to_controller(message))
 
     async def alter_client_quotas(self, changes: QuotaChanges, *, validate_only: bool = False) -> None:
-        """Set quotas by entity and quota name; None removes one (KIP-546).
+        """Set quotas by entity and quota name. A value of None removes the quota (KIP-546).
 
-        Raises InvalidRequest of the first entity that is refused; the others are altered.
+        Raises InvalidRequest for the first entity that is refused. The other entities are altered.
         """
         message = alter_quotas_request(changes, validate_only=validate_only)
         check_quotas_altered(await self._router.to_controller(message))

@@ -1,4 +1,4 @@
-"""The blocking admin client: AsyncAdmin on an event loop of its own, in a thread of its own."""
+"""The blocking admin client: it runs an AsyncAdmin on an event loop in a background thread."""
 
 from __future__ import annotations
 
@@ -70,15 +70,16 @@ class Admin:
         with Admin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:
             admin.create_topics([NewTopic("flights", num_partitions=3)])
 
-    Every call blocks until it is done. A call that takes several items also takes a single one. It tries all
-    of them and then raises the first item's error, with the others as notes on it. With `raise_errors=False`
-    it raises none, and each result has its own `error`. A call that is repeated after a lost response may
-    meet its own success: a topic that it created answers TOPIC_ALREADY_EXISTS.
+    The constructor takes Kafka's settings as a mapping, or as keywords with underscores for dots. It raises
+    ConfigError. Threads may share an Admin. Every call blocks until it is done.
 
-    Every call raises MisuseError for arguments of a wrong type and after `close`, and DisconnectedError,
-    TimedOut or AuthenticationError if the cluster cannot be reached within request.timeout.ms. Threads may
-    share an Admin. The constructor raises ConfigError; its settings are Kafka's keys in a mapping, or
-    keywords with underscores for the dots.
+    A call that takes several items also takes a single item. It tries all items and then raises the first
+    error, with the other errors as notes. With `raise_errors=False` no item's error is raised; instead each
+    result has its own `error`. If a response is lost, a call may repeat its request. The repeated request
+    then fails if the first one succeeded, for example with TopicAlreadyExists.
+
+    Every call raises MisuseError for arguments of a wrong type and after `close`. If the cluster cannot be
+    reached within request.timeout.ms, a call raises DisconnectedError, TimedOut or AuthenticationError.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
@@ -115,10 +116,10 @@ class Admin:
         validate_only: bool = False,
         raise_errors: bool = True,
     ) -> dict[str, CreatedTopic]:
-        """Create topics; with `validate_only` only check that they could be created.
+        """Create topics and return the results by name.
 
-        Raises TopicAlreadyExists, InvalidPartitions, InvalidReplicationFactor, InvalidConfig and other
-        BrokerErrors.
+        With `validate_only`, only check whether they could be created. Raises TopicAlreadyExists,
+        InvalidPartitions, InvalidReplicationFactor, InvalidConfig and other BrokerErrors.
         """
         return self._thread.run(
             self._async.create_topics(topics, validate_only=validate_only, raise_errors=raise_errors)
@@ -127,15 +128,19 @@ class Admin:
     def delete_topics(
         self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicOutcome]:
-        """Delete topics with all their records. Raises UnknownTopicOrPartition."""
+        """Delete topics with all their records, and return the results by name.
+
+        Raises UnknownTopicOrPartition.
+        """
         return self._thread.run(self._async.delete_topics(names, raise_errors=raise_errors))
 
     def create_partitions(
         self, counts: Mapping[str, int], *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[str, TopicOutcome]:
-        """Extend topics to these total numbers of partitions.
+        """Increase the number of partitions of topics. `counts` has the new total for each topic.
 
-        Raises InvalidPartitions if a topic has as many already, UnknownTopicOrPartition.
+        Raises InvalidPartitions if a topic already has that many partitions or more, and
+        UnknownTopicOrPartition.
         """
         return self._thread.run(
             self._async.create_partitions(counts, validate_only=validate_only, raise_errors=raise_errors)
@@ -148,7 +153,7 @@ class Admin:
     def describe_topics(
         self, names: Collection[str] | str, *, raise_errors: bool = True
     ) -> dict[str, TopicDescription]:
-        """Return partitions, leaders and replicas by topic. Never creates a topic.
+        """Return the partitions, leaders and replicas of topics, by name. Never creates a topic.
 
         Raises UnknownTopicOrPartition.
         """
@@ -157,9 +162,10 @@ class Admin:
     def delete_records(
         self, before_offsets: Mapping[TopicPartition, int | None], *, raise_errors: bool = True
     ) -> dict[TopicPartition, DeletedRecords]:
-        """Delete the records below an offset of each partition; None deletes up to the high watermark.
+        """Delete the records below the offset that `before_offsets` has for each partition.
 
-        Raises OffsetOutOfRange for an offset above the high watermark, UnknownTopicOrPartition.
+        An offset of None deletes up to the high watermark. Raises OffsetOutOfRange for an offset above the
+        high watermark, and UnknownTopicOrPartition.
         """
         return self._thread.run(self._async.delete_records(before_offsets, raise_errors=raise_errors))
 
@@ -177,7 +183,7 @@ class Admin:
     def alter_configs(
         self, changes: ConfigChanges, *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigOutcome]:
-        """Change these settings and keep the others; None resets a setting to its default.
+        """Change these settings and keep all others. A value of None resets a setting to its default.
 
         Raises InvalidConfig, UnknownTopicOrPartition, BrokerNotAvailable.
         """
@@ -201,7 +207,7 @@ class Admin:
     def describe_producers(
         self, partitions: Collection[TopicPartition] | TopicPartition, *, raise_errors: bool = True
     ) -> dict[TopicPartition, PartitionProducers]:
-        """Return the producer ids that each partition's leader remembers. Needs Kafka 2.8 (KIP-664).
+        """Return the producers of which each partition has stored state. Needs Kafka 2.8 or later (KIP-664).
 
         Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
@@ -214,10 +220,12 @@ class Admin:
         *,
         raise_errors: bool = True,
     ) -> dict[TopicPartition, ListedOffset]:
-        """Return the offsets of "earliest", "latest", "max-timestamp" or a time in milliseconds.
+        """Return an offset of each partition: "earliest", "latest", "max-timestamp" or a time in
+        milliseconds.
 
-        "latest" is the high watermark, with READ_COMMITTED the last stable offset. "max-timestamp" needs
-        Kafka 3.0. Raises UnknownTopicOrPartition, UnsupportedVersion.
+        "latest" is the high watermark, or with READ_COMMITTED the last stable offset. "max-timestamp" is the
+        record with the largest timestamp, and needs Kafka 3.0 or later. A time finds the first record at or
+        after that time. Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
         return self._thread.run(self._async.list_offsets(specs, isolation, raise_errors=raise_errors))
 
@@ -228,7 +236,7 @@ class Admin:
     ) -> list[TransactionListing]:
         """Return the transactional ids of all brokers, ordered by name.
 
-        `states` (Kafka's names, such as "Ongoing") and `producer_ids` filter; an empty one matches
+        `states` (Kafka's names, such as "Ongoing") and `producer_ids` are filters. An empty filter matches
         everything.
         """
         return self._thread.run(self._async.list_transactions(states, producer_ids))
@@ -236,7 +244,7 @@ class Admin:
     def describe_transactions(
         self, transactional_ids: Collection[str] | str
     ) -> dict[str, TransactionDescription]:
-        """Return the coordinators' entries by transactional id. Raises TransactionalIdNotFound."""
+        """Return the coordinator's entry of each transactional id. Raises TransactionalIdNotFound."""
         return self._thread.run(self._async.describe_transactions(transactional_ids))
 
     def open_transactions(self, topics: Collection[str] | str | None = None) -> list[OpenTransaction]:
@@ -246,35 +254,43 @@ class Admin:
     def find_hanging(
         self, topics: Collection[str] | str | None = None, *, older_than_ms: int = HANGING_AGE_MS
     ) -> list[HeldBack]:
-        """Return each open transaction with a verdict: hanging (nobody will end it), not, or perhaps
-        (KIP-664).
+        """Return each open transaction with a verdict (KIP-664): YES if it is hanging, NO, or PERHAPS.
 
-        A transaction that looks hanging is "perhaps" until its last record is older than `older_than_ms`.
+        No coordinator will end a hanging transaction. A transaction that looks hanging is PERHAPS until its
+        last record is older than `older_than_ms`.
         """
         return self._thread.run(self._async.find_hanging(topics, older_than_ms=older_than_ms))
 
     def known_transactions(self, producer_ids: Collection[int] | int) -> dict[int, KnownTransaction]:
-        """Return the coordinators' entries by producer id; ids that no coordinator knows are left out."""
+        """Return the coordinators' entries by producer id.
+
+        Producer ids that no coordinator knows are left out.
+        """
         return self._thread.run(self._async.known_transactions(producer_ids))
 
     def abort_transaction(self, opened: OpenTransaction) -> None:
-        """Write an ABORT marker for a hanging transaction, so that its last stable offset moves on.
+        """Write an ABORT marker for a hanging transaction, so that the partition's last stable offset
+        advances.
 
         Take `opened` from `find_hanging`. Raises InvalidProducerEpoch or TransactionCoordinatorFenced if a
-        newer epoch of the producer or coordinator has written there since.
+        newer epoch of the producer or of the coordinator has written to the partition since.
         """
         self._thread.run(self._async.abort_transaction(opened))
 
     # Groups
 
     def list_groups(self, states: Collection[str] | str = ()) -> list[GroupListing]:
-        """Return the groups of all brokers, ordered by id. `states` (Kafka's names) filters; empty: all."""
+        """Return the groups of all brokers, ordered by id.
+
+        `states` (Kafka's names, such as "Stable") is a filter. An empty filter matches all groups.
+        """
         return self._thread.run(self._async.list_groups(states))
 
     def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:
-        """Return groups with their members and assignments.
+        """Return groups by id, with their members and assignments.
 
-        Raises GroupIdNotFound from Kafka 4 on; older brokers describe an unknown group as one in state Dead.
+        Raises GroupIdNotFound for an unknown group. Brokers before Kafka 4 describe an unknown group as one
+        in state Dead instead.
         """
         return self._thread.run(self._async.describe_groups(group_ids))
 
@@ -285,10 +301,10 @@ class Admin:
     def group_offsets(
         self, group_id: str, stable: Collection[TopicPartition] | TopicPartition | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return all offsets that a group has committed; none for a group that does not exist.
+        """Return all committed offsets of a group; an empty dict for a group that does not exist.
 
-        With `stable`, returns only these partitions, once no open transaction can still commit to them
-        (KIP-447).
+        With `stable`, return only the offsets of these partitions, and wait for open transactions that commit
+        them (KIP-447).
         """
         return self._thread.run(self._async.group_offsets(group_id, stable))
 
@@ -301,26 +317,26 @@ class Admin:
     ) -> None:
         """Commit offsets for a group without members.
 
-        `retention_ms` keeps these offsets for that time, instead of the broker's offsets.retention.minutes.
-        Raises UnknownMemberId while the group has members, and UnknownTopicOrPartition if the coordinator
-        does not know the topic for 3 s.
+        With `retention_ms`, the broker keeps the offsets for that time instead of offsets.retention.minutes.
+        Raises UnknownMemberId if the group has members, and UnknownTopicOrPartition if the coordinator has
+        not known the topic for 3 s.
         """
         self._thread.run(self._async.alter_group_offsets(group_id, offsets, retention_ms=retention_ms))
 
     # ACLs
 
     def create_acls(self, acls: Collection[Acl] | Acl) -> None:
-        """Add ACLs. One that exists already is no error. Raises SecurityDisabled, InvalidRequest."""
+        """Add ACLs. An ACL that exists already is no error. Raises SecurityDisabled, InvalidRequest."""
         self._thread.run(self._async.create_acls(acls))
 
     def describe_acls(self, wanted: AclFilter | None = None) -> list[Acl]:
-        """Return the ACLs that match a filter (None: all), in order. Raises SecurityDisabled."""
+        """Return the ACLs that match a filter (None: all), sorted. Raises SecurityDisabled."""
         return self._thread.run(self._async.describe_acls(wanted))
 
     def delete_acls(self, filters: Collection[AclFilter | Acl] | AclFilter | Acl) -> list[Acl]:
-        """Delete the ACLs that match the filters, and return them. An Acl matches only itself.
+        """Delete the ACLs that match a filter, and return the deleted ACLs.
 
-        Raises SecurityDisabled.
+        An Acl as filter matches only itself. Raises SecurityDisabled.
         """
         return self._thread.run(self._async.delete_acls(filters))
 
@@ -334,18 +350,19 @@ class Admin:
         mechanisms: Collection[Mechanism] | Mechanism = _ALL_MECHANISMS,
         iterations: int = DEFAULT_ITERATIONS,
     ) -> None:
-        """Add a SCRAM user, or change the password. Only its salted hash is sent (KIP-554).
+        """Add a SCRAM user, or change the user's password.
 
-        Raises UnacceptableCredential for a number of `iterations` that the broker does not accept.
+        Only a salted hash of the password is sent (KIP-554). Raises UnacceptableCredential if the broker does
+        not accept this number of PBKDF2 `iterations`.
         """
         self._thread.run(self._async.set_user(name, password, mechanisms=mechanisms, iterations=iterations))
 
     def delete_user(self, name: str, *, mechanisms: Collection[Mechanism] | Mechanism | None = None) -> None:
-        """Delete a SCRAM user's credentials (None: of all mechanisms). Raises ResourceNotFound."""
+        """Delete a SCRAM user's credentials for these mechanisms (None: all). Raises ResourceNotFound."""
         self._thread.run(self._async.delete_user(name, mechanisms=mechanisms))
 
     def list_users(self, names: Collection[str] | str | None = None) -> Mapping[str, Mapping[Mechanism, int]]:
-        """Return the PBKDF2 iterations of SCRAM users (None: all) by name and mechanism.
+        """Return the number of PBKDF2 iterations of SCRAM users (None: all), by user and mechanism.
 
         Raises ResourceNotFound.
         """
@@ -354,12 +371,14 @@ class Admin:
     # Quotas
 
     def describe_client_quotas(self, wanted: QuotaFilter | None = None) -> Mapping[QuotaEntity, Values]:
-        """Return the quotas of the entities that match a filter (None: all), by entity and quota name."""
+        """Return the quotas of all entities that match a filter (None: all entities), by entity and quota
+        name.
+        """
         return self._thread.run(self._async.describe_client_quotas(wanted))
 
     def alter_client_quotas(self, changes: QuotaChanges, *, validate_only: bool = False) -> None:
-        """Set quotas by entity and quota name; None removes one (KIP-546).
+        """Set quotas by entity and quota name. A value of None removes the quota (KIP-546).
 
-        Raises InvalidRequest of the first entity that is refused; the others are altered.
+        Raises InvalidRequest for the first entity that is refused. The other entities are altered.
         """
         self._thread.run(self._async.alter_client_quotas(changes, validate_only=validate_only))

@@ -1,4 +1,4 @@
-"""Requests about topics, settings, records and log directories, and the results per item of their
+"""Builds requests about topics, settings, records and log directories, and reads a result per item from
 responses.
 """
 
@@ -65,7 +65,7 @@ R = TypeVar("R", bound=ItemResult)
 
 
 def raise_first(results: Iterable[ItemResult]) -> None:
-    """Raise the first error, with the others as notes on it."""
+    """Raise the first error among the results, with the other errors as notes. Return if there is none."""
     errors = [result.error for result in results if result.error]
     if not errors:
         return
@@ -82,7 +82,7 @@ def topic_id_text(topic_id: bytes | None) -> str | None:
 
 
 def error_of(code: int, message: str | None, what: str) -> BrokerError | None:
-    """Return the error of one item, with the broker's message if there is one; None for no error."""
+    """Return the error of one item, with the broker's message if it sent one. Return None if `code` is 0."""
     return error_for_code(code, f"{what}: {message}" if message else what) if code else None
 
 
@@ -257,9 +257,10 @@ def alter_configs_request(changes: ConfigChanges, validate_only: bool) -> Increm
 def replace_configs_request(
     changes: ConfigChanges, current: Mapping[ConfigResource, ConfigDescription], validate_only: bool
 ) -> AlterConfigsRequest:
-    """Return a request for brokers before Kafka 2.3, which replaces all settings of a resource.
+    """Return an AlterConfigs request, for brokers before Kafka 2.3.
 
-    Settings that are in effect now and not among the changes are sent again.
+    AlterConfigs replaces all settings of a resource. So the request repeats the settings in `current` that
+    were set on the resource and are not among the changes.
     """
     message = AlterConfigsRequest
     rows = []

@@ -1,4 +1,4 @@
-"""Requests about groups, and what their responses say.
+"""Builds requests about groups and reads their responses.
 
 Source: behaviour T14 (docs/behaviours.md); KIP-518, KIP-848.
 """
@@ -21,9 +21,9 @@ from oncelog.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group, its state in Kafka's words, and the broker that coordinates it.
+    """A group's id, its state by Kafka's name, and the node id of its coordinator.
 
-    `protocol_type` is "consumer" for groups of consumers, "" for a group that no member ever joined.
+    `protocol_type` is "consumer" for groups of consumers. It is "" for a group that never had a member.
     """
 
     group_id: str
@@ -36,7 +36,8 @@ class GroupListing:
 class GroupMember:
     """A member of a group.
 
-    `partitions` is its assignment, empty if the assignment has a format that only its own client knows.
+    `partitions` is the member's assignment. It is empty if only the member's own client can decode the
+    assignment.
     """
 
     member_id: str
@@ -48,7 +49,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group with its members. `assignor` is "" while the group has none."""
+    """A group with its members. `assignor` is "" while no assignor is chosen."""
 
     group_id: str
     state: str
@@ -67,7 +68,7 @@ def listed_groups(node_id: int, response: ListGroupsResponse) -> list[GroupListi
 
 
 def described_classic_group(group_id: str, response: DescribeGroupsResponse) -> GroupDescription:
-    """Return the one group of the classic protocol that was requested. Raises BrokerError."""
+    """Return the requested group of the classic protocol. Raises BrokerError."""
     group = response.groups[0]
     raise_for_code(group.error_code, named_text(group.error_code, f"group {group_id!r}"))
     has_consumers = group.protocol_type == PROTOCOL_TYPE
@@ -90,7 +91,7 @@ def described_classic_group(group_id: str, response: DescribeGroupsResponse) -> 
 
 
 def described_consumer_group(group_id: str, response: ConsumerGroupDescribeResponse) -> GroupDescription:
-    """Return the one group of the consumer protocol (KIP-848) that was requested. Raises BrokerError."""
+    """Return the requested group of the consumer protocol (KIP-848). Raises BrokerError."""
     group = response.groups[0]
     raise_for_code(group.error_code, f"group {group_id!r}")
     return GroupDescription(
@@ -116,7 +117,7 @@ def described_consumer_group(group_id: str, response: ConsumerGroupDescribeRespo
 
 
 def check_group_deleted(group_id: str, response: DeleteGroupsResponse) -> None:
-    """Raise the group's error."""
+    """Raise the group's error; return if it was deleted."""
     code = response.results[0].error_code
     raise_for_code(code, named_text(code, f"group {group_id!r}"))
 
@@ -124,5 +125,5 @@ def check_group_deleted(group_id: str, response: DeleteGroupsResponse) -> None:
 def _assigned_partitions(assignment: bytes) -> tuple[TopicPartition, ...]:
     try:
         return tuple(decode_assignment(assignment))
-    except PeerError:  # a client may write assignments in a format of its own
+    except PeerError:  # the client may encode assignments in its own format
         return ()

@@ -1,4 +1,4 @@
-"""Requests about client quotas, and what their responses say. Source: KIP-546."""
+"""Builds requests about client quotas and reads their responses. Source: KIP-546."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def alter_quotas_request(changes: QuotaChanges, *, validate_only: bool) -> Alter
 
 
 def check_quotas_altered(response: AlterClientQuotasResponse) -> None:
-    """Raise the first entity's error."""
+    """Raise the first error in the response; return if all entities were altered."""
     for entry in response.entries:
         parts = ", ".join(f"{part.entity_type} {part.entity_name or '<default>'}" for part in entry.entity)
         raise_for_code(entry.error_code, f"{parts}: {entry.error_message or 'refused'}")

@@ -1,7 +1,7 @@
-"""The brokers that each admin request goes to, and the repetition of what failed for a moment.
+"""Sends each admin request to the right broker, and repeats requests after retriable errors.
 
-Topics are changed by the controller, records and offsets by a partition's leader, settings by the broker that
-owns them, groups and transactions by their coordinators. Source: Kafka's KafkaAdminClient.
+The controller changes topics. A partition's leader handles its records and offsets. Settings of a broker
+belong to that broker. A coordinator handles groups and transactions. Source: Kafka's KafkaAdminClient.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ R = TypeVar("R", bound=ItemResult)
 
 
 class RequestRouter:
-    """An admin client's connections, opened by its first request.
-
-    Bound to the event loop that uses it first.
-    """
+    """The connections of an admin client. The first request opens them and binds them to its event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -71,10 +68,11 @@ class RequestRouter:
         failed: Callable[[K, OncelogError], R],
         raise_errors: bool,
     ) -> dict[K, R]:
-        """Return each item's result. Retry what may pass, until request.timeout.ms is over.
+        """Return the result of each item.
 
-        `failed` makes the result of an item that got no response. With `raise_errors`, raises the first
-        error.
+        Repeat items with a retriable error until request.timeout.ms has passed. `request_items` sends one
+        request for several items. `failed` makes the result of an item without a response. With
+        `raise_errors`, raises the first item's error, with the other errors as notes.
         """
         cluster = await self.connect()
         deadline_ms = cluster.now_ms() + self.timeout_ms
@@ -103,19 +101,23 @@ class RequestRouter:
         try:
             await cluster.refresh_metadata(())
         except OncelogError:
-            return  # the call itself meets the error again and reports it
+            return  # the next request fails with this error and reports it
 
     async def to_controller(self, message: Any, min_version: int | None = None) -> Any:
-        """Return the controller's response. With KRaft any broker forwards the request to it."""
+        """Send a request to the controller and return the response.
+
+        With KRaft, metadata name any broker as the controller, and that broker forwards the request.
+        """
         cluster = await self.connect()
         return await cluster.request(cluster.metadata.controller_id, message, min_version=min_version)
 
     async def to_leaders(
         self, partitions: list[TopicPartition], build: Callable[[list[TopicPartition]], Any]
     ) -> tuple[list[Any], dict[TopicPartition, OncelogError]]:
-        """Send one request to each leader.
+        """Send one request to each leader of these partitions.
 
-        Return the responses, and the error of each partition without one.
+        `build` makes the request from a leader's partitions. Return the responses, and the error of each
+        partition without a response.
         """
         cluster = await self.connect()
         by_node: dict[int, list[TopicPartition]] = {}
@@ -139,10 +141,9 @@ class RequestRouter:
         return [response for response in responses if not isinstance(response, BaseException)], errors
 
     async def to_config_owner(self, resource: ConfigResource, message: Any) -> Any:
-        """Return the response of the broker that owns a resource's settings. Any broker serves those of
-        topics.
+        """Send a request to the broker that owns a resource's settings, and return the response.
 
-        Raises BrokerNotAvailable if the cluster has no such broker.
+        For a topic, that is any broker. Raises BrokerNotAvailable if the cluster has no such broker.
         """
         cluster = await self.connect()
         node_id = _node_of(resource)
@@ -156,9 +157,10 @@ class RequestRouter:
         request_owner: Callable[[list[ConfigResource]], Awaitable[Mapping[ConfigResource, R]]],
         failed: Callable[[ConfigResource, OncelogError], R],
     ) -> dict[ConfigResource, R]:
-        """Call `request_owner` for the resources of each owner. One that is away spoils no other's results.
+        """Call `request_owner` for the resources of each owner, and return all results.
 
-        Guard: test_settings_of_a_broker_that_is_away_take_no_result_from_the_others.
+        If an owner is unreachable, only the results of its own resources fail. Guard:
+        test_settings_of_a_broker_that_is_away_take_no_result_from_the_others.
         """
         results: dict[ConfigResource, R] = {}
         for owned in _by_owner(resources):
@@ -177,7 +179,7 @@ class RequestRouter:
             raise BrokerNotAvailable(f"there is no broker {missing[0]}; the cluster has {existing}")
 
     async def to_every_broker(self, request: Any) -> dict[int, Any]:
-        """Return the response of each broker by node id."""
+        """Send a request to every broker, and return the responses by node id."""
         cluster = await self.connect()
         return {
             node_id: await cluster.request(node_id, request) for node_id in list(cluster.metadata.brokers)
@@ -193,8 +195,8 @@ class RequestRouter:
     ) -> T:
         """Call `attempt(cluster, node id)` with the coordinator of a group or transactional id.
 
-        Looks the coordinator up again and repeats while the error is retriable, UnknownTopicOrPartition for
-        at most `unknown_topic_patience_ms`.
+        After a retriable error, look the coordinator up again and repeat, until request.timeout.ms has
+        passed. UnknownTopicOrPartition is retried for at most `unknown_topic_patience_ms`.
         """
         cluster = await self.connect()
 
@@ -205,8 +207,8 @@ class RequestRouter:
 
 
 def _is_worth_a_retry(error: OncelogError | None) -> bool:
-    # UnknownTopicOrPartition was retried below this already. After RequestTimedOut the broker still works on
-    # the request, and a second one would collide with it.
+    # The look-up of leaders has already retried UnknownTopicOrPartition. After RequestTimedOut the broker
+    # still works on the request, and a second request would collide with the first.
     if isinstance(error, (UnknownTopicOrPartition, RequestTimedOut)):
         return False
     if isinstance(error, BrokerError):

@@ -1,4 +1,4 @@
-"""Requests about SCRAM users, and what their responses say. Source: KIP-554."""
+"""Builds requests about SCRAM users and reads their responses. Source: KIP-554."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DEFAULT_ITERATIONS = 8_192
 def set_user_request(
     name: str, password: str, mechanism: Mechanism, salt: bytes, iterations: int
 ) -> AlterUserScramCredentialsRequest:
-    """Return a request that carries the salted hash of a password, never the password itself.
+    """Return a request with the salted hash of a password. The password itself is never sent.
 
-    Hashing takes milliseconds.
+    The hash takes milliseconds of CPU time.
     """
     return AlterUserScramCredentialsRequest(
         upsertions=[
@@ -44,7 +44,7 @@ def delete_user_request(name: str, mechanism: Mechanism) -> AlterUserScramCreden
 
 
 def check_users_altered(response: AlterUserScramCredentialsResponse) -> None:
-    """Raise the first user's error."""
+    """Raise the first error in the response; return if all users were altered."""
     for result in response.results:
         raise_for_code(result.error_code, f"user {result.user!r}: {result.error_message or 'refused'}")
 
@@ -57,7 +57,7 @@ def describe_users_request(names: Collection[str] | None) -> DescribeUserScramCr
 def described_users(
     response: DescribeUserScramCredentialsResponse,
 ) -> Mapping[str, Mapping[Mechanism, int]]:
-    """Return PBKDF2 iterations by user and mechanism. Raises BrokerError."""
+    """Return the number of PBKDF2 iterations by user and mechanism. Raises BrokerError."""
     raise_for_code(response.error_code, response.error_message or "describing users")
     for row in response.results:
         raise_for_code(row.error_code, row.error_message or f"describing user {row.user!r}")

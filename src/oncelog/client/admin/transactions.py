@@ -1,4 +1,4 @@
-"""Requests about transactions, and what their responses say.
+"""Builds requests about transactions and reads their responses.
 
 Source: behaviour T14 (docs/behaviours.md); KIP-664.
 """
@@ -19,12 +19,15 @@ from oncelog.wire.messages import (
 )
 
 HANGING_AGE_MS = 1_200_000
-"""Kafka's longest transaction timeout plus five minutes: a younger transaction may still be ended."""
+"""Kafka's default transaction.max.timeout.ms plus five minutes.
+
+The coordinator may still end a transaction that is younger.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionListing:
-    """A transactional id, its state in Kafka's words, and the broker that coordinates it."""
+    """A transactional id, its state by Kafka's name, and the node id of its coordinator."""
 
     transactional_id: str
     producer_id: int
@@ -36,7 +39,8 @@ class TransactionListing:
 class TransactionDescription:
     """The coordinator's entry of a transactional id.
 
-    `start_ms` is milliseconds since the epoch, None if no transaction was ever begun.
+    `start_ms` is the start of the transaction in milliseconds since the epoch. It is None if no transaction
+    was ever begun.
     """
 
     transactional_id: str
@@ -48,7 +52,7 @@ class TransactionDescription:
     partitions: tuple[TopicPartition, ...]
 
     def known(self) -> KnownTransaction:
-        """Return the entry in the form that `rules.transactions.hanging` compares."""
+        """Return the entry in the form that `rules.transactions.hanging` takes."""
         return KnownTransaction(
             self.transactional_id,
             self.producer_id,
@@ -59,7 +63,10 @@ class TransactionDescription:
 
 
 def list_transactions_request(states: list[str], producer_ids: list[int]) -> ListTransactionsRequest:
-    """Return a request for the transactional ids that match; an empty list matches every one."""
+    """Return a request for the transactional ids with these states and producer ids.
+
+    An empty list matches all.
+    """
     return ListTransactionsRequest(state_filters=states, producer_id_filters=producer_ids, duration_filter=-1)
 
 
@@ -75,7 +82,10 @@ def listed_transactions(node_id: int, response: ListTransactionsResponse) -> lis
 def described_transaction(
     transactional_id: str, response: DescribeTransactionsResponse
 ) -> TransactionDescription:
-    """Return the one transaction that was requested. Raises BrokerError, such as TransactionalIdNotFound."""
+    """Return the entry of the requested transactional id.
+
+    Raises BrokerError, such as TransactionalIdNotFound.
+    """
     (state,) = response.transaction_states
     name = f"transactional id {transactional_id!r}"
     raise_for_code(state.error_code, named_text(state.error_code, name))
@@ -106,5 +116,5 @@ def abort_marker_request(opened: OpenTransaction) -> WriteTxnMarkersRequest:
 
 
 def check_aborted(response: WriteTxnMarkersResponse, opened: OpenTransaction) -> None:
-    """Raise the partition's error."""
+    """Raise the partition's error; return if the marker was written."""
     raise_for_code(response.markers[0].topics[0].partitions[0].error_code, f"aborting at {opened.tp}")

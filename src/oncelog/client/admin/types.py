@@ -1,4 +1,7 @@
-"""Arguments and results of admin calls. A result's `error` is None, or the reason why its item failed."""
+"""Arguments and results of admin calls.
+
+A result's `error` says why its item failed, and is None for success.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from oncelog.types import BrokerAddress, PartitionInfo, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create. None leaves a number to the broker's defaults, which needs Kafka 2.4 (KIP-464)."""
+    """A topic to create.
+
+    None for a number is the broker's default, and needs Kafka 2.4 or later (KIP-464).
+    """
 
     name: str
     num_partitions: int | None = None
@@ -23,7 +29,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """A topic that was created. Fields are None if the broker's response does not have them."""
+    """A topic that was created. Fields that the broker's response does not have are None."""
 
     name: str
     topic_id: str | None = None
@@ -52,7 +58,7 @@ class TopicListing:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic with its partitions in order. It has none if `error` is set."""
+    """A topic with its partitions, ordered by number. `partitions` is empty if `error` is set."""
 
     name: str
     topic_id: str | None = None
@@ -69,9 +75,10 @@ class ConfigResource(NamedTuple):
 
 
 ConfigSource = Literal["topic", "broker", "cluster", "file", "default", "unknown"]
-"""The source of a value.
+"""Source of a setting's value.
 
-It was set on the topic, on the broker or cluster at run time, in the broker's file, or it is the default.
+"topic", "broker" and "cluster": set there at run time. "file": set in the broker's file. "default": set
+nowhere. "unknown": a source that this client does not know.
 """
 
 
@@ -121,7 +128,11 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLog:
-    """A partition's log in a directory. `offset_lag` is the number of records behind the high watermark."""
+    """A partition's log in a directory.
+
+    `offset_lag` is the distance of the log's end from the high watermark. If `is_future`, the log is being
+    moved here, and the distance is to the end of the current log (KIP-113).
+    """
 
     tp: TopicPartition
     size_bytes: int
@@ -131,7 +142,10 @@ class ReplicaLog:
 
 @dataclass(frozen=True, slots=True)
 class LogDirDescription:
-    """A log directory of a broker. The sizes of its volume are None from brokers before Kafka 3.3."""
+    """A log directory of a broker.
+
+    `total_bytes` and `usable_bytes` are sizes of the volume, and None from brokers before Kafka 3.3.
+    """
 
     node_id: int
     path: str
@@ -143,7 +157,7 @@ class LogDirDescription:
 
 @dataclass(frozen=True, slots=True)
 class DeletedRecords:
-    """The result of deleting records. `low_watermark` is the first offset that is left."""
+    """The result of deleting records. `low_watermark` is the first offset that remains."""
 
     tp: TopicPartition
     low_watermark: int | None = None
@@ -152,7 +166,7 @@ class DeletedRecords:
 
 @dataclass(frozen=True, slots=True)
 class ActiveProducer:
-    """The state that a partition remembers of a producer id.
+    """A partition's stored state of a producer id.
 
     `last_sequence` is None before the first batch, `coordinator_epoch` before the first transaction marker,
     and `current_txn_start_offset` while no transaction is open. Times are milliseconds since the epoch.
@@ -168,7 +182,7 @@ class ActiveProducer:
 
 @dataclass(frozen=True, slots=True)
 class PartitionProducers:
-    """The producer ids that one partition remembers, in order."""
+    """The producers of which a partition has stored state, ordered by producer id."""
 
     tp: TopicPartition
     producers: tuple[ActiveProducer, ...] = ()
@@ -192,7 +206,10 @@ class PartitionProducers:
 
 @dataclass(frozen=True, slots=True)
 class ListedOffset:
-    """An offset that was looked up. `offset` and `timestamp_ms` are None if no record is so late."""
+    """The result of an offset look-up. `offset` is None if no record has the requested time or a later one.
+
+    `timestamp_ms` is None for "earliest" and "latest" too.
+    """
 
     tp: TopicPartition
     offset: int | None = None

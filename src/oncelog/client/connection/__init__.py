@@ -1,1 +1,1 @@
-"""Connections to brokers: protocol state without I/O in `core`, asyncio around it."""
+"""Connections to brokers: `core` has the protocol state without I/O, and the other modules add asyncio."""

@@ -1,7 +1,9 @@
-"""The connection to one broker address: opened for the first request, and reopened after it was lost.
+"""The connection to one broker address.
 
-Requests are written in the order of `submit`, including those that waited for the connection. A request that
-times out closes the connection: its late response would be taken for the response to the next request.
+The first request opens the connection, and the next request after a loss opens it again. Requests are written
+in the order of `submit`, including requests that waited for the connection. A request that times out closes
+the connection. Responses come in the order of requests, so a late response would be matched with the next
+request.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from oncelog.runtime import system
 from oncelog.settings import Settings
 
 TLS_SHUTDOWN_SECONDS = 1.0
-"""Time that the broker gets to answer the TLS close_notify of a connection that this client closes."""
+"""Longest wait for the broker's TLS close_notify after this client has closed a connection."""
 
 
 class _Outgoing(NamedTuple):
-    """A request that is not written, or not accepted by the socket."""
+    """A request that is not written yet, or whose last byte the socket has not accepted yet."""
 
     message: Any
     future: asyncio.Future[Any]
@@ -36,7 +38,7 @@ class _Outgoing(NamedTuple):
 
 
 class BrokerConnection:
-    """The requests to one broker address. Not thread safe: use it on its event loop."""
+    """A connection to one broker address. Not thread safe: use it only on the event loop that created it."""
 
     def __init__(
         self, host: str, port: int, settings: Settings, security: ClientSecurity = PLAINTEXT
@@ -44,26 +46,31 @@ class BrokerConnection:
         self.peer = f"{host}:{port}"
         self.loop = asyncio.get_running_loop()
         self.latencies: deque[float] | None = None
-        """If set, the latency in milliseconds of each response is appended."""
+        """If a caller sets this deque, the latency of each response in milliseconds is appended to it."""
         self._runtime = system.current()
         self._settings, self._security = settings, security
         self._connector = Connector(host, port, settings, security)
         self._backoff = ReconnectBackoff(settings, self._runtime)
         self._waiting: deque[_Outgoing] = deque()
-        """Requests that are not written: the connection is not ready."""
+        """Requests that are not written yet because the connection is not ready, oldest first."""
         self._undrained: deque[_Outgoing] = deque()
-        """Requests without a response that the socket has not accepted to the last byte."""
+        """Written requests that expect no response (acks=0) and whose last byte the socket has not accepted
+        yet.
+        """
         self._protocol: BrokerProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._features: dict[str, int] = {}
         self._last_used_ms = self.now_ms()
         self._muted_until_ms = 0.0
-        """End of the throttle time of the latest response."""
+        """Monotonic time in milliseconds until which the broker throttles this client."""
         self._timer: asyncio.TimerHandle | None = None
-        """The timer of the earliest deadline, which is at `_timer_ms`."""
+        """Timer for the earliest deadline of a request; None without a request.
+
+        `_timer_ms` is that deadline.
+        """
         self._timer_ms = 0.0
-        # Timers of the newest connection. Cancelled when it is lost: a timer would keep it alive, with 64 KB
-        # of receive buffer.
+        # Timers of the current connection. They are cancelled when the connection is lost, because a timer
+        # would keep the connection and its receive buffer of 64 KB in memory.
         self._idle_timer: asyncio.TimerHandle | None = None
         self._reauthentication_timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -71,7 +78,7 @@ class BrokerConnection:
     def now_ms(self) -> float:
         """Return the monotonic time in milliseconds.
 
-        uvloop's own time does not advance within a loop iteration.
+        The event loop's own time does not serve: uvloop's does not advance within a loop iteration.
         """
         return self._runtime.monotonic_ns() / 1e6
 
@@ -81,7 +88,10 @@ class BrokerConnection:
 
     @property
     def features(self) -> dict[str, int]:
-        """The cluster's feature levels, as the newest connection reported them. They survive its loss."""
+        """The cluster's feature levels, as the broker reported them to the newest connection.
+
+        They stay available after that connection is lost.
+        """
         return self._features
 
     @property
@@ -108,8 +118,8 @@ class BrokerConnection:
     ) -> asyncio.Future[Any]:
         """Write a request, or queue it until the connection is ready. The future completes with the response.
 
-        A request that expects no response completes with None when the socket has accepted all of it.
-        `on_written` is called before its first byte is written. The future fails with DisconnectedError,
+        If no response is expected, the future completes with None when the socket has accepted the last byte.
+        `on_written` is called just before the first byte is written. The future fails with DisconnectedError,
         NotConnectedError (not sent), TimedOut, UnsupportedVersion or AuthenticationError.
         """
         future: asyncio.Future[Any] = self.loop.create_future()
@@ -118,7 +128,7 @@ class BrokerConnection:
             return future
         self._last_used_ms = now_ms = self.now_ms()
         # A broker does not read from a throttled client until the throttle time is over (KIP-219). So the
-        # request gets that time in addition, but at most twice its time-out.
+        # request's deadline moves by the rest of that time, at most by `timeout_ms`.
         muted_ms = min(max(self._muted_until_ms - now_ms, 0), timeout_ms)
         deadline_ms = now_ms + muted_ms + timeout_ms
         request = _Outgoing(
@@ -159,8 +169,8 @@ class BrokerConnection:
         else:
             protocol.transport.writelines(pieces)
         if not request.expects_response:
-            # A request that is complete leaves buffer.memory. So it must not be complete before the socket
-            # has accepted it: a broker that reads slowly has to slow its producer down.
+            # A completed request frees its part of buffer.memory. So a request without a response completes
+            # only when the socket has accepted it: a broker that reads slowly must slow its producer down.
             self._undrained.append(request)
             if not protocol.is_writing_paused:
                 self.on_drained()
@@ -168,7 +178,7 @@ class BrokerConnection:
     # --- events of the protocol
 
     def on_drained(self) -> None:
-        """Complete the requests without a response: the socket has accepted everything written."""
+        """Complete the written requests that expect no response: the socket has accepted every byte."""
         drained, self._undrained = self._undrained, deque()
         for request in drained:
             if not request.future.done():
@@ -185,7 +195,7 @@ class BrokerConnection:
             future.set_result(response)
 
     def on_lost(self, protocol: BrokerProtocol, error: OncelogError) -> None:
-        """Fail the requests in flight. Reconnect if requests wait."""
+        """Fail the requests in flight. Connect again if other requests wait to be written."""
         for future in protocol.core.abandon():
             if not future.done():
                 future.set_exception(error)
@@ -194,7 +204,8 @@ class BrokerConnection:
             self._cancel_connection_timers()
             self._backoff.note_failure(error, self.now_ms())
             _fail_all(self._undrained, error)
-            if self._waiting and not self._closed:  # submitted during re-authentication
+            # Requests that were submitted during re-authentication still wait.
+            if self._waiting and not self._closed:
                 self._connecting = self.loop.create_task(self._connect())
 
     def on_ready(self, protocol: BrokerProtocol) -> None:
@@ -213,9 +224,9 @@ class BrokerConnection:
             await asyncio.sleep(max(self._backoff.retry_at_ms - self.now_ms(), 0) / 1000)
             protocol = await self._connector.connect(self)
         except Exception as error:
-            # Every Exception: an invalid host name is a UnicodeError, an invalid port a ValueError or
-            # OverflowError. If one escaped, no further attempt would be made. See
-            # test_an_invalid_host_name_is_refused_at_once.
+            # Every Exception is caught: an invalid host name is a UnicodeError, an invalid port a ValueError
+            # or OverflowError. After an exception that escaped, `_connecting` would stay set and no further
+            # attempt would be made. See test_an_invalid_host_name_is_refused_at_once.
             self._connecting = None
             self._backoff.note_failure(error, self.now_ms())
             _fail_all(self._waiting, self._connector.explain(error))
@@ -293,9 +304,9 @@ class BrokerConnection:
             )
 
     def _check_idle(self, protocol: BrokerProtocol) -> None:
-        """Close a connection that was not used for connections.max.idle.ms (-1: never).
+        """Close the connection if it was unused for connections.max.idle.ms (-1: never).
 
-        Check once per period.
+        Otherwise check again later.
         """
         limit_ms = self._settings["connections.max.idle.ms"]
         if limit_ms < 0 or self._protocol is not protocol or self._closed:
@@ -341,7 +352,9 @@ class BrokerConnection:
                 await self._shut_down_tls(protocol)
 
     async def _shut_down_tls(self, protocol: BrokerProtocol) -> None:
-        """Wait for the broker's close_notify. The loop must not end before the TLS shutdown has."""
+        """Wait for the broker's close_notify, so that the event loop does not end before the TLS shutdown is
+        complete.
+        """
         if self._security.context is None or protocol.transport is None:
             return
         try:

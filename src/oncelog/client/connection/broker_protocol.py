@@ -1,4 +1,7 @@
-"""asyncio's protocol of one TCP connection to a broker: bytes between the transport and a ConnectionCore."""
+"""The asyncio protocol of one TCP connection to a broker.
+
+It passes bytes between the transport and a ConnectionCore.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,11 @@ from oncelog.client.connection.security import tls_failed
 from oncelog.errors import AuthenticationError, DisconnectedError, OncelogError
 
 _RECEIVE_BYTES = 65_536
-"""Size of the receive buffer. If a response lacks at least this much, it is received in its own buffer."""
+"""Size of the receive buffer.
+
+If at least this many bytes of a response are missing, the rest is received directly into the buffer of that
+response.
+"""
 
 
 class ProtocolEvents(Protocol):
@@ -31,7 +38,7 @@ class ProtocolEvents(Protocol):
         ...
 
     def on_ready(self, protocol: BrokerProtocol) -> None:
-        """Write the requests that waited: re-authentication has ended."""
+        """Write the requests that waited for the end of re-authentication."""
         ...
 
     def on_lost(self, protocol: BrokerProtocol, error: OncelogError) -> None:
@@ -45,10 +52,13 @@ class BrokerProtocol(asyncio.BufferedProtocol):
     def __init__(self, events: ProtocolEvents, core: ConnectionCore) -> None:
         self.core = core
         self.ready: asyncio.Future[None] = events.loop.create_future()
-        """Done when requests may be sent for the first time, or with the error that prevented it."""
+        """Completes when requests may be sent for the first time.
+
+        Fails with the error if the connection is not established.
+        """
         self.transport: asyncio.Transport | None = None
         self.failure: OncelogError | None = None
-        """The error for which this client closed the connection."""
+        """The error that made this client close the connection; None if the client has not closed it."""
         self.is_lost = asyncio.Event()
         self.is_writing_paused = False
         self._events = events
@@ -59,7 +69,7 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def watch_writing(self) -> None:
-        """Have `pause_writing` called for every byte that the socket does not accept at once."""
+        """Make asyncio call `pause_writing` as soon as the socket does not accept all bytes at once."""
         if self.transport is not None and not self._watches_writing:
             self._watches_writing = True
             self.transport.set_write_buffer_limits(high=0)
@@ -83,12 +93,13 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         try:
             if self._is_receiving_large:
                 completed, to_write = self.core.filled(size_bytes, now_ms)
-            else:  # a copy: responses are views of the bytes that they were decoded from
+            else:
+                # Copy the bytes: decoded responses are views of them, and the buffer is reused.
                 completed, to_write = self.core.receive(bytes(self._received[:size_bytes]), now_ms)
         except AuthenticationError as error:
-            # During re-authentication there may be requests in flight, which the broker may have carried out.
-            # So the error must not look like "never sent". See
-            # test_a_refused_re_authentication_leaves_the_outcome_unknown.
+            # During re-authentication requests may be in flight, and the broker may have carried them out. So
+            # they must fail with DisconnectedError (outcome unknown) and not with AuthenticationError (never
+            # sent). See test_a_refused_re_authentication_leaves_the_outcome_unknown.
             self.fail(DisconnectedError(str(error)) if self.ready.done() else error)
             return
         except OncelogError as error:
@@ -116,12 +127,13 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         error = self.failure or self._lost_error(exc)
         if not self.ready.done():
             self.ready.set_exception(error)
-            self.ready.exception()  # marked as retrieved, in case the connecting task has ended
+            # Mark the exception as retrieved, in case the connecting task has ended.
+            self.ready.exception()
         self._events.on_lost(self, error)
 
     def _lost_error(self, exc: Exception | None) -> OncelogError:
         cause = f"lost ({exc})" if exc else "closed by the broker"
-        # After the handshake a TLS error is no failed authentication: the outcome of requests in flight is
+        # A TLS error after the handshake is not a failed authentication: the outcome of requests in flight is
         # unknown. See test_a_damaged_tls_record_leaves_the_outcome_unknown.
         if isinstance(exc, ssl.SSLError) and not self.ready.done():
             return tls_failed(self.core.peer, exc)

@@ -33,7 +33,9 @@ T = TypeVar("T")
 _LOG = logging.getLogger("oncelog.client")
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
-"""Time for which a topic may be unknown: brokers learn of a new topic one after another."""
+"""Time in ms for which a look-up waits for an unknown topic: brokers learn of a new topic one after
+another.
+"""
 
 
 def parse_bootstrap(servers: Collection[str] | None) -> list[tuple[str, int]]:
@@ -53,9 +55,10 @@ def _parse_server(server: str) -> tuple[str, int]:
 
 
 class _LookUp:
-    """The calls that wait for leaders of one topic. One of them sends the Metadata request for all.
+    """The state that concurrent look-ups of one topic share.
 
-    There is one object per topic, so that no topic waits for another one, which may be missing for long.
+    One call sends the Metadata request for all of them. Each topic has its own object, because a missing
+    topic must not delay the look-ups of other topics.
     """
 
     def __init__(self) -> None:
@@ -68,13 +71,15 @@ class ClusterConnection:
 
     Not thread safe: use it on its event loop.
 
-    Every failure has a type: DisconnectedError (no connection, or it was lost, and the outcome of the request
-    is unknown), TimedOut, PeerError (bytes that are not Kafka's protocol), UnsupportedVersion.
+    Requests fail with DisconnectedError (not connected, or the connection was lost and the outcome is
+    unknown), TimedOut, PeerError (bytes that are not Kafka's protocol) or UnsupportedVersion.
 
-    `topics_in_use` returns the topics whose metadata are kept when metadata.max.age.ms has passed. None keeps
-    all topics that were requested, until `forget_topics`. A refresh by age never creates a topic: a deleted
-    topic would come back while any client runs that used it once. Java's producer does create it, until
-    metadata.max.idle.ms after the last send.
+    Metadata are refreshed every metadata.max.age.ms. `topics_in_use` returns the topics to keep at a refresh.
+    If it is None, all requested topics are kept until `forget_topics`.
+
+    A refresh by age never creates a topic. Otherwise a deleted topic would come back as long as any client
+    runs that once used the topic. Java's producer does create the topic, until metadata.max.idle.ms after the
+    last send.
     """
 
     def __init__(
@@ -86,7 +91,7 @@ class ClusterConnection:
         self._runtime = system.current()
         self._bootstrap = parse_bootstrap(settings["bootstrap.servers"])
         self._connections: dict[tuple[str, int, str], BrokerConnection] = {}
-        """By host, port and channel."""
+        """Connections by host, port and channel; `submit` explains channels."""
         self._topics_in_use = topics_in_use
         self._topics: dict[str, None] = {}
         self._look_ups: weakref.WeakValueDictionary[str, _LookUp] = weakref.WeakValueDictionary()
@@ -105,12 +110,14 @@ class ClusterConnection:
         """Find the cluster through the bootstrap servers. Further calls do nothing.
 
         Raises AuthenticationError if TLS or SASL fails, DisconnectedError if no server responds within
-        oncelog.bootstrap.timeout.ms, and PeerError at once if none of them uses Kafka's protocol.
+        oncelog.bootstrap.timeout.ms, and PeerError at once if no server uses Kafka's protocol.
         """
         if self._refresher is None:
             await self._find_cluster()
-            self._check_open()  # after `close`, nothing would cancel the task
-            if self._refresher is None:  # a concurrent call may have created it; `close` cancels only one
+            # After `close`, nothing would cancel the refresher.
+            self._check_open()
+            # A concurrent call may have created the refresher, and `close` cancels only one.
+            if self._refresher is None:
                 self._refresher = asyncio.create_task(self._refresh_by_age())
 
     def _check_open(self) -> None:
@@ -135,7 +142,7 @@ class ClusterConnection:
                 await self._refresh_once_by_age()
             except OncelogError as error:
                 _LOG.debug("refreshing metadata by age failed: %s", error)
-            except Exception:  # the task must not end: nothing would restart it
+            except Exception:  # nothing would restart the task if it ended
                 _LOG.exception("refreshing metadata by age failed")
 
     async def _refresh_once_by_age(self) -> None:
@@ -150,15 +157,13 @@ class ClusterConnection:
         if self._refresher:
             self._refresher.cancel()
             await asyncio.gather(self._refresher, return_exceptions=True)
-            self._refresher = None  # its traceback refers to this object: a reference cycle
+            # The task's traceback refers to this object: drop the task to break the reference cycle.
+            self._refresher = None
         self._topics_in_use = None
         await self._close_connections(list(self._connections))
 
     async def _close_connections(self, keys: Collection[tuple[str, int, str]]) -> None:
-        """Close these connections at the same time.
-
-        They are removed first, so no request uses them meanwhile.
-        """
+        """Close these connections concurrently, after removing them so that no new request uses them."""
         connections = [self._connections.pop(key) for key in keys]
         await asyncio.gather(*(connection.close() for connection in connections))
 
@@ -177,9 +182,12 @@ class ClusterConnection:
     ) -> asyncio.Future[Any]:
         """Write a request, or queue it until the connection is ready. The future completes with the response.
 
-        Requests to one broker keep their order. `node_id` None: any broker. Requests of another `channel` use
-        another connection, so that they do not wait behind a long poll. The result of Produce with acks=0 is
-        None. `timeout_ms` None: request.timeout.ms. `on_written` is called before the first byte is written.
+        If `node_id` is None, the request goes to any broker. Requests to one broker keep their order within a
+        `channel`. Each channel is a separate connection, so that a request need not wait behind a long poll.
+        If `timeout_ms` is None, request.timeout.ms applies. `on_written` is called just before the first byte
+        is written. The future of Produce with acks=0 completes with None.
+
+        Raises MisuseError after `close`, and DisconnectedError for a broker that is not in the metadata.
         """
         self._check_open()
         host, port = self._candidates()[0] if node_id is None else self._address(node_id)
@@ -214,7 +222,11 @@ class ClusterConnection:
         max_version: int | None = None,
         channel: str = "",
     ) -> Any:
-        """Submit a request and wait for its response. With `node_id` None, try every known address."""
+        """Return the response to a request. If `node_id` is None, try every known address until one responds.
+
+        The other arguments are those of `submit`. Raises DisconnectedError, TimedOut, PeerError,
+        UnsupportedVersion or AuthenticationError.
+        """
         if node_id is None:
             return await self._request_any(message, timeout_ms, min_version, max_version)
         return await self.submit(
@@ -241,7 +253,7 @@ class ClusterConnection:
                 return await self._submit(connection, message, timeout_ms, min_version, max_version)
             except (DisconnectedError, TimedOut, PeerError) as error:
                 errors.append(error)
-        # PeerError is final, so it is raised only if no address may succeed in another attempt.
+        # PeerError is final. Raise it only if every address failed with it, because other errors may pass.
         raise next((error for error in errors if not isinstance(error, PeerError)), errors[-1])
 
     def _address(self, node_id: int) -> tuple[str, int]:
@@ -260,8 +272,8 @@ class ClusterConnection:
     def _candidates(self) -> list[tuple[str, int]]:
         """Return the addresses to try, best first.
 
-        Connected brokers come first, then the brokers of the metadata, the bootstrap servers, and those that
-        are backing off.
+        The order is: connected brokers, other brokers of the metadata, bootstrap servers, and last the
+        addresses whose latest attempt to connect failed.
         """
         brokers = [(broker.host, broker.port) for broker in self.metadata.brokers.values()]
         addresses = list(dict.fromkeys([*brokers, *self._bootstrap]))
@@ -286,9 +298,9 @@ class ClusterConnection:
     async def refresh_metadata(
         self, topics: Collection[str], *, allow_auto_topic_creation: bool = True
     ) -> None:
-        """Request the metadata of `topics` from any broker, and refresh them by age from then on.
+        """Request the metadata of `topics` from any broker, and refresh these topics by age from now on.
 
-        An empty collection requests the brokers only.
+        An empty collection requests only the brokers.
         """
         names = names_of(topics)
         self._topics |= dict.fromkeys(names)
@@ -297,7 +309,10 @@ class ClusterConnection:
     async def fetch_metadata(
         self, topics: Collection[str] | None, *, allow_auto_topic_creation: bool = False
     ) -> Any:
-        """Send one Metadata request, update `metadata`, and return the response. None: every topic."""
+        """Send one Metadata request, update `metadata`, and return the response.
+
+        With `topics` None, request all topics.
+        """
         request = MetadataRequest(
             topics=None if topics is None else [MetadataRequest.MetadataRequestTopic(name=t) for t in topics],
             allow_auto_topic_creation=allow_auto_topic_creation,
@@ -332,10 +347,10 @@ class ClusterConnection:
         allow_auto_topic_creation: bool = True,
         unknown_topic_patience_ms: float | None = None,
     ) -> int:
-        """Return the node id of the partition's leader. Request metadata until it is known.
+        """Return the node id of the partition's leader. Request metadata until the leader is known.
 
         Raises UnknownTopicOrPartition after `unknown_topic_patience_ms` (None: UNKNOWN_TOPIC_PATIENCE_MS),
-        the broker's error if it is final, and the latest error once request.timeout.ms has passed.
+        the broker's error at once if it is final, and the latest error once request.timeout.ms has passed.
         """
         await self._wait_for_metadata(
             tp,
@@ -348,9 +363,10 @@ class ClusterConnection:
         return node_id
 
     async def topic(self, name: str, *, unknown_topic_patience_ms: float) -> int:
-        """Return the number of partitions of a topic, which the broker may create. Raises as `leader` does.
+        """Return the number of partitions of a topic.
 
-        It does not wait for leaders: a partition without one must not prevent writes to the others.
+        The broker may create the topic. Raises the errors of `leader`. The call does not wait for leaders: a
+        partition without a leader must not prevent writes to the others.
         """
         await self._wait_for_metadata(
             TopicPartition(name, 0),
@@ -367,7 +383,7 @@ class ClusterConnection:
         allow_auto_topic_creation: bool = True,
         unknown_topic_patience_ms: float | None = None,
     ) -> None:
-        """Request a topic's metadata until `is_found`, or until the time is over. Raises as `leader` does."""
+        """Request a topic's metadata until `is_found` returns True. Raises the errors of `leader`."""
         topic_of(tp.topic)
         started_ms = self.now_ms()
         attempt = 0
@@ -414,7 +430,7 @@ class ClusterConnection:
         return pause_ms
 
     def why_no_leader(self, tp: TopicPartition) -> OncelogError | None:
-        """Return the reason for which the leader is unknown; None if it is known."""
+        """Return an error that explains why a partition's leader is unknown; None if the leader is known."""
         if self.metadata.leader_of(tp) is not None:
             return None
         servers = ", ".join(self._settings["bootstrap.servers"])
@@ -446,10 +462,11 @@ class ClusterConnection:
         *,
         unknown_topic_patience_ms: float = 0,
     ) -> T:
-        """Repeat `attempt_once` until it succeeds. Raise its error if it is final or the time is over.
+        """Repeat `attempt_once` until it succeeds.
 
-        `timeout_ms` None: request.timeout.ms. UnknownTopicOrPartition is retried for
-        `unknown_topic_patience_ms` at most; by default it is final, because a leader lookup has retried it.
+        Raise its error if that error is final or the time is over. The time limit is `timeout_ms`, or
+        request.timeout.ms if that is None. UnknownTopicOrPartition is retried for at most
+        `unknown_topic_patience_ms`. By default it is final, because a look-up of leaders has retried it.
         """
         limit_ms = self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms
         begin_ms = self.now_ms()

@@ -1,7 +1,7 @@
 """Opens the TCP connection of a BrokerConnection: name resolution, TLS, version negotiation and SASL.
 
-A host name may have several addresses. They are tried in turn, as in Java's client, within
-socket.connection.setup.timeout.ms.
+A host name may have several addresses. The connector tries them in turn within
+socket.connection.setup.timeout.ms, as Java's client does.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def address_text(sockaddr: Any) -> str:
 
 
 class ReconnectBackoff:
-    """The pause before the next attempt to connect: reconnect.backoff.ms, doubled with each failure.
+    """The pause before the next attempt to connect. It is reconnect.backoff.ms, doubled with each failure.
 
-    It ends at reconnect.backoff.max.ms and varies by 20 %.
+    The pause grows up to reconnect.backoff.max.ms and varies at random by 20 %.
     """
 
     def __init__(self, settings: Settings, runtime: Runtime) -> None:
         self._settings, self._runtime = settings, runtime
         self.failure_count = 0
         self.retry_at_ms = 0.0
-        """Monotonic time of the next attempt."""
+        """Earliest monotonic time of the next attempt, in milliseconds."""
         self.last_error = "not tried yet"
 
     def note_failure(self, error: BaseException, now_ms: float) -> None:
@@ -67,12 +67,12 @@ class Connector:
         self._loop = asyncio.get_running_loop()
 
     async def connect(self, events: ProtocolEvents) -> BrokerProtocol:
-        """Return a connection whose broker told its versions and, with SASL, authenticated this client.
+        """Return a connection that is ready for requests. The connection reports its events to `events`.
 
-        It reports to `events`. Both must happen within socket.connection.setup.timeout.ms. An address that
-        accepts the connection and does not answer extends this limit by the time it took, as in Java's
-        client. Raises DisconnectedError, AuthenticationError, OSError, and ValueError for a host or port that
-        is invalid.
+        Ready means that the broker has reported its versions and, with SASL, authenticated this client. The
+        time limit is socket.connection.setup.timeout.ms. If an address accepts the connection and then fails,
+        the limit grows by the time since it accepted, as in Java's client. Raises DisconnectedError,
+        AuthenticationError, OSError, and ValueError for an invalid host or port.
         """
         setup_ms = self._settings["socket.connection.setup.timeout.ms"]
         until_s = self._loop.time() + setup_ms / 1000
@@ -82,7 +82,7 @@ class Connector:
             share_s = setup_ms / 1000 / (len(others) + 1)
             for address in others:
                 # An address that drops packets, closes connections or is silent must not use up the time of
-                # the next one. See
+                # the next address. See
                 # test_an_unresponsive_address_does_not_prevent_attempts_at_others_of_its_host.
                 connected_s = None
                 try:

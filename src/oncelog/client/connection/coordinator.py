@@ -19,10 +19,11 @@ async def find_coordinator(
     """
     request = FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
     response = await cluster.request(None, request, timeout_ms=timeout_ms)
-    # Versions below 4 have fields instead of a list.
+    # Below version 4 the response is a single coordinator instead of a list.
     coordinator = response.coordinators[0] if response.coordinators else response
     raise_for_code(coordinator.error_code, coordinator.error_message or "")
-    # This address is newer than the metadata's, which are refreshed by age only: the broker may have
-    # restarted at another address. See test_a_coordinator_that_restarted_elsewhere_gets_the_requests_there.
+    # The broker may have restarted at another address, and metadata are refreshed by age only. So the newer
+    # address of this response replaces the one in the metadata. See
+    # test_a_coordinator_that_restarted_elsewhere_gets_the_requests_there.
     cluster.metadata.set_address(coordinator.node_id, coordinator.host, coordinator.port)
     return int(coordinator.node_id)

@@ -1,11 +1,12 @@
 """One connection to a broker, without its socket: versions, SASL, and the response to each request.
 
-A broker responds in the order of the requests, so a response belongs to the oldest request in flight. If its
-correlation id is another one, the connection cannot be used any more (PeerError).
+A broker responds in the order of the requests, so a response belongs to the oldest request in flight. If the
+correlation ids differ, the connection is unusable (PeerError).
 
-The owner of the socket writes what `negotiate` and `send` return, and gives received bytes to `receive`, or
-puts them into `room` and calls `filled`. After a failure it calls `abandon` for the requests whose outcome is
-unknown. With credentials, the connection is ready once the broker has authenticated the client.
+The owner of the socket writes the bytes that `negotiate` and `send` return. It passes received bytes to
+`receive`, or reads into the buffer of `room` and then calls `filled`. After a failure, `abandon` returns the
+requests whose outcome is unknown. With credentials, the connection is ready once the broker has authenticated
+the client.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from oncelog.wire.messages import (
 from oncelog.wire.primitives import Buffer
 
 MAX_FRAME_BYTES = 2**30
-"""Largest response accepted. Text of another protocol (HTTP, SSH), read as a size, is above it."""
+"""Largest response accepted.
+
+If a peer sends text (HTTP, SSH), its first four bytes, read as a size, are larger.
+"""
 
 _FIRST_API_VERSIONS_VERSION = 3
 """Version of the first ApiVersions request. Brokers before Kafka 2.4 answer it with UNSUPPORTED_VERSION."""
@@ -40,7 +44,7 @@ CLIENT_SOFTWARE_NAME, CLIENT_SOFTWARE_VERSION = "oncelog", "0.6.0"
 
 
 class Completed(NamedTuple):
-    """A response, the token of its request, and the time between them."""
+    """A response, the token of its request, and the time between request and response in milliseconds."""
 
     token: Any
     response: Any
@@ -50,7 +54,7 @@ class Completed(NamedTuple):
 class _InFlight(NamedTuple):
     correlation_id: int
     token: Any
-    """Given to `send`; None for a request of negotiation or authentication."""
+    """The token that the caller of `send` passed; None for a request of negotiation or authentication."""
     api_name: str
     response_class: Any
     version: int
@@ -77,21 +81,23 @@ class ConnectionCore:
         self.features: dict[str, int] = {}
         """The cluster's feature levels, as the broker reported them when the connection was opened."""
         self.reauthentication_due_ms: float | None = None
-        """Time by which to call `reauthenticate`; None if the session does not expire."""
+        """Time at which to call `reauthenticate`; None if the session does not expire."""
         self._client_id = client_id
         self._reader = FrameReader(max_frame_bytes)
         self._next_correlation_id = 0
         self._in_flight: deque[_InFlight] = deque()
-        """Oldest first."""
+        """Requests whose response is due, oldest first."""
         self._undelivered: list[Any] = []
-        """Tokens of responses that were read together with one that ended the connection."""
+        """Tokens of requests whose response was decoded but not returned, because a later response of the
+        same read ended the connection.
+        """
         self._broker_versions: dict[int, tuple[int, int]] | None = None
-        """API key to the broker's lowest and highest version; None before negotiation."""
+        """Lowest and highest version that the broker supports, by API key; None before negotiation."""
         self._api_versions_version: int | None = None
         """Version of the latest ApiVersions request."""
         self._credentials = credentials
         self._exchange: Exchange | None = None
-        """The SASL exchange in progress."""
+        """The SASL exchange in progress; None if there is none."""
 
     @property
     def is_ready(self) -> bool:
@@ -136,9 +142,10 @@ class ConnectionCore:
         return b"".join(pieces)
 
     def version_for(self, api: Any, min_version: int | None = None, max_version: int | None = None) -> int:
-        """Return the highest version of `api` that both sides know, within the limits.
+        """Return the highest version of `api` that both sides support, between `min_version` and
+        `max_version`.
 
-        Raises UnsupportedVersion.
+        Raises UnsupportedVersion if there is none.
         """
         broker_min, broker_max = (self._broker_versions or {}).get(api.key, (0, -1))
         lowest = max(api.first_version, min_version or 0)
@@ -162,11 +169,11 @@ class ConnectionCore:
         max_version: int | None = None,
         expects_response: bool = True,
     ) -> list[Buffer]:
-        """Return the pieces to write. A request that expects no response (acks=0) is not in flight.
+        """Encode a request and return the pieces of bytes to write.
 
-        Large records are pieces of their own and not copied: keep them unchanged until they are written.
-        Raises UnsupportedVersion, and ValueError, TypeError or OverflowError for a message that cannot be
-        encoded.
+        A request that expects no response (acks=0) is not in flight afterwards. Large records are separate
+        pieces and not copied: keep them unchanged until they are written. Raises UnsupportedVersion, and
+        ValueError, TypeError or OverflowError for a message that cannot be encoded.
         """
         version = self.version_for(message.api, min_version, max_version)
         return self._encode(
@@ -194,23 +201,26 @@ class ConnectionCore:
         return pieces
 
     def receive(self, data: bytes | bytearray | memoryview, now_ms: float) -> tuple[list[Completed], bytes]:
-        """Process received bytes. Return the responses that they complete, and bytes to write.
+        """Process received bytes. Return the responses that are now complete, and the next bytes to write.
 
-        There are bytes to write during negotiation and authentication only. Raises PeerError if the broker
+        There are bytes to write only during negotiation and authentication. Raises PeerError if the broker
         breaks the protocol, BrokerError if it refuses negotiation, and AuthenticationError if one side does
         not accept the other's credentials.
         """
         return self._process(self._frames(data), now_ms)
 
     def room(self, least_bytes: int) -> memoryview | None:
-        """Return the buffer for the rest of a large response, or None: see `FrameReader.room`.
+        """Return a buffer for the rest of a large response; None if fewer than `least_bytes` are missing.
 
-        Call `filled` after a read into it.
+        After reading from the socket into the buffer, call `filled`.
         """
         return self._reader.room(least_bytes)
 
     def filled(self, size_bytes: int, now_ms: float) -> tuple[list[Completed], bytes]:
-        """Process bytes that were read into `room`, as `receive` does."""
+        """Process bytes that were read into the buffer of `room`.
+
+        Returns and raises the same as `receive`.
+        """
         frame = self._reader.filled(size_bytes)
         return self._process([] if frame is None else [frame], now_ms)
 
@@ -226,8 +236,8 @@ class ConnectionCore:
                 else:
                     completed.append(self._process_response(frame, now_ms))
         except Exception:
-            # `abandon` returns them. The caller gets no result of this call, so it would never complete them.
-            # See test_responses_before_a_malformed_one_are_abandoned.
+            # The caller gets no result of this call and cannot complete these requests. So `abandon` returns
+            # their tokens. See test_responses_before_a_malformed_one_are_abandoned.
             self._undelivered += [response.token for response in completed]
             raise
         return completed, to_write
@@ -262,9 +272,10 @@ class ConnectionCore:
         return Completed(request.token, response, now_ms - request.sent_ms)
 
     def _process_versions(self, frame: memoryview, now_ms: float) -> bytes:
-        """Store the broker's versions.
+        """Store the broker's versions and return the next bytes to write.
 
-        If it refuses our version of ApiVersions, repeat the request in its own.
+        If the broker refuses our version of ApiVersions, the bytes repeat the request in a version that it
+        supports.
         """
         request = self._oldest(frame)
         is_refused = int.from_bytes(frame[4:6], "big", signed=True) == _UNSUPPORTED_VERSION
@@ -284,9 +295,8 @@ class ConnectionCore:
     def reauthenticate(self, now_ms: float, timeout_ms: float) -> bytes:
         """Return the bytes that begin re-authentication (KIP-368).
 
-        The connection is not ready until it is done.
-
-        Raises AuthenticationError if there is no token.
+        The connection is not ready until re-authentication is done. Raises AuthenticationError if there is no
+        token.
         """
         return self._authenticate(now_ms, timeout_ms)
 

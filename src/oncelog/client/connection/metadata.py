@@ -1,7 +1,7 @@
 """The client's copy of the cluster's metadata: brokers, topics, partition leaders.
 
-While a topic keeps its id, the leader epoch of a partition only grows. Therefore a response from a broker
-that is behind does not bring an old leader back. Source: Kafka's Metadata.updateLatestMetadata.
+While a topic keeps its id, the leader epoch of a partition only grows. Therefore an outdated broker's
+response does not bring an old leader back. Source: Kafka's Metadata.updateLatestMetadata.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class ClusterMetadata:
         self._topics: dict[str, _Topic] = {}
         self._errors: dict[str, BrokerError] = {}
         self._unknown_since_ms: dict[str, float] = {}
-        """Time of the first of the consecutive responses by which a topic does not exist."""
+        """By topic: time of the first of the consecutive responses that reported the topic as unknown."""
         self._stale: set[TopicPartition] = set()
-        """Partitions whose leader was refused or unreachable."""
+        """Partitions whose leader refused a request or was unreachable, until the next update."""
 
     def update(self, response: Any, now_ms: float = 0.0) -> None:
         """Apply a MetadataResponse. Topics that it does not contain keep their state."""
@@ -80,9 +80,9 @@ class ClusterMetadata:
         self._topics[row.name] = _Topic(topic_id, bool(row.is_internal), partitions)
 
     def _newer(self, before: PartitionInfo | None, topic: str, row: Any) -> PartitionInfo:
-        """Return the existing state of a partition or the response's: that with the higher leader epoch."""
-        # Even if the epoch is older, as in Java's client: the epochs of a cluster that was restored from a
-        # backup stay lower, and the leader would stay unknown. See
+        """Return a partition's existing or new state, the one with the higher leader epoch."""
+        # The response ends the stale mark even if its epoch is older, as in Java's client. After a restore
+        # from a backup the epochs stay lower, and the leader would stay unknown. See
         # test_a_stale_leader_is_asked_again_after_an_older_epoch.
         self._stale.discard(TopicPartition(topic, row.partition_index))
         leader_epoch = row.leader_epoch if row.leader_epoch >= 0 else None
@@ -102,7 +102,7 @@ class ClusterMetadata:
         return sorted(self._topics)
 
     def partitions(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """Return the topic's partitions in order; nothing if the topic is unknown."""
+        """Return the topic's partitions in order; an empty tuple if the topic is unknown."""
         existing = self._topics.get(topic)
         return tuple(existing.partitions[index] for index in sorted(existing.partitions)) if existing else ()
 
@@ -127,13 +127,16 @@ class ClusterMetadata:
         return self._errors.get(topic)
 
     def mark_stale(self, partitions: Iterable[TopicPartition]) -> None:
-        """Make `leader_of` None until the next update: the leader was refused or unreachable."""
+        """Make `leader_of` return None for these partitions until the next update.
+
+        Call it if a leader refused a request or was unreachable.
+        """
         self._stale.update(tp for tp in partitions if tp.topic in self._topics)
 
     def unknown_since_ms(self, topic: str) -> float | None:
-        """Return the time of the first of the consecutive responses by which the topic does not exist.
+        """Return the time of the first of the consecutive responses that reported the topic as unknown.
 
-        None if the latest response contained the topic.
+        Return None if the latest response contained the topic, or if the topic was never requested.
         """
         return self._unknown_since_ms.get(topic)
 

@@ -21,7 +21,7 @@ _KEYS = "sasl.username and sasl.password (or sasl.jaas.config)"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A user name and password, or a token. `token()` returns the present token, which may change."""
+    """A user name and password, or a source of tokens. `token()` returns the current token."""
 
     mechanism: str
     username: str
@@ -37,7 +37,7 @@ class Exchange(Protocol):
     def reply(self, challenge: bytes) -> bytes | None:
         """Return the next message; None if the exchange is complete and the broker is authenticated.
 
-        Raises AuthenticationError if the broker is not.
+        Raises AuthenticationError if the broker fails to authenticate itself.
         """
         ...
 
@@ -75,9 +75,10 @@ def credentials(settings: Mapping[str, Any], token: Callable[[], str]) -> Creden
 
 
 def parse_jaas(text: str) -> tuple[str | None, str | None]:
-    """Return user name and password of a JAAS login module, as Java's clients have it.
+    """Return the user name and password of a JAAS configuration, None for each that is missing.
 
-    Raises ConfigError. Its text never contains the password.
+    The syntax is that of sasl.jaas.config in Java. Raises ConfigError, whose text never contains the
+    password.
     """
     match = _JAAS.fullmatch(text)
     if match is None or not match["module"].endswith(("PlainLoginModule", "ScramLoginModule")):
@@ -116,7 +117,8 @@ class _SingleMessage:
         return self._message
 
     def reply(self, challenge: bytes) -> bytes | None:
-        # A broker that refuses a token may send the reason first, and waits for this reply (RFC 7628, 3.2.3).
+        # A broker that refuses a token may first send the reason, and then waits for this reply (RFC 7628,
+        # 3.2.3).
         return b"\x01" if challenge else None
 
 

@@ -16,7 +16,7 @@ _TOKEN_URL = "sasl.oauthbearer.token.endpoint.url"
 
 @dataclass(frozen=True, slots=True)
 class ClientSecurity:
-    """The TLS context and the SASL credentials of a client; None if it uses none."""
+    """The TLS context and the SASL credentials of a client. Each is None if the client does not use it."""
 
     context: ssl.SSLContext | None = None
     credentials: Credentials | None = None
@@ -26,9 +26,9 @@ PLAINTEXT = ClientSecurity()
 
 
 def client_security(settings: Settings) -> ClientSecurity:
-    """Return what the `ssl.*` and `sasl.*` settings ask for.
+    """Return the TLS context and the SASL credentials of the `ssl.*` and `sasl.*` settings.
 
-    Raises ConfigError if they are incomplete or invalid.
+    Raises ConfigError if the settings are incomplete or invalid.
     """
     if settings["security.protocol"] == "PLAINTEXT":
         useless = [key for key in settings.user_set() if key.startswith(("ssl.", "sasl."))]
@@ -39,7 +39,8 @@ def client_security(settings: Settings) -> ClientSecurity:
             )
         return PLAINTEXT
     login = credentials(settings, lambda: _token(settings[_TOKEN_URL])) if uses_sasl(settings) else None
-    if login is not None and login.mechanism != "OAUTHBEARER":  # a client only sends its token, unread
+    # OAUTHBEARER needs no package in a client, which sends the token without reading it.
+    if login is not None and login.mechanism != "OAUTHBEARER":
         check_mechanisms([login.mechanism])
     return ClientSecurity(client_context(settings), login)
 

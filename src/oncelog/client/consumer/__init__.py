@@ -1,1 +1,3 @@
-"""The consumer: positions and fetched records without I/O in `core`, sync and asyncio clients."""
+"""The consumer: `core` has positions and fetched records without I/O, and `blocking` and `aio` are the
+clients.
+"""

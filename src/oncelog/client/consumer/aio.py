@@ -45,7 +45,9 @@ _POLL_FOREVER_SECONDS = 3600.0
 SECOND_POLL = "another thread or task is polling this consumer; give each one of its own"
 
 Prepare = Callable[[float], bool]
-"""Puts records into the core's `delivery` and returns True if there are any; its argument is the time in ms.
+"""A function that moves fetched records into the core's `delivery`. It returns True if there are any.
+
+Its argument is the time in milliseconds.
 """
 
 
@@ -54,7 +56,7 @@ class AsyncConsumer:
 
     Settings: a mapping with Kafka's keys, or keyword arguments with underscores instead of dots.
 
-    It connects at first use, or with `async with`. One task at a time may use it.
+    The consumer connects at first use, or at the start of `async with`. Only one task at a time may use it.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
@@ -74,9 +76,9 @@ class AsyncConsumer:
         self._pending_rebalance: Rebalance | None = None
         # The task that is inside a poll, including its callbacks.
         self._polling_task: asyncio.Task[Any] | None = None
-        # The task that is inside a step of a poll.
+        # The task that is inside `poll_step`.
         self._step_task: asyncio.Task[Any] | None = None
-        # Cancellations that this task survived before its step. Guard:
+        # The number of cancellations that this task had survived when the step began. Guard:
         # test_a_task_that_outlived_a_cancellation_polls_like_any_other.
         self._earlier_cancels = 0
         # True if `end_polling` has cancelled the step.
@@ -96,9 +98,9 @@ class AsyncConsumer:
     # Connecting and closing
 
     async def start(self) -> None:
-        """Connect to the cluster. Optional: other methods do so themselves.
+        """Connect to the cluster. Optional: other methods connect if necessary.
 
-        Raises what ClusterConnection.start raises.
+        Raises AuthenticationError, DisconnectedError or PeerError, like ClusterConnection.start.
         """
         await self._connected()
 
@@ -116,13 +118,15 @@ class AsyncConsumer:
         return self._cluster
 
     def _raise_if_closed_meanwhile(self) -> None:
-        """Raise MisuseError if `close` has cancelled the awaited connection, and nobody this task."""
+        """Raise MisuseError if `close` has cancelled the connecting task, and this task was not cancelled
+        itself.
+        """
         task = asyncio.current_task()
         if self._closed and task is not None and not task.cancelling():
             raise MisuseError("this consumer was closed during this call; make a new one") from None
 
     def _start_connecting(self) -> asyncio.Task[None]:
-        """Return the task that connects; it outlives the calls that wait for it."""
+        """Return the task that connects. The task continues if a call that waits for it is cancelled."""
         if self._cluster is None:
             self._cluster = ClusterConnection(self._settings, topics_in_use=self._topics_in_use)
             self._fetcher = Fetcher(self._core, self._settings, self._cluster, self._committed_offsets)
@@ -136,7 +140,7 @@ class AsyncConsumer:
         return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
     def _topics_in_use(self) -> set[str]:
-        """Return the topics whose metadata must be kept: those assigned or subscribed to, as in Java.
+        """Return the topics whose metadata must be kept: assigned and subscribed ones, as in Java.
 
         The leader of a classic group also keeps the topics of the other members.
         """
@@ -146,8 +150,9 @@ class AsyncConsumer:
     async def close(self) -> None:
         """Commit if enable.auto.commit is set, leave the group, and close all connections.
 
-        The commit covers all delivered records, except one at which a `for` loop was left by `break` or an
-        exception. Calls `on_revoked` (or `on_lost`) with the partitions. Calling it twice is safe.
+        The commit covers all delivered records. If a `for` loop was left by `break` or an exception, the
+        commit excludes the record of that iteration. Calls `on_revoked` (or `on_lost`) with the assigned
+        partitions. It is safe to call `close` twice.
         """
         check_running_loop(self._loop, "consumer")
         try:
@@ -161,8 +166,8 @@ class AsyncConsumer:
                 raise
             await self._end()
         except asyncio.CancelledError:
-            # A second call finishes the close. Leave now: the group would wait for a member that nobody
-            # polls. Guard: test_a_cancelled_close_keeps_no_member_in_the_group.
+            # A second call finishes the close. Leave now, because the group would wait for a member that
+            # nobody polls. Guard: test_a_cancelled_close_keeps_no_member_in_the_group.
             if self._group is not None and not self._closed:
                 self._group.begin_leaving()
             raise
@@ -182,7 +187,7 @@ class AsyncConsumer:
         await self._end_connections()
 
     async def _end_connections(self) -> None:
-        """Cancel all tasks but the group's, and close all connections."""
+        """Cancel all tasks except the group's, and close all connections."""
         self._closed = True
         tasks = self._fetcher.cancel() if self._fetcher is not None else []
         if self._connecting is not None:
@@ -205,11 +210,12 @@ class AsyncConsumer:
     # Assignment and positions
 
     def assign(self, partitions: Collection[TopicPartition] | TopicPartition) -> None:
-        """Read exactly these partitions. Those assigned before keep their positions.
+        """Read exactly these partitions. Partitions that are already assigned keep their positions.
 
         With a group.id, new partitions start at the group's committed offsets, and enable.auto.commit commits
-        their positions. The group must have no members meanwhile, or its coordinator refuses the commits.
-        Without a group.id or a committed offset, new partitions start where auto.offset.reset says.
+        the positions of all assigned partitions. The coordinator refuses such commits while the group has
+        members. Without a group.id or a committed offset, auto.offset.reset decides where a new partition
+        starts.
 
         Raises MisuseError while the consumer is subscribed.
         """
@@ -223,7 +229,7 @@ class AsyncConsumer:
         self._core.assign(requested, from_committed=self._settings["group.id"] is not None)
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the partitions that are read at present."""
+        """Return the partitions that are assigned now, by `assign` or by the group."""
         return self._core.assignment()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
@@ -231,14 +237,11 @@ class AsyncConsumer:
         self._core.seek(tp, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Read next from the first available record; without arguments, in every assigned partition."""
+        """Move these partitions (none given: all assigned ones) to their first available record."""
         self._core.seek_to(partitions_of(partitions), "earliest")
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Read next from the end offset: see `end_offsets`.
-
-        Without arguments, in every assigned partition.
-        """
+        """Move these partitions (none given: all assigned ones) to their end offset: see `end_offsets`."""
         self._core.seek_to(partitions_of(partitions), "latest")
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -256,7 +259,7 @@ class AsyncConsumer:
         return self._core.paused()
 
     async def position(self, tp: TopicPartition) -> int:
-        """Return the offset of the next record that `poll` would return, looked up if necessary.
+        """Return the offset of the next record that `poll` would return. Look the position up if necessary.
 
         Raises TimedOut after request.timeout.ms, and MisuseError if the partition is not assigned.
         """
@@ -271,7 +274,7 @@ class AsyncConsumer:
         return offset
 
     def lag(self, tp: TopicPartition) -> int | None:
-        """Return the number of records between position and end as of the last fetch; None if unknown."""
+        """Return the partition's end offset minus its position, as of the last fetch; None if unknown."""
         return self._core.lag(tp)
 
     # Groups
@@ -288,18 +291,18 @@ class AsyncConsumer:
         """Join the group named by group.id and read this member's share of the topics.
 
         With `pattern` instead of names, read every topic whose whole name matches, except Kafka's internal
-        topics. Matches are looked up again every metadata.max.age.ms.
+        topics. The matching topics are looked up again every metadata.max.age.ms.
 
-        The callbacks get lists of partitions during `poll`; `on_revoked` may still commit positions. A second
-        call replaces the subscription.
+        The callbacks run during `poll` and get lists of partitions. `on_revoked` may still commit positions.
+        A second call replaces the subscription.
 
         Raises MisuseError without a group.id, without a topic, and while partitions are assigned manually.
         """
         if self._settings["group.id"] is None:
             raise MisuseError("group.id is not set: give the consumer's group to subscribe")
         subscription = subscription_of(topics, pattern)
-        # A member without topics would take no part in rebalances, and would continue to read partitions that
-        # others own by then. Guard: test_a_subscription_to_no_topic_is_refused.
+        # A member without topics would take no part in rebalances. It would continue to read partitions that
+        # the group has given to other members. Guard: test_a_subscription_to_no_topic_is_refused.
         if not subscription:
             raise MisuseError("no topics are given: call unsubscribe() to leave the group")
         # The positions of manually assigned partitions would never be committed. Java refuses this as well.
@@ -313,7 +316,7 @@ class AsyncConsumer:
             self._group.subscribe(*subscription)
 
     async def unsubscribe(self) -> None:
-        """Commit if enable.auto.commit is set, leave the group, and read nothing.
+        """Commit if enable.auto.commit is set, leave the group, and unassign all partitions.
 
         Calls `on_revoked` (or `on_lost`) with the partitions.
         """
@@ -324,15 +327,18 @@ class AsyncConsumer:
             if self._group is not None:
                 await self._group.close()
         finally:
-            # Leave even if this is cancelled: the group would wait for a member that nobody polls. Guard:
-            # test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
+            # Leave the group even if this call is cancelled: the group would wait for a member that nobody
+            # polls. Guard: test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
             if self._group is not None:
                 self._group.begin_leaving()
             self._group, self._subscription = None, Subscription()
             self._core.assign([])
 
     async def prepare_to_leave(self) -> Rebalance | None:
-        """Commit if enable.auto.commit is set: see GroupSession.prepare_to_leave."""
+        """Commit if enable.auto.commit is set, and return the Rebalance for the callback.
+
+        See GroupSession.prepare_to_leave.
+        """
         return await self._group.prepare_to_leave() if self._group is not None else None
 
     async def _notify_of_leaving(self) -> None:
@@ -344,8 +350,8 @@ class AsyncConsumer:
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return this consumer's identity in its group, for `Producer.send_offsets_to_transaction`.
 
-        Raises MisuseError with enable.auto.commit=true: poll() and close() would also commit the positions of
-        records whose transaction was aborted, and those records would never be processed.
+        Raises MisuseError with enable.auto.commit=true. Otherwise poll() and close() would also commit the
+        positions of records whose transaction was aborted, and those records would never be processed.
         """
         if self._settings["enable.auto.commit"]:
             raise MisuseError(
@@ -360,18 +366,21 @@ class AsyncConsumer:
     async def commit(self, offsets: Offsets | None = None) -> None:
         """Commit positions for the group.
 
-        `offsets` has the offset of the next record to read, per partition. By default, the positions behind
-        all delivered records are committed.
+        `offsets` has the offset of the next record to read, for each partition. By default, the positions
+        after all delivered records are committed.
 
         Raises IllegalGeneration, UnknownMemberId or RebalanceInProgress if the group has rebalanced without
-        this member. Its partitions then belong to others, which read again from the last commit.
+        this member. The new owners of its partitions then read again from the last commit.
         """
         chosen = None if offsets is None else offsets_of(offsets)
         await (await self._session()).commit(chosen)
         self._finish_committed(chosen)
 
     def _finish_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
-        """Count a committed record as processed, so that no later automatic commit goes back behind it."""
+        """Count the record that a `for` loop is processing as processed, if its position was committed.
+
+        Otherwise a later automatic commit would move the committed offset back to this record.
+        """
         record = self._core.delivery.unfinished()
         if record is None:
             return
@@ -384,7 +393,7 @@ class AsyncConsumer:
     async def committed(
         self, partitions: Collection[TopicPartition] | TopicPartition
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed position of each partition; None without one.
+        """Return the group's committed offset of each partition; None for a partition without one.
 
         Raises MisuseError without a group.id.
         """
@@ -398,11 +407,11 @@ class AsyncConsumer:
         return await (await self._session()).committed(partitions)
 
     async def seek_to_committed(self, *partitions: TopicPartition) -> None:
-        """Read next from the group's committed positions; without arguments, in every assigned partition.
+        """Move these partitions (none given: all assigned ones) to the group's committed offsets.
 
-        Call it after an aborted transaction to read the records again that it consumed (KAFKA-17582).
-        Partitions without a committed position start where auto.offset.reset says. Raises MisuseError for
-        these with auto.offset.reset=none.
+        Call it after an aborted transaction, to read again the records that the transaction consumed
+        (KAFKA-17582). For partitions without a committed offset, auto.offset.reset decides. If
+        auto.offset.reset is `none`, the call raises MisuseError for them.
         """
         session = await self._session()
         chosen = partitions_of(partitions) or self._core.assignment()
@@ -426,13 +435,15 @@ class AsyncConsumer:
     # Records
 
     async def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> list[Record]:
-        """Return records, waiting up to `timeout` seconds for them; at most max.poll.records.
+        """Return up to max.poll.records records, or up to `max_records` if that is less.
 
-        Returned records count as delivered: positions and automatic commits are behind them. A cancelled poll
-        has delivered nothing, and the next one returns what it would have returned.
+        If there are none, wait up to `timeout` seconds. Returned records count as delivered: the positions
+        and automatic commits move past them. A cancelled poll delivers nothing, and the next poll returns its
+        records.
 
         Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage, and any error that has kept a
-        partition unreachable for longer than request.timeout.ms. After any of these you may poll again.
+        partition unreachable for longer than request.timeout.ms. You may poll again after any of these
+        errors.
         """
         limit = self.poll_limit(max_records)
         is_ready = await self._wait_for_records(
@@ -443,7 +454,7 @@ class AsyncConsumer:
     async def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
         """Return the records of one partition from one fetch as a pyarrow.RecordBatch.
 
-        Returns None if none came within `timeout` seconds. Raises the same errors as `poll`.
+        Returns None if no records arrive within `timeout` seconds. Raises the same errors as `poll`.
         """
         is_ready = await self._wait_for_records(
             timeout, lambda now_ms: self._core.prepare_columns(now_ms, include_headers=include_headers)
@@ -458,8 +469,8 @@ class AsyncConsumer:
     async def _wait_for_records(self, timeout: float, prepare: Prepare) -> bool:
         """Wait until the core's `delivery` has records; return False after `timeout` seconds."""
         await self._until_interrupted_poll_ends()
-        # Between two steps a second task would call the callbacks again. A callback itself may poll. Guard:
-        # test_a_second_task_is_refused_while_a_callback_of_the_first_runs.
+        # Between two steps, a second task would call the callbacks again, so it is refused. A callback of
+        # this task may poll. Guard: test_a_second_task_is_refused_while_a_callback_of_the_first_runs.
         task, outer = asyncio.current_task(), self._polling_task
         if outer not in (None, task):
             raise MisuseError(SECOND_POLL)
@@ -470,7 +481,9 @@ class AsyncConsumer:
                 try:
                     await self._listener.notify_async(step)
                 except Exception:
-                    self.finish_rebalance()  # as in Java: no second call; poll raises the callback's error
+                    # As in Java, the next poll does not call the callback again. This poll raises the
+                    # callback's error.
+                    self.finish_rebalance()
                     raise
                 self.finish_rebalance()
             return step
@@ -478,25 +491,29 @@ class AsyncConsumer:
             self._polling_task = outer
 
     async def _until_interrupted_poll_ends(self) -> None:
-        """Wait for a step of a poll that was cancelled and is about to end."""
+        """Wait until a cancelled step of a poll has ended."""
         while self._step_task is not None and self._step_task.cancelling() > self._earlier_cancels:
             await asyncio.sleep(0)
 
-    # A poll in steps, for this class and for the blocking Consumer. No step delivers records.
+    # The steps of a poll, for this class and for the blocking Consumer. Steps only prepare records for
+    # delivery.
 
     def begin_poll(self, timeout: float) -> float:
-        """Return the deadline of a poll in ms. Raises MisuseError if nothing is assigned or subscribed to."""
+        """Begin a poll and return its deadline in ms.
+
+        Raises MisuseError if no partition is assigned and no topic is subscribed to.
+        """
         self._core.delivery.finish()
         if not self._subscription and not self._core.assignment() and not self._closed:
             raise MisuseError("no partitions are assigned; call assign() or subscribe() first")
         return self._now_ms() + timeout * 1000
 
     async def poll_step(self, deadline_ms: float, prepare: Prepare) -> Rebalance | bool:
-        """Return a Rebalance to notify the application of, True if records are ready, or False at the
-        deadline.
+        """Return True if records are ready, False at the deadline, or a Rebalance to notify the application
+        of.
 
-        The same Rebalance is returned again until `finish_rebalance`. Raises MisuseError while another poll
-        runs, and if the consumer is closed meanwhile.
+        Each call returns the same Rebalance until `finish_rebalance`. Raises MisuseError while another poll
+        runs, and if the consumer is closed during the step.
         """
         await self._until_interrupted_poll_ends()
         if self._step_task is not None:
@@ -504,7 +521,7 @@ class AsyncConsumer:
         self._step_task = task = asyncio.current_task()
         assert task is not None
         self._earlier_cancels = task.cancelling()
-        # A poll that waits is activity (max.poll.interval.ms).
+        # A waiting poll counts as activity of the application (max.poll.interval.ms).
         self._activity.enter()
         try:
             return await self._poll_step(deadline_ms, prepare)
@@ -517,7 +534,7 @@ class AsyncConsumer:
             self._step_task = None
 
     async def end_polling(self) -> None:
-        """End a poll that another thread or task is inside; that poll raises MisuseError."""
+        """Interrupt the poll of another thread or task. The interrupted poll raises MisuseError."""
         step = self._step_task
         if step is None or step is asyncio.current_task():
             return
@@ -556,9 +573,9 @@ class AsyncConsumer:
         return self._runtime.monotonic_ns() / 1e6
 
     async def _advance(self, deadline_ms: float) -> Rebalance | bool:
-        """Connect, and run the group's next step; return False at the deadline.
+        """Connect if necessary, and run the group's next step; return False at the deadline.
 
-        The assignment changes only here, so never between two polls.
+        A rebalance changes the assignment only here, so only during a poll.
         """
         if not self._is_connected and not self._closed:
             self._loop = check_running_loop(self._loop, "consumer")
@@ -578,11 +595,11 @@ class AsyncConsumer:
         return True
 
     def __aiter__(self) -> AsyncIterator[Record]:
-        """Iterate over records; end after consumer.timeout.ms without one, if that is set.
+        """Iterate over records. If consumer.timeout.ms is set, end after that time without a record.
 
-        A record counts as delivered when the loop gets it. A loop that is left by `break` or an exception
-        skips nothing: the next loop or poll continues behind the last delivered record. Automatic commits
-        leave out the record at which the loop was left, until the application asks for more.
+        A record counts as delivered when the loop gets it. After a loop was left by `break` or an exception,
+        the next loop or poll continues after the last delivered record. Until then, automatic commits exclude
+        this record, because the application may not have processed it completely.
         """
         return self._iterate()
 
@@ -613,12 +630,12 @@ class AsyncConsumer:
     ) -> AsyncIterator[Any]:
         """Yield the records with offsets in [start, end) as pyarrow.RecordBatches.
 
-        isolation.level decides which records are visible. Assignment and positions play no part. The
-        iteration ends when everything below `end` was read, even if only markers and aborted records were
-        left.
+        isolation.level decides which records are visible. The assignment and positions are neither used nor
+        changed. The iteration ends when all offsets below `end` were read, even if the last are only markers
+        and aborted records.
 
-        Raises OffsetOutOfRange, naming the available offsets, and TimedOut if request.timeout.ms passes
-        without anything new below `end`.
+        Raises OffsetOutOfRange with the available offsets in its text. Raises TimedOut if no data below `end`
+        arrive for request.timeout.ms.
         """
         options = range_options(self._settings)
         async for offset, chunk in self._chunks(tp, start, end, options):
@@ -627,9 +644,10 @@ class AsyncConsumer:
                 yield batch
 
     async def fetch_batches(self, tp: TopicPartition, start: int, end: int) -> AsyncIterator[memoryview]:
-        """Yield the stored batches that contain offsets in [start, end), markers and aborted ones included.
+        """Yield the stored batches that contain offsets in [start, end), including markers and aborted
+        batches.
 
-        Each view is one or more whole batches, byte for byte as stored. Checksums are left to the caller.
+        Each view has one or more whole batches, byte for byte as stored. Their checksums are not verified.
         Raises the same errors as `fetch_range`.
         """
         options = range_options(self._settings, Isolation.READ_UNCOMMITTED)
@@ -687,7 +705,8 @@ class AsyncConsumer:
     async def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAt | None]:
-        """Return the first record at or after a time in each partition; None if there is none.
+        """Return the offset of the first record at or after a time in each partition; None if there is no
+        such record.
 
         Times are milliseconds since the epoch.
         """
@@ -704,13 +723,11 @@ class AsyncConsumer:
         return results
 
     async def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """Return the topic's partitions. Raises UnknownTopicOrPartition if it does not exist."""
+        """Return the topic's partitions. Raises UnknownTopicOrPartition if the topic does not exist."""
         cluster = await self._connected()
         await cluster.leader(TopicPartition(topic_of(topic), 0), allow_auto_topic_creation=False)
         return cluster.metadata.partitions(topic)
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics under Kafka's names: records-consumed-rate, fetch-latency-avg,
-        records-lag-max etc.
-        """
+        """Return metrics under Kafka's names, such as records-consumed-rate and records-lag-max."""
         return self._core.metric_values(system.current().monotonic_ns() / 1e6)

@@ -1,4 +1,4 @@
-"""The blocking consumer: an AsyncConsumer that runs on the event loop of a thread of its own."""
+"""The blocking consumer: it runs an AsyncConsumer on an event loop in a background thread."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Consumer:
 
     Settings: a mapping with Kafka's keys, or keyword arguments with underscores instead of dots.
 
-    One thread at a time may use it.
+    Only one thread at a time may use a consumer.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
@@ -54,7 +54,8 @@ class Consumer:
         self._thread = system.current().loop_thread("oncelog-consumer")
         self._core = self._async.core
         self._listener = RebalanceListener()
-        # The thread that is inside a poll. It need not be exact: steps of polls refuse each other as well.
+        # The id of the thread that is inside a poll. A race on it is harmless: `poll_step` refuses a second
+        # poll too.
         self._polling_thread: int | None = None
 
     @property
@@ -76,8 +77,9 @@ class Consumer:
     def close(self) -> None:
         """Commit if enable.auto.commit is set, leave the group, and close all connections.
 
-        The commit covers all delivered records, except one at which a `for` loop was left by `break` or an
-        exception. Calls `on_revoked` (or `on_lost`) with the partitions. Calling it twice is safe.
+        The commit covers all delivered records. If a `for` loop was left by `break` or an exception, the
+        commit excludes the record of that iteration. Calls `on_revoked` (or `on_lost`) with the assigned
+        partitions. It is safe to call `close` twice.
         """
         if not self._thread.is_running:
             return
@@ -91,13 +93,13 @@ class Consumer:
                 self._thread.stop()
 
     def _close_or_end_at_once(self) -> None:
-        """Close, even if a second Ctrl-C interrupts the wait for the commit or for the coordinator."""
+        """Close the consumer. If Ctrl-C interrupts that, leave the group and close without a commit."""
         try:
             self._thread.run(self._async.close(), _CLOSE_SECONDS)
         except BaseException:
-            # A member that does not leave keeps its partitions until its session times out. With connections
-            # left open, and warnings as errors, uvloop's close() of the loop never returns. Guard:
-            # test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
+            # A member that does not leave keeps its partitions until its session times out. And if
+            # connections stay open while warnings are errors, uvloop's close() of the loop never returns.
+            # Guard: test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
             with suppress(OncelogError):
                 self._thread.run(self._async.end_at_once(), _CLOSE_SECONDS)
             raise
@@ -118,11 +120,12 @@ class Consumer:
         self.close()
 
     def assign(self, partitions: Collection[TopicPartition] | TopicPartition) -> None:
-        """Read exactly these partitions. Those assigned before keep their positions.
+        """Read exactly these partitions. Partitions that are already assigned keep their positions.
 
         With a group.id, new partitions start at the group's committed offsets, and enable.auto.commit commits
-        their positions. The group must have no members meanwhile, or its coordinator refuses the commits.
-        Without a group.id or a committed offset, new partitions start where auto.offset.reset says.
+        the positions of all assigned partitions. The coordinator refuses such commits while the group has
+        members. Without a group.id or a committed offset, auto.offset.reset decides where a new partition
+        starts.
 
         Raises MisuseError while the consumer is subscribed.
         """
@@ -140,10 +143,10 @@ class Consumer:
         """Join the group named by group.id and read this member's share of the topics.
 
         With `pattern` instead of names, read every topic whose whole name matches, except Kafka's internal
-        topics. Matches are looked up again every metadata.max.age.ms.
+        topics. The matching topics are looked up again every metadata.max.age.ms.
 
-        The callbacks get lists of partitions. They run during `poll` in its thread, and may call the
-        consumer; `on_revoked` may still commit positions. A second call replaces the subscription.
+        The callbacks run during `poll`, in the polling thread, and get lists of partitions. They may call the
+        consumer. `on_revoked` may still commit positions. A second call replaces the subscription.
 
         Raises MisuseError without a group.id, without a topic, and while partitions are assigned manually.
         """
@@ -151,7 +154,7 @@ class Consumer:
         self._listener = RebalanceListener(on_assigned, on_revoked, on_lost)
 
     def unsubscribe(self) -> None:
-        """Commit if enable.auto.commit is set, leave the group, and read nothing.
+        """Commit if enable.auto.commit is set, leave the group, and unassign all partitions.
 
         Calls `on_revoked` (or `on_lost`) with the partitions.
         """
@@ -165,42 +168,42 @@ class Consumer:
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return this consumer's identity in its group, for `Producer.send_offsets_to_transaction`.
 
-        Raises MisuseError with enable.auto.commit=true: poll() and close() would also commit the positions of
-        records whose transaction was aborted, and those records would never be processed.
+        Raises MisuseError with enable.auto.commit=true. Otherwise poll() and close() would also commit the
+        positions of records whose transaction was aborted, and those records would never be processed.
         """
         return self._async.group_metadata()
 
     def commit(self, offsets: Offsets | None = None) -> None:
         """Commit positions for the group.
 
-        `offsets` has the offset of the next record to read, per partition. By default, the positions behind
-        all delivered records are committed.
+        `offsets` has the offset of the next record to read, for each partition. By default, the positions
+        after all delivered records are committed.
 
         Raises IllegalGeneration, UnknownMemberId or RebalanceInProgress if the group has rebalanced without
-        this member. Its partitions then belong to others, which read again from the last commit.
+        this member. The new owners of its partitions then read again from the last commit.
         """
         self._run(self._async.commit(offsets))
 
     def committed(
         self, partitions: Collection[TopicPartition] | TopicPartition
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed position of each partition; None without one.
+        """Return the group's committed offset of each partition; None for a partition without one.
 
         Raises MisuseError without a group.id.
         """
         return self._run(self._async.committed(partitions))
 
     def seek_to_committed(self, *partitions: TopicPartition) -> None:
-        """Read next from the group's committed positions; without arguments, in every assigned partition.
+        """Move these partitions (none given: all assigned ones) to the group's committed offsets.
 
-        Call it after an aborted transaction to read the records again that it consumed (KAFKA-17582).
-        Partitions without a committed position start where auto.offset.reset says. Raises MisuseError for
-        these with auto.offset.reset=none.
+        Call it after an aborted transaction, to read again the records that the transaction consumed
+        (KAFKA-17582). For partitions without a committed offset, auto.offset.reset decides. If
+        auto.offset.reset is `none`, the call raises MisuseError for them.
         """
         self._run(self._async.seek_to_committed(*partitions))
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the partitions that are read at present."""
+        """Return the partitions that are assigned now, by `assign` or by the group."""
         return self._async.assignment()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
@@ -208,14 +211,11 @@ class Consumer:
         self._call(self._async.seek, tp, offset)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Read next from the first available record; without arguments, in every assigned partition."""
+        """Move these partitions (none given: all assigned ones) to their first available record."""
         self._call(self._async.seek_to_beginning, *partitions)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Read next from the end offset: see `end_offsets`.
-
-        Without arguments, in every assigned partition.
-        """
+        """Move these partitions (none given: all assigned ones) to their end offset: see `end_offsets`."""
         self._call(self._async.seek_to_end, *partitions)
 
     def pause(self, *partitions: TopicPartition) -> None:
@@ -231,25 +231,26 @@ class Consumer:
         return self._async.paused()
 
     def position(self, tp: TopicPartition) -> int:
-        """Return the offset of the next record that `poll` would return, looked up if necessary.
+        """Return the offset of the next record that `poll` would return. Look the position up if necessary.
 
         Raises TimedOut after request.timeout.ms, and MisuseError if the partition is not assigned.
         """
         return self._run(self._async.position(tp))
 
     def lag(self, tp: TopicPartition) -> int | None:
-        """Return the number of records between position and end as of the last fetch; None if unknown."""
+        """Return the partition's end offset minus its position, as of the last fetch; None if unknown."""
         return self._async.lag(tp)
 
     def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> list[Record]:
-        """Return records, waiting up to `timeout` seconds for them; at most max.poll.records.
+        """Return up to max.poll.records records, or up to `max_records` if that is less.
 
-        Returned records count as delivered: positions and automatic commits are behind them. A poll that
-        Ctrl-C or another signal interrupts has delivered nothing, and the next one returns what it would have
-        returned.
+        If there are none, wait up to `timeout` seconds. Returned records count as delivered: the positions
+        and automatic commits move past them. If Ctrl-C or another signal interrupts a poll, that poll
+        delivers nothing, and the next poll returns its records.
 
         Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage, and any error that has kept a
-        partition unreachable for longer than request.timeout.ms. After any of these you may poll again.
+        partition unreachable for longer than request.timeout.ms. You may poll again after any of these
+        errors.
         """
         limit = self._async.poll_limit(max_records)
         is_ready = self._wait_for_records(timeout, lambda now_ms: self._core.prepare_records(limit, now_ms))
@@ -258,7 +259,7 @@ class Consumer:
     def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
         """Return the records of one partition from one fetch as a pyarrow.RecordBatch.
 
-        Returns None if none came within `timeout` seconds. Raises the same errors as `poll`.
+        Returns None if no records arrive within `timeout` seconds. Raises the same errors as `poll`.
         """
         is_ready = self._wait_for_records(
             timeout, lambda now_ms: self._core.prepare_columns(now_ms, include_headers=include_headers)
@@ -268,13 +269,14 @@ class Consumer:
     def _wait_for_records(self, timeout: float, prepare: Prepare) -> bool:
         """Wait until the core's `delivery` has records; return False after `timeout` seconds.
 
-        Rebalance callbacks run in this thread. The next poll repeats one that was interrupted; one that
-        raises an Exception is not repeated, and poll raises that.
+        Rebalance callbacks run in this thread. If a signal interrupts a callback, the next poll calls it
+        again. If a callback raises an Exception, this poll raises the same Exception, and no poll calls the
+        callback again.
         """
-        # A second thread is refused during the whole poll of the first, callbacks included, as by Java's
-        # `acquire`. Otherwise it could get in between two steps, and end the first thread's poll.
-        # Guard: test_a_second_thread_is_refused_while_a_callback_of_the_first_runs.
-        thread, outer = threading.get_ident(), self._polling_thread  # a callback may poll itself
+        # As Java's `acquire`, refuse a second thread during the whole poll of the first thread, callbacks
+        # included. Otherwise the second thread could poll between two steps, and make the first thread's poll
+        # fail. Guard: test_a_second_thread_is_refused_while_a_callback_of_the_first_runs.
+        thread, outer = threading.get_ident(), self._polling_thread  # a callback may itself poll
         if outer not in (None, thread):
             raise MisuseError(SECOND_POLL)
         deadline_ms = self._async.begin_poll(timeout)
@@ -292,11 +294,11 @@ class Consumer:
             self._polling_thread = outer
 
     def __iter__(self) -> Iterator[Record]:
-        """Iterate over records; end after consumer.timeout.ms without one, if that is set.
+        """Iterate over records. If consumer.timeout.ms is set, end after that time without a record.
 
-        A record counts as delivered when the loop gets it. A loop that is left by `break` or an exception
-        skips nothing: the next loop or poll continues behind the last delivered record. Automatic commits
-        leave out the record at which the loop was left, until the application asks for more.
+        A record counts as delivered when the loop gets it. After a loop was left by `break` or an exception,
+        the next loop or poll continues after the last delivered record. Until then, automatic commits exclude
+        this record, because the application may not have processed it completely.
         """
         timeout, limit = self._async.iteration_timeout, self._async.poll_limit()
 
@@ -305,7 +307,8 @@ class Consumer:
 
         self._run(self._async.start())  # connecting does not count as time without a record
 
-        # No backward jump between taking a record and yielding it: a signal handler may run there and raise.
+        # A signal handler may run at a backward jump of the bytecode, and raise. So there is no such jump
+        # between taking a record and yielding it.
         while True:
             record = self._core.delivery.next_record()
             if record is not None:
@@ -318,12 +321,12 @@ class Consumer:
     ) -> Iterator[Any]:
         """Yield the records with offsets in [start, end) as pyarrow.RecordBatches.
 
-        isolation.level decides which records are visible. Assignment and positions play no part. The
-        iteration ends when everything below `end` was read, even if only markers and aborted records were
-        left. The next chunk is fetched while the caller processes one.
+        isolation.level decides which records are visible. The assignment and positions are neither used nor
+        changed. The iteration ends when all offsets below `end` were read, even if the last are only markers
+        and aborted records. While the caller processes a RecordBatch, the next data are fetched.
 
-        Raises OffsetOutOfRange, naming the available offsets, and TimedOut if request.timeout.ms passes
-        without anything new below `end`.
+        Raises OffsetOutOfRange with the available offsets in its text. Raises TimedOut if no data below `end`
+        arrive for request.timeout.ms.
         """
         check_range(tp, start, end)
         return self._arrow_batches(tp, start, end, include_headers)
@@ -338,9 +341,10 @@ class Consumer:
                 yield batch
 
     def fetch_batches(self, tp: TopicPartition, start: int, end: int) -> Iterator[memoryview]:
-        """Yield the stored batches that contain offsets in [start, end), markers and aborted ones included.
+        """Yield the stored batches that contain offsets in [start, end), including markers and aborted
+        batches.
 
-        Each view is one or more whole batches, byte for byte as stored. Checksums are left to the caller.
+        Each view has one or more whole batches, byte for byte as stored. Their checksums are not verified.
         Raises the same errors as `fetch_range`.
         """
         check_range(tp, start, end)
@@ -355,10 +359,11 @@ class Consumer:
     def fetch_chunks(
         self, tp: TopicPartition, start: int, end: int, isolation: Isolation
     ) -> Iterator[RangeChunk]:
-        """Yield the same batches as chunks, with the visibility of each batch at this isolation level.
+        """Yield the stored batches that contain offsets in [start, end) as chunks, with the visibility of
+        each batch.
 
-        A chunk may begin below `start` and end behind `end`. With READ_COMMITTED, `end` must be at most the
-        last stable offset.
+        The visibility is that of this isolation level. With READ_COMMITTED, `end` must not be above the last
+        stable offset. A chunk may begin before `start` and end after `end`.
         """
         check_range(tp, start, end)
         return (chunk for _, chunk in self._chunks(tp, start, end, range_options(self.settings, isolation)))
@@ -375,7 +380,7 @@ class Consumer:
     def _chunks(
         self, tp: TopicPartition, start: int, end: int, options: FetchOptions
     ) -> Iterator[tuple[int, RangeChunk]]:
-        """Yield chunks. The loop's thread receives the next one while the caller's thread decodes one."""
+        """Yield each chunk with its start offset. The background thread fetches the next chunk ahead."""
 
         def fetch(offset: int) -> concurrent.futures.Future[RangeChunk]:
             return self._thread.submit(self._async.fetch_chunk(tp, offset, end, options))
@@ -409,19 +414,18 @@ class Consumer:
     def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAt | None]:
-        """Return the first record at or after a time in each partition; None if there is none.
+        """Return the offset of the first record at or after a time in each partition; None if there is no
+        such record.
 
         Times are milliseconds since the epoch.
         """
         return self._run(self._async.offsets_for_times(times_ms))
 
     def partitions_for(self, topic: str) -> tuple[PartitionInfo, ...]:
-        """Return the topic's partitions. Raises UnknownTopicOrPartition if it does not exist."""
+        """Return the topic's partitions. Raises UnknownTopicOrPartition if the topic does not exist."""
         return self._run(self._async.partitions_for(topic))
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics under Kafka's names: records-consumed-rate, fetch-latency-avg,
-        records-lag-max etc.
-        """
+        """Return metrics under Kafka's names, such as records-consumed-rate and records-lag-max."""
         values: dict[str, float] = self._call(self._async.metrics)
         return values

@@ -1,4 +1,4 @@
-"""The data of one partition from one fetch, until it is delivered as records or as Arrow."""
+"""The data of one partition from one fetch, until the application takes them as records or as Arrow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oncelog.wire.records import SLICE_RECORDS
 
 
 class CompletedFetch:
-    """Stored batches of one partition in offset order. `end_offset` is the fetch offset after them."""
+    """Stored batches of one partition in offset order. `end_offset` is the offset of the next fetch."""
 
     __slots__ = ("_batches", "_data", "_decoded", "_is_last", "_parts", "_taken_count", "end_offset", "tp")
 
@@ -26,8 +26,11 @@ class CompletedFetch:
         self.end_offset = end_offset
         self._data = data
         self._batches = batches
-        # The first batch is decoded in parts: the decoded records, and whether they are the batch's last.
+        # The iterator that decodes the first batch in parts. A part is a list of records, and True if it is
+        # the batch's last part.
         self._parts: Iterator[tuple[list[Record], bool]] | None = None
+        # The current part, the number of its records that were taken, and True if it is the last part of the
+        # batch.
         self._decoded: list[Record] = []
         self._taken_count = 0
         self._is_last = True
@@ -54,7 +57,8 @@ class CompletedFetch:
                 self._decode(batch, position, check_crcs)
             except OncelogError:
                 self._parts = None
-                if taken:  # deliver what is in front of the damage; the next call raises the error
+                # Deliver the records before the damaged ones. The next call raises the error.
+                if taken:
                     return taken, position
                 raise
             start, self._taken_count = self._taken_count, self._taken_count + max_records - len(taken)
@@ -71,7 +75,7 @@ class CompletedFetch:
         return taken, position
 
     def _decode(self, batch: FetchedBatch, position: int, check_crcs: bool) -> None:
-        """Decode the next part of a batch that the reader may see, unless records of it are left."""
+        """Decode the next part of a visible batch, unless records of the current part are left."""
         if self._decoded:
             return
         self._is_last = True
@@ -110,7 +114,7 @@ def arrow_of(
 ) -> Any:
     """Return the visible records with offsets in [start_offset, end_offset) as a pyarrow.RecordBatch.
 
-    `data` has whole batches.
+    `data` consists of the whole batches that `batches` describes.
     """
     from oncelog.wire.columns import batches_to_arrow  # loads pyarrow, which only users of Arrow need
 

@@ -1,14 +1,15 @@
 """The consumer without I/O: positions, what to fetch next, and the delivery of fetched records.
 
-Guarantee: per partition, each record is delivered once, in offset order, from the position on. A position is
-the offset of the next record to deliver; it also moves past records that the reader may not see.
-`prepare_records` fills `delivery`, from which the application takes records. The position of a partition is
-in front of the records that were not taken yet.
+In each partition, every visible record from the position on is delivered once, in offset order. The position
+is the offset of the next record to deliver. It also moves past records that the isolation level hides.
+`prepare_records` fills `delivery`, and the application takes records from there. Records that were not taken
+yet are still ahead of the position.
 
-A partition is in at most one fetch, and is fetched ahead until max.partition.fetch.bytes of it are
+A partition is in at most one fetch. It is fetched ahead until max.partition.fetch.bytes of its data are
 undelivered. A broker has at most FETCH_CONNECTIONS_PER_BROKER fetches in flight, each on its own connection.
-So a partition that needs records does not wait behind the long poll of others. A seek invalidates everything
-fetched or looked up before it (`generation`).
+So a partition that needs records does not wait behind the long poll of other partitions. A seek replaces the
+partition's `generation`. That invalidates all data that were fetched, and all offsets that were looked up,
+before the seek.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any, Literal, NamedTuple
 
 from oncelog.client.arguments import offset_of
 from oncelog.client.consumer.completed_fetch import CompletedFetch
-from oncelog.client.consumer.consumer_metrics import ConsumerMetrics
 from oncelog.client.consumer.delivery_buffer import Columns, DeliveryBuffer
 from oncelog.client.consumer.fetch_messages import (
     FetchedPartition,
@@ -31,6 +31,7 @@ from oncelog.client.consumer.fetch_messages import (
     fetched_partitions,
 )
 from oncelog.client.consumer.list_offsets import OffsetAt
+from oncelog.client.consumer.metrics import ConsumerMetrics
 from oncelog.errors import (
     BrokerError,
     FencedLeaderEpoch,
@@ -70,16 +71,18 @@ FETCH_CONNECTIONS_PER_BROKER = 2
 Reset = Literal["earliest", "latest", "committed"]
 """The way to look up a position.
 
-`committed`: the group's offset, or without one what auto.offset.reset says.
+"committed" is the group's committed offset; if there is none, auto.offset.reset decides.
 """
 
 
 @dataclass(slots=True)
 class PartitionState:
-    """An assigned partition. `position` and `fetch_offset` are None until looked up as `reset` says.
+    """The state of an assigned partition.
 
-    A seek replaces `generation`, which invalidates all calls made under the old one. It is an object rather
-    than a number, so that a partition that is assigned again takes no responses to its earlier calls.
+    `position` and `fetch_offset` are None until the look-up that `reset` names has ended. A seek replaces
+    `generation`, and later responses to calls of an older generation are ignored. `generation` is an object
+    and not a number. So if a partition is unassigned and assigned again, responses to its earlier calls are
+    ignored too.
     """
 
     position: int | None = None
@@ -88,20 +91,21 @@ class PartitionState:
     generation: object = field(default_factory=object)
     is_paused: bool = False
     is_resetting: bool = False
-    # The broker has no record at `fetch_offset`. Earlier records wait: fetch again after their delivery.
+    # True if the broker has no record at `fetch_offset`, and earlier records are still undelivered. After
+    # their delivery the partition is fetched again.
     is_out_of_range: bool = False
     completed_fetches: deque[CompletedFetch] = field(default_factory=deque)
     high_watermark: int | None = None
     last_stable_offset: int | None = None
 
     def invalidate(self) -> None:
-        """Drop everything fetched, and ignore the responses to calls in flight."""
+        """Drop all fetched data, and ignore the responses to calls in flight."""
         self.generation = object()
         self.is_resetting = self.is_out_of_range = False
         self.completed_fetches.clear()
 
     def move_to(self, offset: int) -> None:
-        """Set the position."""
+        """Set the position, and drop all fetched data."""
         self.invalidate()
         self.position = self.fetch_offset = offset
         self.reset = None
@@ -113,9 +117,9 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class FetchCall:
-    """A fetch to send, and to return with its response.
+    """A fetch for the caller to send, and to pass to `on_response` with its response.
 
-    `expected`: (fetch offset, generation) per partition.
+    `expected` has the fetch offset and the generation of each partition.
     """
 
     node_id: int
@@ -126,7 +130,7 @@ class FetchCall:
 
 @dataclass(frozen=True, slots=True)
 class ResetCall:
-    """A position to look up. The caller returns it with the result."""
+    """A position for the caller to look up, and to pass to `on_reset` with the result."""
 
     tp: TopicPartition
     to: Reset
@@ -134,7 +138,10 @@ class ResetCall:
 
 
 class _PendingError(NamedTuple):
-    """An error for the next poll. `tp` and `generation` say to which position it belongs, if to any."""
+    """An error for the next poll to raise.
+
+    If it concerns a position, `tp` and `generation` identify that position.
+    """
 
     error: Exception
     tp: TopicPartition | None
@@ -153,15 +160,16 @@ class ConsumerCore:
         # Fetches in flight by broker id and connection number.
         self._in_flight: dict[tuple[int, int], FetchCall] = {}
         self._errors: deque[_PendingError] = deque()
-        # Counts calls of `_ready_partitions`, which start with another partition each time.
+        # The number of calls of `_ready_partitions`. It selects the partition with which the next list
+        # starts.
         self._rotation = 0
 
     # Assignment and positions
 
     def assign(self, partitions: Iterable[TopicPartition], *, from_committed: bool = False) -> None:
-        """Read exactly these partitions. Those assigned before keep their positions.
+        """Read exactly these partitions. Partitions that are already assigned keep their positions.
 
-        With `from_committed`, new ones start at the group's committed offset, if it has one.
+        With `from_committed`, new partitions start at the group's committed offset, if there is one.
         """
         assigned = dict.fromkeys(TopicPartition(*tp) for tp in partitions)
         self._states = {tp: self._states.get(tp) or PartitionState() for tp in assigned}
@@ -190,9 +198,8 @@ class ConsumerCore:
         self.delivery.drop(tp)
 
     def seek_to(self, partitions: Collection[TopicPartition], to: Reset) -> None:
-        """Read next from the first record or the end, which is looked up.
-
-        Without `partitions`, this applies to all assigned ones.
+        """Look up new positions of these partitions, or of all assigned partitions if `partitions`
+        is empty.
         """
         for tp in partitions or list(self._states):
             self._look_up(self._state(tp), to)
@@ -204,7 +211,7 @@ class ConsumerCore:
         state.reset = to
 
     def reset(self, partitions: Collection[TopicPartition]) -> None:
-        """Read next from where auto.offset.reset says. Raises MisuseError if that is `none`."""
+        """Look up new positions as auto.offset.reset says. Raises MisuseError if that is `none`."""
         if self._reset_policy == "none":
             raise self._no_position(next(iter(partitions)))
         self.seek_to(partitions, self._reset_policy)
@@ -212,7 +219,7 @@ class ConsumerCore:
     def position(self, tp: TopicPartition) -> int | None:
         """Return the offset of the next record to deliver; None until it is looked up.
 
-        Raises MisuseError if there is no position, and auto.offset.reset=none does not allow to choose one.
+        Raises MisuseError if there is no position and auto.offset.reset=none.
         """
         state = self._state(tp)
         if state.position is None and state.reset is None:
@@ -224,8 +231,9 @@ class ConsumerCore:
         return MisuseError(f"{tp} has no position and auto.offset.reset=none: call seek() first")
 
     def set_paused(self, partitions: Iterable[TopicPartition], paused: bool) -> None:
-        """Pause or resume partitions. Paused ones keep their positions, and are neither fetched nor
-        delivered.
+        """Pause or resume partitions.
+
+        Paused partitions keep their positions. They are neither fetched nor delivered.
         """
         for tp in partitions:
             self._state(tp).is_paused = paused
@@ -236,7 +244,7 @@ class ConsumerCore:
         return [tp for tp, state in self._states.items() if state.is_paused]
 
     def lag(self, tp: TopicPartition) -> int | None:
-        """Return the number of offsets from the position to the end for this isolation level; None if
+        """Return the end offset for this isolation level minus the position; None if one of them is
         unknown.
         """
         state = self._state(tp)
@@ -249,7 +257,10 @@ class ConsumerCore:
     # Looking up positions
 
     def resets(self) -> list[ResetCall]:
-        """Return the positions to look up now, each once until `on_reset` or `on_reset_failed`."""
+        """Return the positions to look up now.
+
+        A position whose look-up is in progress is not returned again.
+        """
         calls = []
         for tp, state in self._states.items():
             if state.reset and not state.is_resetting:
@@ -258,7 +269,7 @@ class ConsumerCore:
         return calls
 
     def on_reset(self, call: ResetCall, result: OffsetAt) -> None:
-        """Set the position that was looked up, unless a seek has changed it meanwhile."""
+        """Set a position that was looked up, unless a seek has invalidated the look-up."""
         state = self._current(call.tp, call.generation)
         if state and result.offset is not None:
             state.move_to(result.offset)
@@ -266,8 +277,8 @@ class ConsumerCore:
             self.on_reset_failed(call)
 
     def on_committed(self, call: ResetCall, offset: int | None) -> None:
-        """Set the position to the group's committed offset (None without one), unless it was changed
-        meanwhile.
+        """Set a position to the group's committed offset (None if there is none), unless a seek has
+        invalidated the look-up.
         """
         if state := self._current(call.tp, call.generation):
             if offset is not None:
@@ -276,18 +287,21 @@ class ConsumerCore:
                 state.reset = self._reset_by_policy
 
     def on_reset_failed(self, call: ResetCall, error: OncelogError | None = None) -> None:
-        """Repeat a look-up that failed. An `error` is raised by the next poll."""
+        """Let `resets` return a failed look-up again. The next poll raises `error`, if there is one."""
         if state := self._current(call.tp, call.generation):
             state.is_resetting = False
             if error:
                 self._errors.append(_PendingError(error, call.tp, call.generation))
 
     def is_awaited(self, call: ResetCall) -> bool:
-        """Return True unless the partition was sought or unassigned since the look-up began."""
+        """Return True unless the partition was sought or unassigned after the look-up began."""
         return self._current(call.tp, call.generation) is not None
 
     def end_resets(self, calls: Iterable[ResetCall]) -> None:
-        """Repeat these look-ups where they found nothing, however they have ended."""
+        """Let `resets` return these look-ups again if they have set no position.
+
+        Call it however they have ended.
+        """
         for call in calls:
             if state := self._current(call.tp, call.generation):
                 state.is_resetting = False
@@ -319,8 +333,7 @@ class ConsumerCore:
     def _has_room(self, tp: TopicPartition) -> bool:
         state = self._states[tp]
         if state.is_out_of_range:
-            # The broker would answer with the same error at once, again and again, until the application
-            # polls.
+            # Until the application polls, the broker would answer each fetch at once with the same error.
             if self._has_undelivered(tp, state):
                 return False
             state.is_out_of_range = False
@@ -330,13 +343,13 @@ class ConsumerCore:
         return bool(state.completed_fetches) or self.delivery.position(tp) is not None
 
     def _is_expected(self, call: FetchCall, tp: TopicPartition) -> bool:
-        """Return True if no seek has invalidated what a fetch in flight brings of a partition."""
+        """Return True unless a seek has invalidated this partition's data in a fetch in flight."""
         return self._current(tp, call.expected[tp][1]) is not None
 
     def _ready_partitions(self) -> list[TopicPartition]:
         """Return the partitions that may be fetched or delivered.
 
-        The list starts with another one each time, so that none starves.
+        Each call starts with another partition, so that none starves.
         """
         ready = [tp for tp, s in self._states.items() if s.fetch_offset is not None and not s.is_paused]
         self._rotation += 1
@@ -376,12 +389,12 @@ class ConsumerCore:
         return stale
 
     def on_failure(self, call: FetchCall) -> list[TopicPartition]:
-        """Process a missing response; return the partitions whose leader must be looked up again."""
+        """Process a fetch that failed; return the partitions whose leader must be looked up again."""
         self._in_flight.pop((call.node_id, call.connection), None)
         return [tp for tp in call.expected if tp in self._states]
 
     def end_fetch(self, call: FetchCall) -> None:
-        """Free the connection of a fetch, however it has ended; further calls do nothing."""
+        """Free the connection of a fetch that has ended or was cancelled. Further calls do nothing."""
         if self._in_flight.get((call.node_id, call.connection)) is call:
             del self._in_flight[call.node_id, call.connection]
 
@@ -428,9 +441,10 @@ class ConsumerCore:
 
     @property
     def has_error(self) -> bool:
-        """True if an error waits for the application.
+        """True if an error waits for the next poll.
 
-        Errors of positions that the application has left since are dropped. Source: Kafka's FetchCollector.
+        Errors that concern a position are dropped if that position has changed. Source: Kafka's
+        FetchCollector.
         """
         # Guard: test_an_error_of_a_position_that_was_left_is_forgotten.
         while self._errors and self._is_stale(self._errors[0]):
@@ -441,8 +455,10 @@ class ConsumerCore:
         return pending.tp is not None and self._current(pending.tp, pending.generation) is None
 
     def raise_error(self) -> None:
-        """Raise the oldest error that waits, or MisuseError for a partition without position and reset
-        policy.
+        """Raise the oldest error that waits for a poll.
+
+        If there is none, raise MisuseError for a partition that has no position although
+        auto.offset.reset=none.
         """
         if self.has_error:
             raise self._errors.popleft().error
@@ -451,9 +467,10 @@ class ConsumerCore:
                 raise self._no_position(tp)
 
     def prepare_records(self, max_records: int, now_ms: float) -> bool:
-        """Put up to `max_records` records into `delivery`, unless it has some; return False if none wait.
+        """Put up to `max_records` fetched records into `delivery`, unless it has some.
 
-        Raises CorruptMessage for a batch that cannot be decoded; the position stays in front of it.
+        Return False if it stays empty. Raises CorruptMessage for a batch that cannot be decoded. The position
+        stays before that batch.
         """
         if self.delivery.has_columns:
             self._fetch_undelivered_again()
@@ -482,15 +499,17 @@ class ConsumerCore:
         return bool(by_partition)
 
     def take(self, max_records: int, now_ms: float) -> list[Record]:
-        """Return up to `max_records` records, of several partitions if necessary; empty if none wait.
+        """Return up to `max_records` fetched records, from several partitions if necessary.
 
-        Raises what `prepare_records` raises.
+        Raises CorruptMessage for a batch that cannot be decoded. The position stays before that batch.
         """
         self.prepare_records(max_records, now_ms)
         return self.delivery.take(max_records)
 
     def _fetch_undelivered_again(self) -> None:
-        """Fetch what is ready as columns again, to deliver it as records, or conversely."""
+        """Fetch undelivered data again, because columns must be delivered as records, or records as
+        columns.
+        """
         for tp in self.delivery.partitions():
             if (position := self.delivery.position(tp)) is not None and not self._states[tp].is_paused:
                 self.seek(tp, position)
@@ -513,22 +532,22 @@ class ConsumerCore:
         return records
 
     def _fetch_again(self, state: PartitionState) -> None:
-        # The bytes may have been damaged in transit: fetch them once more after the next poll.
+        # The bytes may have been damaged in transit: fetch them again after the next poll.
         if state.position is not None:
             state.move_to(state.position)
 
     def prepare_columns(self, now_ms: float, *, include_headers: bool = False) -> bool:
-        """Put one fetch of one partition into `delivery` as a RecordBatch; return False if none waits.
+        """Put one fetch of one partition into `delivery` as a RecordBatch. Return False if there is none.
 
-        Raises CorruptMessage for a batch that cannot be decoded; the position stays in front of it.
+        Raises CorruptMessage for a batch that cannot be decoded. The position stays before that batch.
         """
         if self.delivery.has_records:
             self._fetch_undelivered_again()
         if self.delivery.has_columns:
             return True
         if (held := self.delivery.held_columns) is not None:
-            # Its partition is paused. There is room for one RecordBatch only, so that one is fetched again
-            # later.
+            # The buffer has room for one RecordBatch, and contains one of a paused partition. Drop that
+            # RecordBatch and fetch its data again later.
             self.seek(held.tp, held.position)
         for tp in self._with_fetched_data():
             state = self._states[tp]
@@ -550,11 +569,11 @@ class ConsumerCore:
         return False
 
     def take_arrow(self, now_ms: float, *, include_headers: bool = False) -> Any | None:
-        """Return one fetch of one partition as a pyarrow.RecordBatch; None if none waits."""
+        """Return one fetch of one partition as a pyarrow.RecordBatch; None if there is none."""
         self.prepare_columns(now_ms, include_headers=include_headers)
         return self.delivery.take_columns()
 
     def metric_values(self, now_ms: float) -> dict[str, float]:
-        """Return metrics under Kafka's names; records-lag-max is over all assigned partitions."""
+        """Return metrics under Kafka's names. records-lag-max is the maximum over all assigned partitions."""
         lags = [lag for tp in self._states if (lag := self.lag(tp)) is not None]
         return self.metrics.values(now_ms) | {"records-lag-max": float(max(lags, default=0))}

@@ -1,8 +1,8 @@
-"""Decoded records between the fetched data and the application.
+"""The decoded records that the application has not taken yet.
 
-A poll fills the buffer on the event loop's thread. The caller's own thread takes from it as the last step of
-a call. So a poll that is interrupted or cancelled before leaves everything here for the next one. The
-consumer's positions follow what was taken from here, so a `for` loop that is left skips nothing.
+A poll fills the buffer on the event loop's thread. The caller's thread takes records as the last step of a
+call. So a poll that is interrupted or cancelled earlier leaves all records here for the next poll. The
+consumer's positions move only past records that were taken, so leaving a `for` loop skips nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from oncelog.types import Record, TopicPartition
 
 
 class Run:
-    """Consecutive records of one partition; those from `next_index` on are undelivered."""
+    """Consecutive records of one partition. The records from `next_index` on are undelivered."""
 
     __slots__ = ("next_index", "rows")
 
@@ -24,7 +24,10 @@ class Run:
 
 
 class Columns(NamedTuple):
-    """A pyarrow.RecordBatch of one partition, and the position in front of it."""
+    """A pyarrow.RecordBatch of one partition.
+
+    `position` is the partition's position until the batch is taken.
+    """
 
     tp: TopicPartition
     position: int
@@ -32,25 +35,27 @@ class Columns(NamedTuple):
 
 
 class DeliveryBuffer:
-    """Undelivered records per partition. Those of paused partitions are held back until `resume`.
+    """The undelivered records of each partition.
 
-    Only the polling thread calls `take`, `take_columns` and `next_record`, and between polls nothing else
-    changes the buffer. Other threads may ask for a `position` at any time.
+    Records of a paused partition are not delivered until `resume`. Only the polling thread calls `take`,
+    `take_columns` and `next_record`, and between polls nothing else changes the buffer. Other threads may
+    call `position` at any time.
     """
 
     def __init__(self) -> None:
         self._runs: dict[TopicPartition, Run] = {}
         self._columns: Columns | None = None
         self._paused: set[TopicPartition] = set()
-        # The run that `next_record` reads from; None after any other change.
+        # The run that `next_record` reads from; None after any other change of the buffer.
         self._current: Run | None = None
-        # The run whose record before `next_index` the application is processing in the body of its loop.
+        # The run of the record that the application's `for` loop is processing, which is the one before
+        # `next_index`.
         self._unfinished: Run | None = None
 
     # Filling
 
     def put(self, records: Mapping[TopicPartition, list[Record]]) -> None:
-        """Add records of partitions that have none here."""
+        """Add records of partitions that have no records in the buffer."""
         self._runs = self._runs | {tp: Run(run) for tp, run in records.items() if run}
 
     def put_columns(self, columns: Columns) -> None:
@@ -71,7 +76,7 @@ class DeliveryBuffer:
         return rows[index].offset if index < len(rows) else None
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that have undelivered records here."""
+        """Return the partitions that have undelivered records in the buffer."""
         columns = self._columns
         held = [tp for tp, run in self._runs.items() if run.next_index < len(run.rows)]
         return held if columns is None else [*held, columns.tp]
@@ -93,12 +98,12 @@ class DeliveryBuffer:
 
     # Delivery
 
-    # A Python signal handler runs between two bytecodes, and may raise. So the three functions below prepare
-    # their result first; then come one assignment and the return, between which no handler can run. Guard:
-    # test_a_signal_at_any_moment_loses_no_record.
+    # A Python signal handler runs between two bytecodes, and may raise. So each of the three functions below
+    # prepares its result first and ends with one assignment and the return. No handler can run between those
+    # two. Guard: test_a_signal_at_any_moment_loses_no_record.
 
     def take(self, max_records: int) -> list[Record]:
-        """Return up to `max_records` records, which count as delivered from now on."""
+        """Return up to `max_records` records. They count as delivered from now on."""
         rows: list[Record] = []
         remaining: dict[TopicPartition, Run] = {}
         for tp, run in self._runs.items():
@@ -115,7 +120,7 @@ class DeliveryBuffer:
         return rows
 
     def take_columns(self) -> Any | None:
-        """Return the RecordBatch, which counts as delivered from now on; None without one."""
+        """Return the RecordBatch, or None if there is none. Its records count as delivered from now on."""
         if not self.has_columns or self._columns is None:
             return None
         batch = self._columns.batch
@@ -123,7 +128,7 @@ class DeliveryBuffer:
         return batch
 
     def next_record(self) -> Record | None:
-        """Return one record, which counts as delivered from now on; None without one."""
+        """Return one record, or None if there is none. The record counts as delivered from now on."""
         run = self._current
         if run is None or run.next_index >= len(run.rows):
             self._current = run = self._next_run()
@@ -138,22 +143,22 @@ class DeliveryBuffer:
     def finish(self) -> None:
         """Count the last record of `next_record` as processed.
 
-        The application asks for the next one, or commits it.
+        Call it when the application asks for the next record, or has committed this one.
         """
         self._unfinished = None
 
     def unfinished(self) -> Record | None:
-        """Return the record of `next_record` that is being processed; None without one."""
+        """Return the record that the application's `for` loop is processing; None if there is none."""
         run = self._unfinished
         if run is None or not any(held is run for held in self._runs.values()):
             return None
         return run.rows[run.next_index - 1]
 
     def return_unfinished(self) -> None:
-        """Count the record that is being processed as undelivered again, before the member leaves its group.
+        """Count the record that the application's `for` loop was processing as undelivered again.
 
-        An exception may have ended the loop, and so the processing of this record. Guard:
-        test_a_record_at_which_a_loop_ended_is_not_committed_by_close.
+        Call it before the member leaves its group: an exception may have ended the loop before the record was
+        processed. Guard: test_a_record_at_which_a_loop_ended_is_not_committed_by_close.
         """
         row, run = self.unfinished(), self._unfinished
         self._current = self._unfinished = None
@@ -170,7 +175,7 @@ class DeliveryBuffer:
     # Changes of assignment and positions
 
     def set_paused(self, tp: TopicPartition, paused: bool) -> None:
-        """Hold back the records of a partition, or release them."""
+        """Stop delivering the records of a partition, or deliver them again."""
         if paused:
             self._paused.add(tp)
         else:

@@ -1,7 +1,8 @@
-"""Fetch requests, and the batches in their responses: what is visible, and from where to fetch next.
+"""Builds Fetch requests and reads the batches in their responses: which are visible, and the next fetch
+offset.
 
-No fetch sessions are used: session id 0 and epoch -1, so each request names all its partitions. Topics are
-identified by name; MAX_FETCH_VERSION is the last version that allows it. Every broker serves version 4 or
+Fetch sessions are not used (session id 0, epoch -1), so each request names all its partitions. Topics are
+identified by name; MAX_FETCH_VERSION is the last version with names. Every broker supports version 4 or
 later.
 """
 
@@ -54,8 +55,9 @@ def isolation_of(name: str) -> Isolation:
 
 
 def fetch_request(positions: Iterable[tuple[TopicPartition, int]], options: FetchOptions) -> FetchRequest:
-    """Return a full fetch of partitions with the same leader, each from its offset. Brokers fill them in
-    order.
+    """Return a Fetch request for partitions with the same leader, from an offset of each.
+
+    The broker fills the response in the order of `positions`.
     """
     topics: dict[str, list[FetchRequest.FetchPartition]] = {}
     for tp, offset in positions:
@@ -79,7 +81,10 @@ def fetch_request(positions: Iterable[tuple[TopicPartition, int]], options: Fetc
 
 @dataclass(frozen=True, slots=True)
 class FetchedPartition:
-    """One partition of a fetch response. `aborted` has (producer id, first offset) pairs."""
+    """One partition of a fetch response.
+
+    `aborted` has the (producer id, first offset) of aborted transactions.
+    """
 
     tp: TopicPartition
     error_code: int
@@ -107,7 +112,7 @@ def fetched_partitions(response: FetchResponse) -> Iterator[FetchedPartition]:
 
 
 class FetchedBatch(NamedTuple):
-    """A whole batch in fetched data: its position there in bytes, its header, and its visibility."""
+    """A whole batch in fetched data: its position in the data in bytes, its header, and its visibility."""
 
     position: int
     header: BatchHeader
@@ -115,10 +120,10 @@ class FetchedBatch(NamedTuple):
 
 
 def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isolation) -> list[FetchedBatch]:
-    """Return the whole batches with their visibility. A batch that is cut off at the end is left out.
+    """Return the whole batches with their visibility. An incomplete batch at the end is left out.
 
-    Raises CorruptMessage or InvalidRecord with partition and offset, and PeerError for bytes without one
-    whole batch.
+    Raises CorruptMessage or InvalidRecord with partition and offset in the text. Raises PeerError if the
+    broker sent bytes without one whole batch.
     """
     visibility = VisibilityFilter(isolation, fetched.aborted)
     batches: list[FetchedBatch] = []
@@ -129,13 +134,13 @@ def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isol
             is_abort = header.is_control and _is_abort_marker(fetched.records, position)
             verdict = visibility.decide(header, is_abort_marker=is_abort)
             if verdict is Verdict.ABORTED and not verify_crc(fetched.records, position, header.size_bytes):
-                # An aborted batch is not decoded, but its last offset would move the position over records
-                # that follow.
+                # An aborted batch is not decoded, but its last offset moves the position. A damaged last
+                # offset would skip the records that follow.
                 raise CorruptMessage(f"the checksum of the batch at offset {header.base_offset} is wrong")
             batches.append(FetchedBatch(position, header, verdict))
     except (CorruptMessage, InvalidRecord) as error:
         if batches:
-            return batches  # deliver the whole batches first; the next fetch starts with the damaged one
+            return batches  # deliver these first; the next fetch starts with the damaged batch
         raise type(error)(f"{fetched.tp} at offset {fetch_offset}: {error.detail}") from error
     if len(fetched.records) and not batches:
         raise PeerError(
@@ -146,26 +151,27 @@ def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isol
 
 
 def _is_abort_marker(records: memoryview, position: int) -> bool:
-    """Return True for an abort marker. Its checksum is always verified.
+    """Return True for an abort marker. The checksum of the marker is always verified.
 
-    A marker changed from abort to commit would hide the records after it.
+    If damage changed an abort marker to a commit marker, the producer's later records would stay hidden.
     """
     control = decode_control(records, position)
     return control is not None and control.type is ControlType.ABORT
 
 
 def end_offset(batches: list[FetchedBatch], fetch_offset: int, high_watermark: int) -> int:
-    """Return the next fetch offset: behind all batches, even if none of their records was visible."""
+    """Return the next fetch offset. It is after all batches, even if none of their records was visible."""
     if not batches:
         return fetch_offset
     last_offsets = [batch.header.last_offset for batch in batches]
-    # Do not stop at the high watermark: Apache Kafka reads it before the data, so batches may be beyond it.
-    # To fetch from a lower offset again would deliver their records twice. Guard:
+    # Do not stop at the high watermark: Apache Kafka reads it before the data, so batches may be beyond it. A
+    # fetch from the high watermark would deliver the records of these batches twice. Guard:
     # test_a_piece_beyond_its_high_watermark_is_given_once.
     highest = last_offsets[-1]
-    # In a damaged log, where batches have changed places, the last one is not the highest. A fetch behind it
-    # could return the same data without end. Only there, a batch that claims offsets from the high watermark
-    # on counts as damaged. Guard: test_batches_in_wrong_order_are_fetched_once.
+    # In a damaged log with batches in the wrong order, the last batch is not the highest. A fetch after the
+    # last batch could return the same data without end. Only in such a log, a batch with offsets from the
+    # high watermark on counts as damaged and is ignored here. Guard:
+    # test_batches_in_wrong_order_are_fetched_once.
     if any(after <= before for before, after in pairwise(last_offsets)):
         highest = max((offset for offset in last_offsets if offset < high_watermark), default=highest)
     return max(fetch_offset, highest + 1)
@@ -188,9 +194,9 @@ def decode_batch(
 def decode_parts(
     tp: TopicPartition, records: memoryview, batch: FetchedBatch, start_offset: int, *, check_crcs: bool
 ) -> Iterator[tuple[list[Record], bool]]:
-    """Yield the records of one batch in parts, from `start_offset` on, each with True if it is the last part.
+    """Yield the records of one batch from `start_offset` on, in parts. The flag is True for the last part.
 
-    This keeps few records of a large batch in memory. Raises the same errors as `decode_batch`.
+    So only a few records of a large batch are in memory. Raises the same errors as `decode_batch`.
     """
     header, count = batch.header, 0
     try:
@@ -215,7 +221,7 @@ def _records(
     timestamp_type = header.timestamp_type
     if header.base_offset < start_offset:
         decoded = [record for record in decoded if record.offset >= start_offset]
-    # This takes half the time of calling Record, whose __new__ is a Python function that ends in this call.
+    # This call takes half the time of Record(...), whose __new__ is a Python function that ends in this call.
     make = tuple.__new__
     return [
         make(Record, (topic, partition, offset, timestamp_ms, timestamp_type, key, value, headers))

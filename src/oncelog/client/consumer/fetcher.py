@@ -1,7 +1,7 @@
 """The background work of a consumer: fetches, leader look-ups and position look-ups, each in a task.
 
-`ConsumerCore` decides what is due; `Fetcher.start_due` starts it. Each task that ends starts what has become
-due and wakes a poll that waits. Errors reach the application with its next poll.
+`ConsumerCore` decides which requests are due, and `Fetcher.start_due` starts them. Each task ends with a call
+of `start_due`, and wakes a waiting poll. The application's next poll raises errors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def _refuse_look_ups(
 
 
 class Fetcher:
-    """Runs the requests that `core` asks for. `committed` looks up the group's committed offsets."""
+    """Sends the requests that `core` returns. `committed` looks up the group's committed offsets."""
 
     def __init__(
         self, core: ConsumerCore, settings: Settings, cluster: ClusterConnection, committed: Committed
@@ -57,7 +57,7 @@ class Fetcher:
         self._wake.set()
 
     async def wait(self, deadline_ms: float) -> bool:
-        """Wait until something has arrived; return False at the deadline."""
+        """Wait for a call of `wake`; return False at the deadline."""
         remaining_ms = deadline_ms - self._cluster.now_ms()
         if remaining_ms <= 0 and not self._wake.is_set():
             return False
@@ -70,9 +70,9 @@ class Fetcher:
         return True
 
     def cancel(self) -> list[asyncio.Task[None]]:
-        """Cancel all tasks for good, and return them."""
-        # The callback refers to the consumer, which refers to this object. Without it, a closed consumer is
-        # freed at once. Guard: test_a_closed_client_is_freed_without_the_garbage_collector.
+        """Cancel all tasks, and return them. Start no look-up of committed offsets after that."""
+        # `_committed` refers to the consumer, which refers to this object. Breaking this cycle frees a closed
+        # consumer at once. Guard: test_a_closed_client_is_freed_without_the_garbage_collector.
         self._committed = _refuse_look_ups
         tasks = list(self._tasks)
         for task in tasks:
@@ -80,7 +80,10 @@ class Fetcher:
         return tasks
 
     def start_due(self) -> None:
-        """Start whatever is due, unless an error waits for the application: a repetition would hide it."""
+        """Start all requests that are due.
+
+        Start none while an error waits for a poll: a success would drop that error.
+        """
         core = self._core
         if core.has_error:
             return
@@ -131,7 +134,10 @@ class Fetcher:
     # Leaders
 
     async def _find_leaders(self, partitions: Sequence[TopicPartition]) -> None:
-        """Look up the leaders of these partitions, which are in `_leader_lookups` until then."""
+        """Look up the leaders of these partitions.
+
+        A partition is in `_leader_lookups` until its look-up has ended.
+        """
         cluster = self._cluster
         lookups: dict[asyncio.Future[None], TopicPartition] = {}
         remaining: Iterable[TopicPartition] = partitions
@@ -139,19 +145,21 @@ class Fetcher:
             if self._failure_count:
                 await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
             if len(topics := {tp.topic for tp in partitions}) > 1:
-                with suppress(OncelogError):  # one request finds nearly all
+                with suppress(OncelogError):  # one request finds nearly all leaders
                     await cluster.refresh_metadata(sorted(topics), allow_auto_topic_creation=False)
             lookups |= {asyncio.ensure_future(self._find_leader(tp)): tp for tp in partitions}
-            # Not `partitions` from here on: `start_due` may look up again those that `_take_found` has
-            # removed. Guard: test_a_topic_that_may_be_created_soon_is_requested_once_at_a_time.
+            # From here on, only `lookups` counts and not `partitions`: `start_due` may already look up again
+            # the partitions that `_take_found` has removed. Guard:
+            # test_a_topic_that_may_be_created_soon_is_requested_once_at_a_time.
             remaining = lookups.values()
             self._take_found(lookups)
-            # A missing or leaderless partition must not keep others from being read meanwhile. Guard:
+            # A missing or leaderless partition must not delay reads of the other partitions. Guard:
             # test_a_partition_without_a_leader_does_not_delay_the_others.
             while lookups:
                 done, _ = await asyncio.wait(lookups, return_when=asyncio.FIRST_COMPLETED)
                 if len(done) < len(lookups):
-                    # `start_due` looks at each partition, and thousands of leaders may come one by one.
+                    # Collect results: thousands of leaders may be found one by one, and each `start_due`
+                    # visits all partitions.
                     await asyncio.sleep(_COLLECT_LEADERS_S)
                 self._take_found(lookups)
         finally:
@@ -160,7 +168,10 @@ class Fetcher:
             self._leader_lookups.difference_update(remaining)
 
     def _take_found(self, lookups: dict[asyncio.Future[None], TopicPartition]) -> None:
-        """Read partitions whose leaders were found, and end the look-ups of topics where one failed."""
+        """Start to read partitions whose leader was found.
+
+        If a look-up failed, end all look-ups of its topic.
+        """
         missing = [task for task, tp in lookups.items() if self._cluster.metadata.leader_of(tp) is None]
         failed = [task for task in missing if task.done()]
         errors = {str(error): error for task in failed if (error := task.exception()) is not None}
@@ -170,13 +181,16 @@ class Fetcher:
         for task in [task for task in lookups if task not in remaining]:
             task.cancel()
             del lookups[task]
-        for error in errors.values():  # one per topic, however many of its partitions are read
+        for error in errors.values():  # one error per topic, not one per partition
             self._core.note_error(error if isinstance(error, Exception) else OncelogError(repr(error)))
         self.start_due()
         self.wake()
 
     async def _find_leader(self, tp: TopicPartition) -> None:
-        """Look up one leader. If the topic may be about to exist, the next `start_due` looks again."""
+        """Look up one leader.
+
+        If the topic may be new, the next `start_due` repeats a look-up that did not find it.
+        """
         patience_ms = 0 if self._may_be_about_to_exist(tp) else None
         try:
             await self._cluster.leader(
@@ -188,7 +202,9 @@ class Fetcher:
             self._failure_count += 1  # makes the next look-up pause first
 
     def _may_be_about_to_exist(self, tp: TopicPartition) -> bool:
-        """Return True while an unknown topic may be one that was created a moment ago."""
+        """Return True if the topic is unknown only since a moment ago, so that brokers may soon
+        learn of it.
+        """
         since_ms = self._cluster.metadata.unknown_since_ms(tp.topic)
         return since_ms is not None and self._cluster.now_ms() - since_ms < self._request_timeout_ms
 
@@ -202,19 +218,22 @@ class Fetcher:
                 offset = offsets.get(call.tp)
                 core.on_committed(call, offset.offset if offset is not None else None)
         except Exception as error:
-            # An open transaction may hold the offsets back: wait for its end, as Java does. Guard:
+            # An open transaction may still commit offsets, so wait for its end, as Java does. Guard:
             # test_assigned_partitions_wait_for_an_open_transaction.
             is_held_back = isinstance(error, TimedOut) and isinstance(error.__cause__, UnstableOffsetCommit)
             if not is_held_back and any(core.is_awaited(call) for call in calls):
-                core.note_error(error)  # once, however many partitions there are
+                core.note_error(error)  # one error for all partitions
         finally:
             core.end_resets(calls)
         self.start_due()
         self.wake()
 
     async def _reset(self, calls: list[ResetCall]) -> None:
-        """Look up positions: first where the leader is known, or becomes known with one metadata request."""
-        # Missing partitions must not keep the others from being read. Guard:
+        """Look up positions.
+
+        Refresh metadata once, and then look up partitions without a leader in another task.
+        """
+        # Missing partitions must not delay reads of the other partitions. Guard:
         # test_a_missing_topic_keeps_no_other_from_being_read.
         if leaderless := self._without_leader(calls):
             with suppress(OncelogError):

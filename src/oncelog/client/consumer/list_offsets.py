@@ -19,9 +19,9 @@ _MAX_TIMESTAMP_VERSION = 7
 
 @dataclass(frozen=True, slots=True)
 class OffsetAt:
-    """The offset that was found; None if no record is at or after the requested time.
+    """The result of an offset look-up. `offset` is None if no record has the requested time or a later one.
 
-    `timestamp_ms` is the timestamp of the record found; None for earliest and latest.
+    `timestamp_ms` is the timestamp of the record at `offset`; None for "earliest" and "latest".
     """
 
     offset: int | None
@@ -30,7 +30,7 @@ class OffsetAt:
 
 
 def timestamp_of(spec: OffsetSpec) -> int:
-    """Return the protocol's number for `spec`. Raises MisuseError for an invalid one."""
+    """Return the timestamp of a ListOffsets request for `spec`. Raises MisuseError for an invalid `spec`."""
     if isinstance(spec, int) and spec >= 0:
         return spec
     if isinstance(spec, str) and spec in _TIMESTAMP_OF:
@@ -41,14 +41,14 @@ def timestamp_of(spec: OffsetSpec) -> int:
 
 
 def min_version_for(specs: Mapping[TopicPartition, OffsetSpec]) -> int | None:
-    """Return the minimum version that supports all of `specs`; None if any version does."""
+    """Return the minimum version of ListOffsets that supports all of `specs`; None if every version does."""
     return _MAX_TIMESTAMP_VERSION if "max-timestamp" in specs.values() else None
 
 
 def list_offsets_request(
     specs: Mapping[TopicPartition, OffsetSpec], isolation: Isolation, timeout_ms: int
 ) -> ListOffsetsRequest:
-    """Return one request for all partitions of `specs`, which must have the same leader."""
+    """Return one request for all partitions of `specs`. They must have the same leader."""
     topics: dict[str, list[ListOffsetsRequest.ListOffsetsPartition]] = {}
     for tp, spec in specs.items():
         partition = ListOffsetsRequest.ListOffsetsPartition(

@@ -52,8 +52,9 @@ async def list_offsets(
         pause_ms = cluster.retry_pause_ms(attempt)
         if cluster.now_ms() + pause_ms > deadline_ms:
             break
-        # A missing topic has been waited for already. But a leader that does not know the partition may have
-        # just lost it to another broker. Guard: test_a_partition_that_was_moved_away_is_asked_for_again.
+        # `_find_leaders` has already waited for a missing topic. But if a leader does not know the partition,
+        # the partition may have just moved to another broker. Guard:
+        # test_a_partition_that_was_moved_away_is_asked_for_again.
         missing = {tp for tp, error in without_leader.items() if isinstance(error, UnknownTopicOrPartition)}
         remaining = {
             tp: spec for tp, spec in remaining.items() if tp not in missing and _is_transient(outcome[tp])
@@ -77,7 +78,8 @@ async def _send_to_leaders(cluster: ClusterConnection, specs: Specs, isolation: 
     for tp, spec in specs.items():
         if (node_id := cluster.metadata.leader_of(tp)) is not None:
             by_node.setdefault(node_id, {})[tp] = spec
-        else:  # the leader was known before, but has refused or become unreachable since
+        else:
+            # `_find_leaders` knew the leader, but another request has marked it stale since.
             outcome[tp] = LeaderNotAvailable(f"the leader of {tp} has just changed")
     results = await asyncio.gather(
         *(_send(cluster, node_id, node_specs, isolation) for node_id, node_specs in by_node.items())
@@ -88,10 +90,10 @@ async def _send_to_leaders(cluster: ClusterConnection, specs: Specs, isolation: 
 
 
 async def _find_leaders(cluster: ClusterConnection, partitions: Iterable[TopicPartition]) -> Outcome:
-    """Look up the unknown leaders; return the errors of those that were not found."""
+    """Look up leaders that are unknown. Return an error for each partition whose leader was not found."""
     unknown = [tp for tp in partitions if cluster.metadata.leader_of(tp) is None]
-    # Concurrently: each missing partition is waited for, which took minutes one after the other. Guard:
-    # test_missing_partitions_are_looked_for_together.
+    # Look up all leaders at the same time: waiting for each missing partition in turn could take minutes.
+    # Guard: test_missing_partitions_are_looked_for_together.
     results = await asyncio.gather(
         *(cluster.leader(tp, allow_auto_topic_creation=False) for tp in unknown), return_exceptions=True
     )

@@ -1,8 +1,8 @@
-"""The end offset and the stable end offset of a partition, and the transaction between them.
+"""Looks up the end offset and the last stable offset of partitions, and the transaction between the two.
 
-The end offset (high watermark) is the offset of the next record; lag is measured against it. The stable end
-offset (last stable offset) is the first offset of the earliest open transaction; read_committed readers stop
-there.
+The end offset (high watermark) is the offset of the next record, and lag is the distance to it. The stable
+end offset (last stable offset) is the first offset of the earliest open transaction. Readers with
+read_committed stop at the stable end offset.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from oncelog.types import Isolation, TopicPartition
 
 
 class Holder(NamedTuple):
-    """The transaction that holds a last stable offset back. Fields that could not be looked up are None."""
+    """The open transaction at a partition's last stable offset.
+
+    Fields that could not be looked up are None.
+    """
 
     transactional_id: str | None = None
     producer_id: int | None = None
@@ -36,7 +39,10 @@ class Holder(NamedTuple):
 
 
 class PartitionEnds(NamedTuple):
-    """The offsets of one partition; None if no leader answered. `held_by` is None if nothing is held back."""
+    """The offsets of one partition; None if no leader responded.
+
+    `held_by` is the open transaction at `stable_end`; None if `stable_end` equals `end`.
+    """
 
     start: int | None
     end: int | None
@@ -45,11 +51,11 @@ class PartitionEnds(NamedTuple):
 
 
 def partition_ends(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartition, PartitionEnds]:
-    """Look up the ends of these partitions. A partition without a leader, or deleted, has no offsets."""
+    """Return the ends of these partitions. The offsets of a deleted or leaderless partition are None."""
     if not tps:
         return {}
     starts = admin.list_offsets(dict.fromkeys(tps, "earliest"), raise_errors=False)
-    # Before the ends: both only grow, so a stable end offset never appears beyond the end offset.
+    # Look up stable ends before ends. Both only grow, so no stable end appears to be beyond the end.
     stable = admin.list_offsets(dict.fromkeys(tps, "latest"), Isolation.READ_COMMITTED, raise_errors=False)
     ends = admin.list_offsets(dict.fromkeys(tps, "latest"), raise_errors=False)
     held_back = {
@@ -71,7 +77,8 @@ def _holders(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartiti
     if not tps:
         return {}
     holders = dict.fromkeys(tps, Holder())
-    # Only these partitions, each with its own error: one that this client may not describe hides no other.
+    # Each partition has its own error: a partition that this client may not describe must not hide the
+    # others.
     described = admin.describe_producers(tps, raise_errors=False)
     earliest = {tp: txn for tp in tps if (txn := _earliest(described[tp])) is not None}
     for tp, opened in earliest.items():
@@ -79,7 +86,7 @@ def _holders(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartiti
     try:
         transactions = admin.known_transactions({opened.producer_id for opened in earliest.values()})
     except OncelogError:
-        return holders  # a broker before Kafka 3.0, or a coordinator that does not answer at present
+        return holders  # a broker before Kafka 3.0, or a coordinator that does not respond
     now_ms = system.current().wall_ns() // 1_000_000
     for tp, opened in earliest.items():
         transaction = transactions.get(opened.producer_id)

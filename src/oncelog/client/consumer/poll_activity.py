@@ -1,13 +1,14 @@
-"""The time since the application was last inside a poll, which max.poll.interval.ms limits."""
+"""Measures how long the application has not polled, for max.poll.interval.ms."""
 
 from __future__ import annotations
 
 
 class PollActivity:
-    """The number of polls that wait at present, and when the last one stopped waiting.
+    """The number of polls that are waiting, and the time at which the last poll stopped waiting.
 
-    A waiting poll is activity, however long it takes: a member without partitions, or with paused ones, is
-    alive. A callback inside a poll is not: it may hang like any other code of the application.
+    A waiting poll counts as activity, however long it waits: a member without partitions, or with paused
+    partitions, is alive. A callback inside a poll does not count, because it may hang like any other code of
+    the application.
     """
 
     __slots__ = ("_left_ms", "_waiting")

@@ -1,6 +1,6 @@
-"""Reads of a fixed offset range of one partition, for Spark tasks and audits. They need no consumer state.
+"""Reads a fixed offset range of one partition, without a consumer's state, for Spark tasks and audits.
 
-Memory is bounded: at most two chunks exist, the one being processed and the next, which is fetched meanwhile.
+At most two chunks are in memory: the caller processes one while the next one is fetched.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from oncelog.settings import Settings
 from oncelog.types import Isolation, TopicPartition
 
 RANGE_FETCH_BYTES = 4 * 1024 * 1024
-"""The partition size in bytes that one fetch of a range asks for, unless max.partition.fetch.bytes is set."""
+"""The number of bytes that a fetch of a range requests, unless max.partition.fetch.bytes is set."""
 
 _CHANNEL = "range"
 
 
 @dataclass(frozen=True, slots=True)
 class RangeChunk:
-    """Whole stored batches with their visibility. `next_offset` is the offset of the next chunk."""
+    """Whole stored batches with their visibility. `next_offset` is the start of the next chunk."""
 
     tp: TopicPartition
     records: memoryview
@@ -90,24 +90,23 @@ def range_options(settings: Settings, isolation: Isolation | None = None) -> Fet
 
 
 def check_range(tp: TopicPartition, start: int, end: int) -> None:
-    """Raise MisuseError for an invalid range."""
+    """Raise MisuseError if an offset is invalid, or if `start` is above `end`."""
     if offset_of(tp, start) > offset_of(tp, end):
         raise MisuseError(f"range {start} to {end} of {tp}: it needs start <= end")
 
 
 class RangeFetcher:
-    """Fetches chunks of one partition, and looks up its leader again after that has moved."""
+    """Fetches chunks of one partition. After an error it looks the partition's leader up again."""
 
     def __init__(self, cluster: ClusterConnection, tp: TopicPartition, options: FetchOptions) -> None:
         self.tp, self.options = tp, options
         self._cluster = cluster
 
     async def fetch(self, offset: int, end: int) -> RangeChunk:
-        """Return the chunk from `offset` on, with at least one batch.
+        """Return the chunk from `offset` on, with at least one batch. `end` is for error texts.
 
-        Raises OffsetOutOfRange with the available offsets, CorruptMessage, and TimedOut if nothing can be
-        read within request.timeout.ms. If the partition cannot be reached for that long, raises the last
-        error.
+        Raises OffsetOutOfRange with the available offsets, CorruptMessage, and TimedOut if no batch arrives
+        within request.timeout.ms. If the partition is unreachable for that time, raises the last error.
         """
         cluster = self._cluster
         deadline_ms = cluster.now_ms() + cluster.settings["request.timeout.ms"]
@@ -117,8 +116,8 @@ class RangeFetcher:
                 fetched = await self._fetch_once(offset)
             except (DisconnectedError, TimedOut, BrokerError) as error:
                 # CORRUPT_MESSAGE is retriable for a produced batch, but a stored batch stays damaged. Kafka's
-                # consumer also raises it at once. Retries made each reader wait for request.timeout.ms.
-                # Guard: test_a_damaged_partition_is_asked_once.
+                # consumer also raises it at once. With retries, each reader would wait for
+                # request.timeout.ms. Guard: test_a_damaged_partition_is_asked_once.
                 is_damaged = isinstance(error, CorruptMessage)
                 is_final = is_damaged or (isinstance(error, BrokerError) and not error.retriable)
                 pause_ms = cluster.retry_pause_ms(attempt)
@@ -161,15 +160,15 @@ class RangeFetcher:
     async def _check_last_offset(self, fetched: FetchedPartition, batches: list[FetchedBatch]) -> None:
         """Raise CorruptMessage for a batch that claims offsets beyond the end of the log.
 
-        No checksum covers a batch's base offset. Such a claim would end the range early, and its remaining
-        records would be missing without an error.
+        No checksum covers a batch's base offset. A wrong base offset would end the range early, and the
+        remaining records would be missing without an error.
         """
         # Guard: test_a_segment_that_ends_with_changed_offsets.
         claimed = max(batch.header.last_offset for batch in batches)
         if claimed < fetched.high_watermark:
             return
-        # Apache Kafka reads the high watermark before the data, so records that arrived in between may be
-        # beyond it.
+        # Compare to the present end of the log as well: Apache Kafka reads the high watermark before the
+        # data, so records that arrive in between may be beyond it.
         from oncelog.client.consumer.offset_lookup import list_offsets
 
         latest = (await list_offsets(self._cluster, {self.tp: "latest"}, Isolation.READ_UNCOMMITTED))[self.tp]

@@ -1,1 +1,1 @@
-"""A consumer's membership in its group, in both group protocols."""
+"""A consumer's membership in its group, in the classic protocol and in the consumer protocol (KIP-848)."""

@@ -265,8 +265,8 @@ class ConsumerMember:
             self._notify()
 
     def _reported_as_owned(self) -> frozenset[TopicIdPartition]:
-        """Return the partitions to report as owned, including taken ones that the application
-        does not know.
+        """Return the partitions to report as owned, including taken ones that the application does
+        not know.
         """
         if not self._is_unacknowledged:
             return self._acknowledged

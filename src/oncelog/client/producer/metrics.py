@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from oncelog.client.consumer.consumer_metrics import Window
 from oncelog.client.producer.batch import ProducerBatch
+from oncelog.client.sampled_stat import SampledStat
 from oncelog.errors import (
     BrokerError,
     DuplicateSequenceNumber,
@@ -17,12 +17,12 @@ class ProducerMetrics:
     """Counters since the start, and windows of 30 s for rates."""
 
     def __init__(self) -> None:
-        self.records = Window()
-        self.bytes = Window()
-        self.batch_sizes = Window()
-        self.batch_records = Window()
-        self.requests = Window()
-        self.latency = Window()
+        self.records = SampledStat()
+        self.bytes = SampledStat()
+        self.batch_sizes = SampledStat()
+        self.batch_records = SampledStat()
+        self.requests = SampledStat()
+        self.latency = SampledStat()
         self.sent = 0
         self.sent_bytes = 0
         self.delivered = 0

@@ -62,8 +62,8 @@ class ProducerTransaction:
         return MAX_PRODUCE_VERSION if self.raises_epoch else LAST_CLASSIC_PRODUCE_VERSION
 
     def admits(self, tp: TopicPartition) -> bool:
-        """Return True if records of a partition may be sent now; otherwise note that it must be added
-        first.
+        """Return True if records of a partition may be sent now; otherwise note that it must be
+        added first.
         """
         if tp in self.added:
             return True

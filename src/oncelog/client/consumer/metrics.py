@@ -2,82 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-
-WINDOW_MS = 30_000
-"""The period in ms that rates, averages and maxima cover."""
-
-
-_Second = list[float]
-"""Second, number of samples, their sum, their maximum."""
-
-
-class Window:
-    """Samples of the last WINDOW_MS, summed per second so that memory stays bounded."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[_Second] = deque()
-        self._started_ms: float | None = None
-
-    def add(self, value: float, now_ms: float) -> None:
-        """Add one sample."""
-        second = int(now_ms // 1000)
-        if self._seconds and self._seconds[-1][0] == second:
-            sums = self._seconds[-1]
-            sums[1] += 1
-            sums[2] += value
-            if value > sums[3]:
-                sums[3] = value
-            return
-        if self._started_ms is None:
-            self._started_ms = now_ms
-        self._seconds.append([second, 1, value, value])
-        self._expire(now_ms)
-
-    def _expire(self, now_ms: float) -> None:
-        while self._seconds and self._seconds[0][0] * 1000 <= now_ms - WINDOW_MS - 1000:
-            self._seconds.popleft()
-
-    def _sum(self, now_ms: float, of: Callable[[_Second], float]) -> float:
-        self._expire(now_ms)
-        return sum(of(row) for row in self._seconds)
-
-    def rate(self, now_ms: float) -> float:
-        """Return the sum of the samples per second."""
-        return self._per_second(self._sum(now_ms, lambda row: row[2]), now_ms)
-
-    def count_rate(self, now_ms: float) -> float:
-        """Return the number of samples per second."""
-        return self._per_second(self._sum(now_ms, lambda row: row[1]), now_ms)
-
-    def _per_second(self, total: float, now_ms: float) -> float:
-        elapsed_ms = min(now_ms - (self._started_ms or now_ms), WINDOW_MS)
-        return total / (max(elapsed_ms, 1000) / 1000)
-
-    def average(self, now_ms: float) -> float:
-        """Return the mean of the samples; 0 without any."""
-        count = self._sum(now_ms, lambda row: row[1])
-        return self._sum(now_ms, lambda row: row[2]) / count if count else 0.0
-
-    def largest(self, now_ms: float) -> float:
-        """Return the largest sample; 0 without any."""
-        self._expire(now_ms)
-        return max((row[3] for row in self._seconds), default=0.0)
+from oncelog.client.sampled_stat import SampledStat
 
 
 class ConsumerMetrics:
-    """Counters of fetches and records. Times are milliseconds of one clock; record bytes are those of the
-    values.
+    """Counters of fetches and records. All times are in milliseconds, by one clock.
+
+    A record counts with the size of its value in bytes.
     """
 
     def __init__(self) -> None:
-        self._latency, self._fetched_bytes = Window(), Window()
-        self._records, self._bytes = Window(), Window()
+        self._latency, self._fetched_bytes = SampledStat(), SampledStat()
+        self._records, self._bytes = SampledStat(), SampledStat()
         self._totals = {"fetch-total": 0, "records-consumed-total": 0, "bytes-consumed-total": 0}
 
     def on_fetch(self, latency_ms: float, size_bytes: int, now_ms: float) -> None:
-        """Count a fetch that was answered."""
+        """Count a fetch response."""
         self._latency.add(latency_ms, now_ms)
         self._fetched_bytes.add(size_bytes, now_ms)
         self._totals["fetch-total"] += 1
