@@ -57,7 +57,8 @@ def group_record_keys(group: ConsumerGroup) -> list[RecordKey]:
 def encode_record(
     group: ConsumerGroup, record_key: RecordKey, *, is_gone: bool = False
 ) -> tuple[bytes, bytes | None]:
-    """Return the record for a part of the group; its value is None if that part is gone.
+    """Return the record of the part of the group that `record_key` names, or its tombstone if the part is
+    gone.
 
     Raises InvalidRequest if a string is too long for its field.
     """
@@ -119,7 +120,7 @@ def _current(member: ConsumerMember) -> bytes:
 
 
 def by_topic_id(tps: Iterable[TopicIdPartition]) -> list[tuple[bytes, list[int]]]:
-    """Return sorted pairs of a topic id and its partitions."""
+    """Return pairs of a topic id and its partition indexes, both sorted."""
     topics: dict[bytes, list[int]] = {}
     for topic_id, partition in sorted(tps):
         topics.setdefault(topic_id, []).append(partition)
@@ -127,14 +128,14 @@ def by_topic_id(tps: Iterable[TopicIdPartition]) -> list[tuple[bytes, list[int]]
 
 
 def topic_id_partitions(rows: Iterable[tuple[bytes, Iterable[int]]]) -> frozenset[TopicIdPartition]:
-    """Return the inverse of `by_topic_id`."""
+    """Return the (topic id, partition index) pairs of `rows`: the inverse of `by_topic_id`."""
     return frozenset(
         (bytes(topic_id), partition) for topic_id, partitions in rows for partition in partitions
     )
 
 
 def parse_key(key: bytes) -> tuple[str, RecordKey]:
-    """Return the group id of a record and the part of the group that it holds. Raises PeerError."""
+    """Return the group id and the record key (which part of the group) of a stored key. Raises PeerError."""
     kind = version_of(key)
     if kind in _GROUP_KEYS:
         return _GROUP_KEYS[kind].from_bytes(key).group_id, RecordKey(kind)
@@ -143,7 +144,7 @@ def parse_key(key: bytes) -> tuple[str, RecordKey]:
 
 
 def replay_record(group: ConsumerGroup, record_key: RecordKey, data: bytes | None) -> None:
-    """Apply a record to the group. The records of a member come in any order. Raises PeerError."""
+    """Apply a stored record to the group. A member's records may come in any order. Raises PeerError."""
     kind, member_id = record_key
     if kind == EPOCH:
         group.epoch = ConsumerGroupMetadataValue.from_bytes(data).epoch if data else 0

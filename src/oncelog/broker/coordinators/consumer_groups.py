@@ -1,6 +1,7 @@
-"""The coordinator of consumer protocol groups, which carries out what `rules.groups.consumer` decides.
+"""The coordinator of consumer protocol groups, which carries out the decisions of `rules.groups.consumer`.
 
-Regular expressions (`broker.coordinators.patterns`) match whole topic names, but never internal topics.
+Regular expressions of subscriptions (`broker.coordinators.patterns`) match whole topic names, and never match
+internal topics.
 Source: KIP-848; kafka GroupMetadataManager.
 """
 
@@ -27,9 +28,9 @@ from oncelog.rules.groups.deadlines import Deadlines
 from oncelog.settings import Settings
 
 RETRY_MS = 1000
-"""Pause before a group's deadlines are handled again after its records could not be stored."""
+"""Pause in ms before a group's deadlines are handled again, after its records could not be stored."""
 SUBSCRIPTION_RECORDS = 4
-"""Limit of the memory for distinct subscriptions of a group, in multiples of message.max.bytes."""
+"""Multiple of message.max.bytes that the distinct subscriptions of a group may take in memory."""
 
 
 class ConsumerGroups:
@@ -53,7 +54,9 @@ class ConsumerGroups:
         self._resolved: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
         self._resolved_count = 0
         self._resolved_at = (-1, -1)
-        """Revisions of the topics and of the patterns from which `_resolved` were built."""
+        """Revisions of the topics and of the patterns at which `_resolved` was built; it is stale if either
+        changes.
+        """
 
     @property
     def assignors(self) -> list[str]:
@@ -61,7 +64,7 @@ class ConsumerGroups:
         return [ASSIGNOR_NAMES[name] for name in self._settings["group.consumer.assignors"]]
 
     def get(self, group_id: str) -> ConsumerGroup | None:
-        """Return a group, or None. Raises NotCoordinator."""
+        """Return a group; None if it does not exist. Raises NotCoordinator."""
         self._topic.check(group_id)
         return self._groups.get(group_id)
 
@@ -72,11 +75,11 @@ class ConsumerGroups:
     def heartbeat(
         self, group_id: str, request: Heartbeat, now_ms: int, first: Sequence[tuple[bytes, bytes | None]] = ()
     ) -> tuple[HeartbeatResult, list[AppendHandle]]:
-        """Return the result of a heartbeat, and the appends that the response must wait for.
+        """Handle a heartbeat. Return the result, and the appends that the response must wait for.
 
         `first` has records to store before the group's own, in the same batch. Raises GroupIdNotFound,
-        NotCoordinator, InvalidRequest, MessageTooLarge, InvalidRegularExpression, and what
-        ConsumerGroup.heartbeat raises.
+        NotCoordinator, InvalidRequest, MessageTooLarge, InvalidRegularExpression, and the errors of
+        ConsumerGroup.heartbeat.
         """
         group = self.get(group_id)
         if group is None and request.epoch != 0:
@@ -90,10 +93,10 @@ class ConsumerGroups:
     def leave(
         self, group_id: str, identities: Sequence[tuple[str, str | None]], now_ms: int
     ) -> tuple[list[int], list[AppendHandle]]:
-        """Remove members, given as (member id, instance id).
+        """Remove members; `identities` has their (member id, instance id).
 
-        Return an error code for each, and the appends that the response must wait for. Raises UnknownMemberId
-        if there is no such group, NotCoordinator, InvalidRequest, MessageTooLarge.
+        Return an error code for each member, and the appends that the response must wait for. Raises
+        UnknownMemberId if the group does not exist, NotCoordinator, InvalidRequest, MessageTooLarge.
         """
         group = self.get(group_id)
         if group is None:
@@ -116,13 +119,19 @@ class ConsumerGroups:
         return self._dynamic.group_ms(group_id, "consumer.session.timeout.ms")
 
     def reconfigure(self, group_id: str) -> None:
-        """Apply the group's current settings. A member's timeout changes with its next heartbeat."""
+        """Apply the group's current settings.
+
+        A member gets a changed session timeout with its next heartbeat.
+        """
         group = self._groups.get(group_id)
         if group is not None:
             group.set_session_timeout(self._session_ms(group_id))
 
     def _resolve_topics(self, names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
-        """Return the topics with these names or matching these patterns, cached until the topics change."""
+        """Return the topics with these names or matching these patterns.
+
+        Results are cached until topics change.
+        """
         topics, patterns = self._topics, self.patterns
         if self._resolved_at != (topics.revision, patterns.revision):
             patterns.list_topics([topic.name for topic in topics.all() if not topic.is_internal])
@@ -137,7 +146,9 @@ class ConsumerGroups:
                 topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in topics_found
             }
             if self._resolved_at != (topics.revision, patterns.revision):
-                return resolved  # `find` has resolved a pattern, perhaps after it was used above
+                # `find` has resolved a pattern and raised the revision. `all_names` may lack its matches, so
+                # do not cache them.
+                return resolved
             self._resolved_count += len(resolved) + 1
             if self._resolved_count > self._limits.max_catalogued_topics:
                 self._resolved.clear()
@@ -146,14 +157,16 @@ class ConsumerGroups:
         return self._resolved[key]
 
     def subscribed_topics(self, group_id: str) -> set[str] | None:
-        """Return the topics that members subscribe to; None while their patterns are not resolved."""
+        """Return the topics that members subscribe to; None while some of their patterns are not resolved
+        yet.
+        """
         group = self._groups[group_id]
         regexes = {member.regex for member in group.members.values() if member.regex}
         subscribed = None if self.patterns.is_unresolved(regexes) else group.subscribed()
         return None if subscribed is None else set(subscribed)
 
     def _forget_patterns(self) -> None:
-        """Forget patterns that no member uses, once they may be half of all patterns."""
+        """Once there are `_max_patterns` patterns, forget those that no member uses."""
         if len(self.patterns) > self._max_patterns:
             members = (member for group in self._groups.values() for member in group.members.values())
             self.patterns.keep({member.regex for member in members if member.regex})
@@ -162,10 +175,10 @@ class ConsumerGroups:
     def _replace(
         self, draft: ConsumerGroup, now_ms: int, first: Sequence[tuple[bytes, bytes | None]] = ()
     ) -> list[AppendHandle]:
-        """Store the draft's changes, then replace the group by the draft.
+        """Store the draft's changes, then replace the group by the draft. Return the appends.
 
-        Memory changes only after the log: a change that cannot be stored has not happened.
-        Raises NotCoordinator, or InvalidRequest or MessageTooLarge if no record can hold the change.
+        If the changes cannot be stored, the group in memory stays as it was. Raises NotCoordinator, or
+        InvalidRequest or MessageTooLarge if no record can hold the change.
         """
         written = []
         if draft.unsaved:
@@ -182,11 +195,11 @@ class ConsumerGroups:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """The next time at which `tick` must run."""
+        """The next time in ms at which `tick` must run; None if no group has a deadline."""
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Run the groups whose deadline has passed."""
+        """Handle the deadlines of groups that have passed."""
         for group_id in self._deadlines.take(now_ms):
             group = self._groups.get(group_id)
             if group is None:
@@ -196,11 +209,14 @@ class ConsumerGroups:
             try:
                 self._replace(draft, now_ms)
             except BrokerError:
-                # The group keeps its members for now. Its failure must not affect other groups.
+                # This group keeps its members until the retry. The failure must not affect other groups.
                 self._schedule(group_id, now_ms + RETRY_MS)
 
     def write_tombstones(self, group_id: str, now_ms: int) -> AppendHandle:
-        """Delete a group without members by tombstones. Raises NotCoordinator."""
+        """Delete a group without members by appending a tombstone for each of its records.
+
+        Raises NotCoordinator.
+        """
         group = self._groups[group_id]
         records = [encode_record(group, record_key, is_gone=True) for record_key in group_record_keys(group)]
         written = self._topic.append(self._topic.partition_of(group_id), records, now_ms)
@@ -210,21 +226,22 @@ class ConsumerGroups:
     # The start
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """Apply a record of the topic. Raises PeerError."""
+        """Apply a record of `__consumer_offsets` at the start. Raises PeerError."""
         group_id, record_key = parse_key(key)
         if group_id not in self._groups and value is None:
             return
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = self._new(group_id)
-            group.epoch = 0  # set by its record; without one the group is gone
+            # The record of the epoch sets this. If there is no such record, the group is deleted below.
+            group.epoch = 0
         replay_record(group, record_key, value)
         is_gone = not (group.members or group.targets or group.epoch or group.assignment_epoch)
         if is_gone:
             del self._groups[group_id]
 
     def forget_partition(self, index: int) -> None:
-        """Forget the groups that are stored in a partition of the topic."""
+        """Forget the groups of a damaged partition of `__consumer_offsets`."""
         partition_of = self._topic.partition_of
         self._groups = {
             group_id: group for group_id, group in self._groups.items() if partition_of(group_id) != index

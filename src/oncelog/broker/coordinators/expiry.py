@@ -1,7 +1,7 @@
-"""Rounds over all groups or transactional ids that may have expired, in bounded steps.
+"""Search for expired groups or transactional ids in the background, in bounded steps.
 
-With 100,000 groups a look at each takes seconds, so requests are served between the steps.
-Guarded by tests/broker/test_broker_expiry.py.
+One search over all keys is called a round. With 100,000 groups a round takes seconds, so other requests run
+between its steps. Guarded by tests/broker/test_broker_expiry.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from oncelog.log.background import BackgroundQueue, BackgroundTask
 
 
 class ExpiryRounds:
-    """Rounds of one kind. Only one round runs at a time."""
+    """The rounds over one kind of key. Only one round runs at a time."""
 
     def __init__(self, background: BackgroundQueue, step_entries: int) -> None:
         self._background = background
@@ -22,10 +22,12 @@ class ExpiryRounds:
         self._is_closed = False
 
     def begin(self, keys: Iterable[str], look: Callable[[str], BackgroundTask | None]) -> None:
-        """Call `look` for each key, a few per step. A key may be gone by then.
+        """Begin a round: call `look` for each key, `step_entries` keys per step.
 
-        `look` may return a task that takes several steps for its key alone. An error that it raises ends the
-        round. Does nothing while an earlier round is running.
+        Some keys may be deleted by then.
+
+        If one key needs several steps, `look` returns a task for them. An error of `look` or of that task
+        ends the round. While an earlier round is running, this does nothing.
         """
         if self._is_running or self._is_closed:
             return
@@ -33,7 +35,7 @@ class ExpiryRounds:
         self._background.add(self._run(list(keys), look))
 
     def close(self) -> None:
-        """End the current round: a broker that is being closed waits for its background tasks."""
+        """Stop the current round. A closing broker waits for its background tasks."""
         self._is_closed = True
 
     def _run(self, keys: list[str], look: Callable[[str], BackgroundTask | None]) -> BackgroundTask:

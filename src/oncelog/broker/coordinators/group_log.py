@@ -10,7 +10,7 @@ _KEY_VERSION, _VALUE_VERSION = 2, 3
 
 
 def group_key(group_id: str) -> bytes:
-    """Return the record's key. Raises InvalidRequest if the group id is too long."""
+    """Return the record key of a classic group. Raises InvalidRequest if the group id is too long."""
     try:
         return GroupMetadataKey(group=group_id).to_bytes(_KEY_VERSION)
     except MisuseError as error:
@@ -18,7 +18,7 @@ def group_key(group_id: str) -> bytes:
 
 
 def encode_group(group: ClassicGroup) -> tuple[bytes, bytes]:
-    """Return the key and value of the group, with the assignment that its members will get.
+    """Return the record of the group as (key, value), with the assignment that its members will get.
 
     Raises InvalidRequest if a string is too long for its field.
     """
@@ -37,7 +37,7 @@ def encode_group(group: ClassicGroup) -> tuple[bytes, bytes]:
 
 
 def check_member(group_id: str, member_id: str, request: JoinRequest, max_bytes: int) -> None:
-    """Raise an error if no record can hold the group with this one member.
+    """Raise an error if even a group with only this member would not fit into a record.
 
     Raises InvalidRequest if a string is too long for its field, MessageTooLarge if the metadata is too large.
     """
@@ -76,7 +76,10 @@ def _encode_member(member: Member, protocol_name: str | None) -> GroupMetadataVa
 
 
 def decode_group(group: ClassicGroup, data: bytes, now_ms: int) -> None:
-    """Restore a new group from a record's value. The members' sessions start now. Raises PeerError."""
+    """Restore the state of `group`, which is new, from a record's value.
+
+    The sessions of its members start now. Raises PeerError.
+    """
     value = GroupMetadataValue.from_bytes(data)
     group.state = GroupState.STABLE if value.members else GroupState.EMPTY
     group.state_since_ms = value.current_state_timestamp if value.current_state_timestamp >= 0 else now_ms

@@ -1,6 +1,7 @@
 """The group coordinator: classic groups, and access to consumer protocol groups and committed offsets.
 
-It carries out what `rules.groups.classic` decides, and stores groups in `__consumer_offsets`.
+`rules.groups.classic` makes the decisions; this module carries them out and stores groups in
+`__consumer_offsets`.
 Source: behaviours T6 and T7 (docs/behaviours.md); kafka GroupCoordinatorService, GroupMetadataManager.
 """
 
@@ -49,9 +50,10 @@ GROUP_KEY_VERSION = 2
 CONSUMER_PROTOCOL_TYPE = "consumer"
 FIRST_NOT_FOUND_COMMIT_VERSION = 9
 METADATA_RECORDS = 4
-"""Limit of the memory for metadata of a classic group's members, in multiples of message.max.bytes.
+"""Multiple of message.max.bytes that the metadata of a classic group's members may take in memory.
 
-The group's record has the metadata of one protocol only. Members that change their assignor send two.
+It is more than 1, because a group's record has the metadata of one protocol only, and a member that changes
+its assignor sends metadata for two.
 """
 
 
@@ -76,22 +78,22 @@ class GroupCoordinator:
         self.consumers = ConsumerGroups(topic, settings, topics, dynamic, background, limits)
         self._groups: dict[str, ClassicGroup] = {}
         self._offsets_left: set[str] = set()
-        """Deleted topics with offsets in the log but not in memory. The next start deletes them."""
+        """Deleted topics whose offsets could not be deleted from the log. The next start tries again."""
         self._deadlines = Deadlines()
         self._expiring = ExpiryRounds(background, limits.expire_step_entries)
 
     # Groups
 
     def get(self, group_id: str) -> ClassicGroup | None:
-        """Return a classic group; None if there is none, although it may have committed offsets.
+        """Return a classic group; None if no such group exists.
 
-        Raises NotCoordinator.
+        A group that only has committed offsets does not count. Raises NotCoordinator.
         """
         self.topic.check(group_id)
         return self._groups.get(group_id)
 
     def group_ids(self) -> Iterable[str]:
-        """Return the ids of all groups, including those that only have offsets."""
+        """Return the ids of all groups, including groups that only have offsets."""
         return self.consumers.ids().union(self._groups, self.offsets.groups())
 
     def has(self, group_id: str) -> bool:
@@ -107,7 +109,8 @@ class GroupCoordinator:
     def get_or_create(self, group_id: str, now_ms: int) -> ClassicGroup:
         """Return the classic group, creating it if necessary.
 
-        Raises InvalidGroupId, InconsistentGroupProtocol, NotCoordinator.
+        An empty consumer protocol group with this id is deleted. Raises InvalidGroupId,
+        InconsistentGroupProtocol (the consumer protocol group has members), NotCoordinator.
         """
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
@@ -134,11 +137,11 @@ class GroupCoordinator:
     def consumer_heartbeat(
         self, group_id: str, request: Heartbeat, now_ms: int
     ) -> tuple[HeartbeatResult, list[AppendHandle]]:
-        """Return the result of a heartbeat, and the appends that the response must wait for.
+        """Handle a heartbeat of the consumer protocol. Return the result, and the appends to wait for.
 
-        A member that joins replaces an empty classic group. Both changes are stored in one batch, so the
-        classic group stays if the member is rejected.
-        Raises GroupIdNotFound for a classic group with members, and what ConsumerGroups.heartbeat raises.
+        A member that joins replaces an empty classic group. Both changes are in one batch, so the classic
+        group stays if the member is rejected. Raises GroupIdNotFound for a classic group with members, and
+        the errors of ConsumerGroups.heartbeat.
         """
         classic = self.get(group_id) if request.epoch == 0 else None
         if classic is None:
@@ -152,7 +155,10 @@ class GroupCoordinator:
         return result, written
 
     def get_existing(self, group_id: str) -> ClassicGroup:
-        """Return an existing classic group. Raises InvalidGroupId, UnknownMemberId, NotCoordinator."""
+        """Return an existing classic group.
+
+        Raises InvalidGroupId, UnknownMemberId (no group), NotCoordinator.
+        """
         if not group_id:
             raise InvalidGroupId("a group id may not be empty")
         group = self.get(group_id)
@@ -161,9 +167,13 @@ class GroupCoordinator:
         return group
 
     def publish_changes(self, group: ClassicGroup, now_ms: int) -> None:
-        """Store a group that may have changed, and schedule its next deadline. Call it after every change."""
+        """Store a group that may have changed, and schedule its next deadline.
+
+        Every change must be followed by this.
+        """
         if group.state is GroupState.DEAD:
-            return  # deleted while an earlier version of it waited for its flush
+            # The group was deleted while the record of an earlier version waited for its flush.
+            return
         if group.is_unused:
             # The group was created for a join that was rejected. Such groups must not accumulate.
             if self._groups.get(group.group_id) is group:
@@ -175,14 +185,16 @@ class GroupCoordinator:
 
     def _schedule(self, group: ClassicGroup, now_ms: int) -> None:
         due_ms = group.next_deadline_ms()
-        if group.is_unsaved:  # the disk failed
+        # The append or the flush failed.
+        if group.is_unsaved:
             retry_ms = now_ms + RETRY_MS
             due_ms = retry_ms if due_ms is None else min(due_ms, retry_ms)
         if due_ms is not None:
             self._deadlines.set_if_earlier(group.group_id, due_ms)
 
     def _save(self, group: ClassicGroup, now_ms: int) -> None:
-        # Clear the flag now: a rebalance that begins before this is durable may set it again.
+        # Clear the flag before the append: a rebalance that begins before the record is durable may set it
+        # again.
         group.is_unsaved, version = False, group.version
         index = self.topic.partition_of(group.group_id)
         try:
@@ -202,23 +214,27 @@ class GroupCoordinator:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """The next time at which `tick` must run."""
+        """The next time in ms at which `tick` must run; None if no classic group has a deadline."""
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Run the groups whose deadline has passed."""
+        """Handle the deadlines of classic groups that have passed."""
         for group_id in self._deadlines.take(now_ms):
             group = self._groups.get(group_id)
             if group is not None:
                 group.tick(now_ms)
                 self.publish_changes(
-                    group, now_ms
-                )  # what cannot be stored is answered there; nothing is raised
+                    group,
+                    now_ms,
+                    # This does not raise: if the group cannot be stored, the waiting requests get the error.
+                )
 
     def delete(self, group_id: str, budget: StepBudget, now_ms: int) -> Work[AppendHandle | None]:
-        """Delete a group and its offsets in steps. Other requests cannot use the group between the steps.
+        """Delete a group and its offsets in steps.
 
-        Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator.
+        Until the last step, other requests for the group are rejected.
+
+        Return the last append, to wait for. Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator.
         """
         group = self.get(group_id)
         consumers = self.consumers.get(group_id)
@@ -230,7 +246,8 @@ class GroupCoordinator:
             written = yield from self.delete_offsets(
                 group_id, self.offsets.partitions_of(group_id), budget, now_ms
             )
-            # The group may have gone between two steps, when the last given out member id expired.
+            # The group may have been deleted between two steps: the last member id that was given to a client
+            # expired unused.
             group = self._groups.get(group_id)
             if group is not None:
                 written = self._write_tombstone(group, now_ms)
@@ -239,16 +256,16 @@ class GroupCoordinator:
         return written
 
     def _slices(self, partitions: list[TopicPartition]) -> Iterator[list[TopicPartition]]:
-        """Return slices of the partitions, whose offsets are deleted in one step each."""
+        """Split the partitions into slices. One step deletes the offsets of one slice."""
         size = self._limits.max_tombstones_per_batch
         return (partitions[first : first + size] for first in range(0, len(partitions), size))
 
     def delete_offsets(
         self, group_id: str, partitions: Collection[TopicPartition], budget: StepBudget, now_ms: int
     ) -> Work[AppendHandle | None]:
-        """Delete offsets of a reserved group in steps. Return None if there were none.
+        """Delete offsets of a group in steps. The caller has reserved the group.
 
-        Raises NotCoordinator.
+        Return the last append; None if there were no offsets. Raises NotCoordinator.
         """
         written = None
         for part in self._slices(list(partitions)):
@@ -267,7 +284,7 @@ class GroupCoordinator:
     # Offsets
 
     def offsets_partition(self, group_id: str, now_ms: int) -> TopicPartition:
-        """Return the partition that stores a group's offsets, creating the topic if necessary.
+        """Return the partition of `__consumer_offsets` for a group, creating the topic if necessary.
 
         Raises NotCoordinator.
         """
@@ -285,7 +302,11 @@ class GroupCoordinator:
         is_transactional: bool = False,
         version: int = 0,
     ) -> None:
-        """Raise the error for an offset commit that is not allowed: behaviour T7 (docs/behaviours.md)."""
+        """Raise the error of an offset commit that is not allowed; behaviour T7 (docs/behaviours.md).
+
+        Raises NotCoordinator, IllegalGeneration, UnknownMemberId, GroupIdNotFound, StaleMemberEpoch, or the
+        error of ClassicGroup.commit_error.
+        """
         self.topic.check(group_id)
         consumers = self.consumers.get(group_id)
         if consumers is not None:
@@ -322,12 +343,18 @@ class GroupCoordinator:
             group.note_commit(member_id, now_ms)
 
     def has_non_consumer_members(self, group_id: str) -> bool:
-        """Return True if the group's protocol type is not that of consumers, as in Kafka Connect."""
+        """Return True if the group has members of a protocol type other than "consumer", such as Kafka
+        Connect's.
+        """
         group = self._groups.get(group_id)
         return group is not None and bool(group.members) and group.protocol_type != CONSUMER_PROTOCOL_TYPE
 
     def subscribed_topics(self, group_id: str) -> set[str] | None:
-        """Return the topics that the group's members subscribe to; None if that is not known."""
+        """Return the topics that the group's members subscribe to.
+
+        Return None if they are unknown: another protocol type, an unreadable subscription, or unresolved
+        patterns.
+        """
         if self.consumers.get(group_id) is not None:
             return self.consumers.subscribed_topics(group_id)
         group = self._groups.get(group_id)
@@ -345,14 +372,16 @@ class GroupCoordinator:
         return topics
 
     def on_marker(self, index: int, producer_id: int, is_commit: bool, now_ms: int) -> None:
-        """Apply the end of a transaction in a partition of the offsets topic."""
+        """Apply or drop the pending offsets of a transaction that ended in a partition of
+        `__consumer_offsets`.
+        """
         self.offsets.on_marker(index, producer_id, is_commit)
 
     def delete_topic_offsets(self, deleted: Iterable[str], now_ms: int) -> Generator[None, None, None]:
         """Delete the offsets of deleted topics in bounded steps.
 
-        Until the last step no topic with these names can be created: its readers would start at these
-        offsets. The next start deletes what cannot be written now, or remains when the broker stops.
+        Until the last step no topic with these names can be created, because its consumers would start at the
+        old offsets. If some offsets cannot be deleted, or the broker stops, the next start deletes them.
         """
         topics = self._topics
         deletions = {name: deletion for name in deleted if (deletion := topics.offsets_to_delete.get(name))}
@@ -370,23 +399,24 @@ class GroupCoordinator:
             except StopIteration as done:
                 self._offsets_left |= done.value
         done_names = {name: deletions[name] for name in before if name not in self._offsets_left}
-        # This applies to tombstones that a replay found, too: they may only be in the page cache.
+        # Sync the tombstones that a replay found, too: they may still be in the page cache only.
         indexes = {index for name in done_names for index in before[name]}
         written = [self.topic.last_append(index) for index in sorted(indexes)]
         when_synced(self._flush_queue, written, lambda: topics.forget_deletions(done_names))
 
     def resume_deletions(self, now_ms: int) -> None:
-        """Finish deletions of topics that a stop or crash interrupted. Raises StorageError."""
+        """Finish deletions of topics' offsets that a stop or crash interrupted. Raises StorageError."""
         for name, deletion in list(self._topics.offsets_to_delete.items()):
             before = self.topic.log_end_offsets() if deletion.before is None else deletion.before
-            # A power loss may have truncated the log: records from now on do not belong to the deleted topic.
+            # A power loss may have truncated the log. Records that are appended from now on do not belong to
+            # the deleted topic, so the limit must not be above the log end.
             ends = {index: self.topic.last_append(index).last_offset + 1 for index in before}
             self._topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})
         for _ in self.delete_topic_offsets(list(self._topics.offsets_to_delete), now_ms):
             pass
 
     def expire(self, now_ms: int) -> None:
-        """Delete expired offsets, and empty groups without offsets, in a background round."""
+        """Begin a background round that deletes expired offsets, and empty groups that have none left."""
         budget = StepBudget(self._limits.request_step_elements)
         self._expiring.begin(self.group_ids(), lambda group_id: self._expire_group(group_id, budget, now_ms))
 
@@ -399,22 +429,25 @@ class GroupCoordinator:
             if not self.offsets.has(group_id):
                 self._expire_empty_group(group_id, now_ms)
         except BrokerError:
-            return  # the log failed, or the group is being deleted; the next round tries again
+            # The append failed, or another request is deleting the group. The next round tries again.
+            return
 
     def _expire_offsets(self, group_id: str, partitions: list[TopicPartition], now_ms: int) -> None:
-        """Delete the expired ones among these offsets. Raises NotCoordinator."""
+        """Delete those of a group's offsets for these partitions that have expired. Raises NotCoordinator."""
         group = self.get(group_id)
         is_empty = group is None or group.state is GroupState.EMPTY
         if group is not None and not is_empty and group.state is not GroupState.STABLE:
-            return  # subscriptions are known only after the rebalance
+            # The subscriptions are unknown until the rebalance is complete.
+            return
         subscribed = self.subscribed_topics(group_id)
         if subscribed is None:
-            return  # the members may subscribe to any of the topics
+            # The members may subscribe to any of the topics, so nothing may expire.
+            return
         since_ms = group.state_since_ms if group is not None and is_empty and group.protocol_type else None
         self.offsets.expire(group_id, partitions, subscribed, since_ms, now_ms)
 
     def _expire_empty_group(self, group_id: str, now_ms: int) -> None:
-        """Delete a group without offsets if it has no members. Raises NotCoordinator."""
+        """Delete a group without offsets if it has no members and no deadline. Raises NotCoordinator."""
         group, consumers = self.get(group_id), self.consumers.get(group_id)
         if consumers is not None and not consumers.members:
             self.consumers.write_tombstones(group_id, now_ms)
@@ -422,13 +455,13 @@ class GroupCoordinator:
             self._write_tombstone(group, now_ms)
 
     def close(self) -> None:
-        """End the current round."""
+        """Stop the current round of expiry."""
         self._expiring.close()
 
     # The start
 
     def load(self, now_ms: int) -> None:
-        """Replay groups and offsets. Partitions that cannot be read are in `topic.damaged` afterwards."""
+        """Replay groups and offsets at the start. Unreadable partitions are in `topic.damaged` afterwards."""
 
         def read(index: int, batches: Iterator[StoredBatch]) -> None:
             for batch in batches:

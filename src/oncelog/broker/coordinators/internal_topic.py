@@ -1,11 +1,13 @@
-"""Internal topics: the durable state of a coordinator. Changes are appended first, and replayed at start.
+"""An internal topic: the durable state of a coordinator, as records that are appended first and replayed
+later.
 
-`__transaction_state` and `__consumer_offsets` are compacted, use Kafka's record formats, and keep all records
-of one key in one partition. One broker leads all partitions, so it coordinates everything.
+The topics are `__transaction_state` and `__consumer_offsets`. They are compacted, use Kafka's record formats,
+and keep all records of a key in one partition. This broker leads all partitions, so it is the coordinator of
+every group and transactional id.
 
-A change is in force as soon as its record is in the log. Responses, and writes to other partitions that
-follow from it, wait until the record is durable. Since all records of a key are in one partition, a later
-record is never durable before an earlier one. See test_answers_and_markers_wait_for_the_disk.
+A change takes effect as soon as its record is in the log. Responses, and writes to other partitions that
+follow from the change, wait until the record is durable. Since all records of a key are in one partition, a
+later record is never durable before an earlier one. See test_answers_and_markers_wait_for_the_disk.
 
 If the coordinator cannot write, it answers NOT_COORDINATOR, as Kafka does; every client retries that error.
 KAFKA_STORAGE_ERROR would be fatal for a transactional producer.
@@ -38,11 +40,17 @@ from oncelog.wire.message import Message
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
 
 OnDurable = Callable[[BrokerError | None], None]
-"""Called once: with None when the appends are as durable as their topic requires, else with the error."""
+"""A callback that is called once.
+
+Its argument is None when the appends are as durable as their topic requires, or else the error.
+"""
 
 
 class AppendHandle(NamedTuple):
-    """A handle to wait for the durability of an append."""
+    """An append to a partition, for callers that wait until it is durable.
+
+    `last_offset` is its last record's.
+    """
 
     topic: Topic
     partition: Partition
@@ -50,7 +58,9 @@ class AppendHandle(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """The first offset of a partition that could not be replayed, and the path of its file."""
+    """The damage of a partition that could not be replayed: the first unreadable offset, and the path of its
+    file.
+    """
 
     topic_partition: TopicPartition
     file: str
@@ -61,8 +71,8 @@ class Damage(NamedTuple):
 class StoredBatch(NamedTuple):
     """A batch of an internal topic during replay.
 
-    `producer_id` is None outside of transactions. `is_commit` is None unless the batch is a marker, which has
-    no records.
+    `producer_id` is None outside of transactions. `is_commit` is None unless the batch is a marker. A marker
+    has no records here.
     """
 
     base_offset: int
@@ -81,15 +91,19 @@ def java_hash(text: str) -> int:
 
 
 def partition_for(key: str, partition_count: int) -> int:
-    """Return the partition of a key. The smallest hash value counts as 0, as in Kafka's Utils.abs."""
+    """Return the partition of a key.
+
+    As in Kafka's Utils.abs, the absolute value of the smallest 32-bit hash is 0.
+    """
     value = java_hash(key)
     return 0 if value == -(1 << 31) else abs(value) % partition_count
 
 
 class InternalTopic:
-    """One internal topic. It is created when first needed, with a number of partitions that never changes.
+    """One internal topic. The first append creates it, with a number of partitions that never changes.
 
-    `note_stored` is called with each append. `max_record_bytes` returns the current size limit of a record.
+    `note_stored` is called with the partition and the size in bytes of each append. `max_record_bytes`
+    returns the current size limit of a record.
     """
 
     def __init__(
@@ -104,7 +118,10 @@ class InternalTopic:
         self.name, self._partition_count = name, partition_count
         self._topics, self._note_stored, self._max_record_bytes = topics, note_stored, max_record_bytes
         self.damaged: dict[int, Damage] = {}
-        """Partitions that could not be replayed. Their keys have no coordinator until the next start."""
+        """Partition index -> its damage.
+
+        Keys of these partitions get NOT_COORDINATOR until the next start.
+        """
 
         self._reserved: set[str] = set()
 
@@ -115,7 +132,7 @@ class InternalTopic:
 
     @property
     def partition_count(self) -> int:
-        """The number of partitions, also before the topic is created."""
+        """The number of partitions that the topic has, or will be created with."""
         topic = self.topic
         return len(topic.partitions) if topic else self._partition_count
 
@@ -130,7 +147,7 @@ class InternalTopic:
             raise NotCoordinator(f"{self.name} cannot be created: {error}") from error
 
     def partition_of(self, key: str) -> int:
-        """Return the partition for a key: a group id or a transactional id."""
+        """Return the partition index of a key. The key is a group id or a transactional id."""
         return partition_for(key, self.partition_count)
 
     def check(self, key: str) -> None:
@@ -142,7 +159,10 @@ class InternalTopic:
 
     @contextmanager
     def reserved(self, key: str) -> Iterator[None]:
-        """Reserve a key for the caller over several steps. `check` rejects other requests, which retry."""
+        """Reserve a key while the caller works on it in several steps.
+
+        Other requests get NOT_COORDINATOR and retry.
+        """
         self._reserved.add(key)
         try:
             yield
@@ -158,9 +178,10 @@ class InternalTopic:
             )
 
     def append(self, index: int, records: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> AppendHandle:
-        """Append records, as (key, value) or (key, None) for a tombstone, in one batch.
+        """Append records in one batch. They are pairs (key, value), or (key, None) for a tombstone.
 
-        Raises NotCoordinator, or MessageTooLarge for a record above the limit; then nothing is appended.
+        Raises NotCoordinator, or MessageTooLarge for a record above the limit. After an error nothing is
+        appended.
         """
         # Tombstones have no limit: the record that they delete was within it.
         largest = max((len(key) + len(value) for key, value in records if value is not None), default=0)
@@ -186,36 +207,42 @@ class InternalTopic:
         return AppendHandle(topic, partition, appended.last_offset)
 
     def last_append(self, index: int) -> AppendHandle:
-        """Return the last append to a partition, which may not be durable yet."""
+        """Return a handle for the newest record of a partition, which may not be durable yet."""
         topic = self.topic
         assert topic is not None
         partition = topic.partition(index)
         return AppendHandle(topic, partition, partition.log_end_offset - 1)
 
     def log_end_offsets(self) -> dict[int, int]:
-        """Return the log end offset of each partition; nothing before the topic is created."""
+        """Return the log end offset of each partition by index; an empty dict before the topic is created."""
         topic = self.topic
         return {} if topic is None else {i: p.log_end_offset for i, p in enumerate(topic.partitions)}
 
     def roll_for_compaction(self, now_ms: int) -> None:
-        """Roll long active segments so that they can be compacted: behaviour T2 (docs/behaviours.md)."""
+        """Roll long active segments, because only closed ones are compacted: behaviour T2
+        (docs/behaviours.md).
+        """
         topic = self.topic
         for partition in topic.partitions if topic else ():
-            with suppress(KafkaStorageError):  # the next append raises the error
+            # If the disk fails, the next append raises the error.
+            with suppress(KafkaStorageError):
                 partition.cleaner.roll_for_compaction(now_ms)
 
     def replay(self, index: int) -> Iterator[StoredBatch]:
-        """Return all batches of a partition in the order of their offsets.
+        """Return an iterator over all batches of a partition, in the order of their offsets.
 
-        Raises CorruptMessage, KafkaStorageError.
+        The iterator raises CorruptMessage, KafkaStorageError.
         """
         topic = self.topic
         return iter(() if topic is None else _Replay(topic.partition(index)))
 
     def load(self, read: Callable[[int, Iterator[StoredBatch]], None], forget: Callable[[int], None]) -> None:
-        """Call `read` for every partition. If one cannot be read completely, `forget` it and mark it damaged.
+        """Call `read` for every partition.
 
-        A part of a partition must not be used: an older state of a key would pass for its latest one.
+        If a partition cannot be read completely, call `forget` and mark it damaged.
+
+        The readable part of a damaged partition must not be used: an older record of a key would be taken for
+        its newest one.
         Source: kafka CoordinatorRuntime, in which the coordinator of such a partition fails.
         """
         topic = self.topic
@@ -231,7 +258,7 @@ class InternalTopic:
 
 
 class UnreadableRecord(StorageError):
-    """A stored record that cannot be decoded, found after its batch was read."""
+    """A record that cannot be decoded, at `offset`. It may come before the batches that were read already."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"the record at offset {offset}: {reason}")
@@ -239,7 +266,7 @@ class UnreadableRecord(StorageError):
 
 
 class _Replay:
-    """An iterator over all batches of a partition. `offset` is the position reached so far."""
+    """An iterator over all batches of a partition. `offset` is that of the batch that was reached."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -263,14 +290,15 @@ class _Replay:
 
 
 def is_pending_flush(written: Iterable[AppendHandle]) -> bool:
-    """Return True if any append is not yet as durable as its topic's flush.messages requires."""
+    """Return True if any of the appends is not yet as durable as its topic's flush.messages requires."""
     return any(_must_wait(handle) for handle in written)
 
 
 def when_durable(flush_queue: FlushQueue, written: Iterable[AppendHandle], then: OnDurable) -> None:
-    """Call `then` once every append is as durable as its topic's flush.messages requires, mostly at once.
+    """Call `then` once every append is as durable as its topic's flush.messages requires.
 
-    If a flush fails, `then` gets NotCoordinator for appends to internal topics, else KafkaStorageError.
+    With the default flush.messages, `then` is called at once. If a flush fails, `then` gets NotCoordinator if
+    all waiting appends are to internal topics, else KafkaStorageError.
     """
     waiting = [handle for handle in written if _must_wait(handle)]
     if not waiting:
@@ -291,7 +319,7 @@ def when_durable(flush_queue: FlushQueue, written: Iterable[AppendHandle], then:
 
 
 def when_synced(flush_queue: FlushQueue, written: Iterable[AppendHandle], then: Callable[[], None]) -> None:
-    """Call `then` once every append is synced, whatever flush.messages says; never if a sync fails."""
+    """Call `then` once every append is synced, whatever flush.messages is. If a sync fails, never call it."""
     waiting = [handle for handle in written if handle.last_offset >= handle.partition.recovery_point]
     left = len(waiting)
     if not waiting:
@@ -313,9 +341,9 @@ def respond_when_durable(
     answer: Message,
     refusal: Callable[[BrokerError], Message],
 ) -> Message | PendingResponse:
-    """Return the response, or a PendingResponse until the appends are durable.
+    """Return the response at once, or a PendingResponse if the appends are not durable yet.
 
-    `refusal` returns the response for an error.
+    If a flush fails, the response is `refusal(error)`.
     """
     pending = PendingResponse(blocks_pipeline=False)
     when_durable(

@@ -1,6 +1,8 @@
-"""Names and settings of the internal topics, however the topics were created.
+"""Names and required settings of the internal topics.
 
-They are always compacted: deleting old segments would lose committed offsets and transactional ids.
+The settings apply even if a client or an earlier release created the topics.
+
+The topics are always compacted: deleting old segments would lose committed offsets and transactional ids.
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ from oncelog.settings import Settings
 CONSUMER_OFFSETS, TRANSACTION_STATE = "__consumer_offsets", "__transaction_state"
 INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
 METADATA_LOG = "__cluster_metadata"
-"""The metadata log in directories of Apache Kafka; never a topic of this broker."""
+"""Name of the metadata log in data directories of Apache Kafka. This broker has no topic with the name."""
 
 _POLICY = "cleanup.policy"
-# Kafka's default is a day. Every transaction leaves a marker in the log of offsets, and a start reads all of
-# it.
+# Kafka's default is a day. Here it is shorter, because every transaction leaves a marker in the log, and a
+# start reads the whole log.
 _MARKERS_STAY_MS = "600000"
 
 
 def with_internal_settings(name: str, own: Mapping[str, str], broker: Settings) -> dict[str, str]:
-    """Return a topic's own settings, with those that its coordinator requires if it is internal."""
+    """Return a topic's own settings. For an internal topic, add those that its coordinator requires."""
     if name not in INTERNAL_TOPICS:
         return dict(own)
     defaults = {"delete.retention.ms": _MARKERS_STAY_MS}
@@ -35,7 +37,7 @@ def with_internal_settings(name: str, own: Mapping[str, str], broker: Settings) 
 
 
 def check_internal_settings(name: str, own: Mapping[str, str]) -> None:
-    """Raise InvalidConfig if an internal topic would no longer be compacted."""
+    """Raise InvalidConfig if these settings would let an internal topic be deleted instead of compacted."""
     policy = own.get(_POLICY, "compact")
     if name in INTERNAL_TOPICS and policy != "compact":
         raise InvalidConfig(

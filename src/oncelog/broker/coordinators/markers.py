@@ -1,4 +1,4 @@
-"""The writer of transaction markers, for ended transactions and for WriteTxnMarkers requests of operators."""
+"""The writer of transaction markers, used by the transaction coordinator and by WriteTxnMarkers requests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from oncelog.types import Origin, TopicPartition
 from oncelog.wire.control import encode_end_marker
 
 MARKER_COST = 10
-"""Cost of a marker, in elements of a request. It is high because each marker is a batch of its own."""
+"""Cost of writing a marker, in elements of a step (`StepBudget`).
+
+It is high: each marker is a batch by itself.
+"""
 
 
 class Marker(NamedTuple):
-    """The outcome of a producer's transaction, from the coordinator with this epoch."""
+    """The outcome of a producer's transaction, and the epoch of the coordinator that decided it."""
 
     producer_id: int
     producer_epoch: int
@@ -28,8 +31,9 @@ class Marker(NamedTuple):
 class MarkerWriter:
     """The writer of transaction markers to partitions.
 
-    `note_stored` is called with each append. `on_offsets_marker` is called for markers in
-    `__consumer_offsets`, with partition, producer id, True for a commit, and `now_ms`.
+    `note_stored` is called with the partition and the size in bytes of each marker. `on_offsets_marker` is
+    called for markers in `__consumer_offsets`. Its arguments are the partition index, the producer id, True
+    for a commit, and `now_ms`.
     """
 
     def __init__(
@@ -41,7 +45,7 @@ class MarkerWriter:
         self._topics, self._note_stored, self._on_offsets_marker = topics, note_stored, on_offsets_marker
 
     def write(self, tp: TopicPartition, marker: Marker, now_ms: int) -> AppendHandle:
-        """Append the marker. It takes effect at once for readers and for committed offsets.
+        """Append the marker, and apply it to the committed offsets. Readers see it at once.
 
         Raises UnknownTopicOrPartition, InvalidProducerEpoch, TransactionCoordinatorFenced, KafkaStorageError.
         """

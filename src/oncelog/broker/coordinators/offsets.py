@@ -1,7 +1,7 @@
 """Committed offsets, kept in memory and stored in `__consumer_offsets`.
 
-A tombstone deletes the committed offset of its key and all pending ones, here and in `replay`. Memory is
-always what a replay of the log yields: behaviour T15 (docs/behaviours.md).
+Memory always equals the result of a replay of the log: behaviour T15 (docs/behaviours.md). Therefore a
+tombstone deletes the committed offset of its key and all pending ones, when it is appended and in `replay`.
 Source: behaviours T6 and T7; kafka OffsetMetadataManager.
 """
 
@@ -26,27 +26,31 @@ _KEY_VERSION, _VALUE_VERSION, _EXPIRING_VALUE_VERSION = 1, 3, 1
 
 _Offsets = dict[TopicPartition, CommittedOffset]
 OffsetRecord = tuple[bytes, bytes]
-"""Key and value of the record of a committed offset."""
+"""(key, value) of the record of a committed offset"""
 
 
 class Offsets:
-    """All committed offsets of all groups, and the pending offsets of open transactions."""
+    """The committed offsets of all groups, and the pending offsets of open transactions."""
 
     def __init__(self, topic: InternalTopic, settings: Settings, limits: Limits) -> None:
         self._topic, self._settings, self._limits = topic, settings, limits
         self._committed: dict[str, _Offsets] = {}
         self._pending: dict[tuple[int, int], dict[str, _Offsets]] = {}
-        """(partition of `__consumer_offsets`, producer id) -> group -> offsets of the open transaction."""
+        """(partition of `__consumer_offsets`, producer id) -> group -> pending offsets of the open
+        transaction.
+        """
         self._transactions: dict[str, set[tuple[int, int]]] = {}
-        """Group -> keys of `_pending` with offsets of the group."""
+        """Group -> keys of `_pending` under which the group has offsets."""
         self._pending_keys: dict[str, dict[TopicPartition, set[tuple[int, int]]]] = {}
-        """Group -> partition -> keys of `_pending` with an offset for it.
+        """Group -> partition -> keys of `_pending` under which the group has an offset for the partition.
 
-        Without this index, deleting an offset would look at all open transactions of its group.
+        Without this index, deleting an offset would examine all open transactions of its group.
         See test_offsets_are_deleted_without_a_look_at_each_open_transaction.
         """
         self._indexes: dict[str, set[int]] = {}
-        """Topic -> partitions of `__consumer_offsets` that hold, or once held, offsets of the topic."""
+        """Topic -> indexes of the partitions of `__consumer_offsets` that have, or once had, offsets of the
+        topic.
+        """
 
     # Committing
 
@@ -57,7 +61,7 @@ class Offsets:
         now_ms: int,
         records: Sequence[OffsetRecord] | None = None,
     ) -> AppendHandle:
-        """Commit offsets. `records` is the result of `encode`, if the caller has it.
+        """Commit offsets. `records` are the encoded offsets if the caller has called `encode`.
 
         Raises NotCoordinator, MessageTooLarge.
         """
@@ -75,9 +79,9 @@ class Offsets:
         now_ms: int,
         records: Sequence[OffsetRecord] | None = None,
     ) -> AppendHandle:
-        """Commit offsets within a transaction; they take effect when it commits.
+        """Store offsets of a transaction. They are pending until a commit marker puts them into force.
 
-        `records` is the result of `encode`, if the caller has it. Raises InvalidProducerEpoch,
+        `records` are the encoded offsets if the caller has called `encode`. Raises InvalidProducerEpoch,
         NotCoordinator, MessageTooLarge.
         """
         index = self._topic.partition_of(group)
@@ -99,10 +103,12 @@ class Offsets:
     def encode(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], budget: StepBudget
     ) -> Work[list[OffsetRecord]]:
-        """Return the records of a commit. Raises MessageTooLarge above message.max.bytes, as Kafka does.
+        """Return the records of a commit.
 
-        Each record contains the group id. Without the limit, a small request with a group id of 32,767 bytes
-        would create a batch with that many bytes for every partition.
+        As in Kafka, raises MessageTooLarge above message.max.bytes in total.
+
+        Each record contains the group id. Without the limit, a small request could name a group id of 32,767
+        bytes once, and the batch would repeat it for every partition.
         """
         limit, size_bytes, records = self._settings["message.max.bytes"], 0, []
         for tp, committed in offsets.items():
@@ -133,7 +139,9 @@ class Offsets:
             self._indexes.setdefault(topic, set()).add(index)
 
     def on_marker(self, index: int, producer_id: int, is_commit: bool) -> None:
-        """Apply or drop the pending offsets of a transaction that ended in a partition of the topic."""
+        """Apply or drop the pending offsets of a transaction that ended in a partition of
+        `__consumer_offsets`.
+        """
         pending = self._pending.pop((index, producer_id), {})
         for group, offsets in pending.items():
             self._forget_transaction(group, (index, producer_id))
@@ -174,18 +182,20 @@ class Offsets:
         return self._committed.get(group, {})
 
     def pending_of(self, group: str) -> Collection[TopicPartition]:
-        """Return a view of the partitions with a pending offset."""
+        """Return a view of the partitions for which the group has a pending offset."""
         return self._pending_keys.get(group, {}).keys()
 
     def partitions_of(self, group: str) -> list[TopicPartition]:
-        """Return the partitions with a committed or pending offset, in a deterministic order."""
+        """Return the partitions for which the group has a committed or pending offset, in a deterministic
+        order.
+        """
         return list(dict.fromkeys([*self.of(group), *sorted(self.pending_of(group))]))
 
     def _is_pending(self, group: str, tp: TopicPartition) -> bool:
         return tp in self.pending_of(group)
 
     def snapshot(self) -> tuple[dict[str, _Offsets], dict[tuple[int, int], dict[str, _Offsets]]]:
-        """Return a copy of all committed offsets by group, and of all pending ones, keyed like `_pending`."""
+        """Return copies of all committed offsets by group, and of `_pending`."""
         committed = {group: dict(offsets) for group, offsets in self._committed.items()}
         pending = {
             key: {group: dict(offsets) for group, offsets in groups.items()}
@@ -196,9 +206,9 @@ class Offsets:
     # Forgetting
 
     def delete(self, group: str, partitions: Iterable[TopicPartition], now_ms: int) -> AppendHandle | None:
-        """Delete offsets, including pending ones, by tombstones. Return None if there were none.
+        """Delete a group's offsets for these partitions, including pending ones, by tombstones.
 
-        Raises NotCoordinator.
+        Return the last append; None if there were no offsets. Raises NotCoordinator.
         """
         committed = self.of(group)
         doomed = [tp for tp in dict.fromkeys(partitions) if tp in committed or self._is_pending(group, tp)]
@@ -214,7 +224,10 @@ class Offsets:
         return written
 
     def _drop(self, group: str, tp: TopicPartition, before: int | None = None) -> bool:
-        """Drop a partition's offsets with records below `before` (None: all). Return True if none is left."""
+        """Remove a partition's offsets from memory. Return True if none is left.
+
+        `before` limits this to offsets whose records are below it in the log; None means no limit.
+        """
         is_empty = True
         committed = self._committed.get(group, {})
         if tp in committed:
@@ -243,7 +256,8 @@ class Offsets:
         self._forget_transaction(group, key)
 
     def ends_of(self, topics: Collection[str]) -> dict[str, dict[int, int]]:
-        """Return the log end offset of each partition of the log that may hold offsets of these topics.
+        """Return for each topic the log end offsets of the partitions of `__consumer_offsets` that may have
+        its offsets.
 
         Damaged partitions are included: their content is unknown until they are repaired.
         """
@@ -256,9 +270,10 @@ class Offsets:
         }
 
     def _of_topics(self, topics: Collection[str]) -> Iterator[tuple[str, TopicPartition] | None]:
-        """Yield (group, partition) for all offsets of these topics. This examines every offset.
+        """Yield (group, partition) for all offsets of these topics.
 
-        Yields None at the end of each step, after `expire_step_entries` groups or 100 times as many offsets.
+        This examines the offsets of all groups, so it yields None at the end of each step. A step ends after
+        `expire_step_entries` groups or 100 times as many offsets.
         """
         groups = [*self._committed, *(group for group in self._transactions if group not in self._committed)]
         looked = 0
@@ -276,9 +291,10 @@ class Offsets:
     ) -> Generator[None, None, set[str]]:
         """Delete all offsets of deleted topics in bounded steps, in memory and by tombstones.
 
-        `before` limits this per topic to records below these offsets of the log, because a new topic may have
-        the name by now. Return the topics of which offsets stay in the log: the disk is full, a partition is
-        damaged, or an open transaction has new offsets with the same key, which a tombstone would delete too.
+        `before` maps each topic to offsets of the log, by partition index; later records may belong to a new
+        topic with the same name. Return the topics of which some offsets stay in the log. Reasons are a full
+        disk, a damaged partition, or an open transaction with newer offsets for the same key: a tombstone
+        would delete those, too.
         """
         batch_size = self._limits.max_tombstones_per_batch
         doomed: list[tuple[int, bytes]] = []
@@ -299,7 +315,7 @@ class Offsets:
                 doomed = []
                 yield None
         left |= set() if self._append_tombstones(doomed, now_ms) else before.keys()
-        # Keep the index of a topic that was created with the name since: its own deletion needs it.
+        # If a new topic with the name has offsets, keep its entry in `_indexes`: its own deletion needs it.
         # See test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it.
         for topic in before.keys() - left - with_newer:
             self._indexes.pop(topic, None)
@@ -325,9 +341,10 @@ class Offsets:
         empty_since_ms: int | None,
         now_ms: int,
     ) -> None:
-        """Delete offsets past offsets.retention.minutes, except those of topics that members subscribe to.
+        """Delete a group's offsets that are older than offsets.retention.minutes.
 
-        Raises NotCoordinator.
+        Offsets of `subscribed` topics stay. `empty_since_ms` is None if the group never had members. Raises
+        NotCoordinator.
         """
         retention_ms = self._settings["offsets.retention.minutes"] * 60_000
         committed = self.of(group)
@@ -349,7 +366,7 @@ class Offsets:
     # The start
 
     def replay(self, index: int, batch: StoredBatch) -> None:
-        """Apply a batch to memory. Records other than committed offsets are ignored."""
+        """Apply a batch of the log to memory. Records of other kinds than committed offsets are ignored."""
         if batch.is_commit is not None and batch.producer_id is not None:
             self.on_marker(index, batch.producer_id, batch.is_commit)
             return
@@ -359,7 +376,7 @@ class Offsets:
                 self._replay_record(index, batch.producer_id, key, record.value, record.offset)
 
     def forget_partition(self, index: int) -> None:
-        """Forget all offsets that are stored in a partition of the topic."""
+        """Forget all offsets in a damaged partition of `__consumer_offsets`."""
         partition_of = self._topic.partition_of
         self._committed = {
             group: value for group, value in self._committed.items() if partition_of(group) != index
@@ -415,7 +432,10 @@ def _committed(value: bytes, record_offset: int) -> CommittedOffset:
 
 
 def _numbered(offsets: Mapping[TopicPartition, CommittedOffset], written: AppendHandle) -> _Offsets:
-    """Set the offsets of their records, which are the last records of the batch in this order."""
+    """Return the offsets with their `record_offset`.
+
+    Their records are the last of the append, in this order.
+    """
     first = written.last_offset + 1 - len(offsets)
     return {
         tp: committed._replace(record_offset=first + index)

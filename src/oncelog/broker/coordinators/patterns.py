@@ -1,9 +1,10 @@
 """Regular expressions from clients, matched by RE2 in linear time and in bounded steps.
 
 Two requests contain one: ListTransactions (for transactional ids) and ConsumerGroupHeartbeat (for topic
-names). Kafka uses RE2J, which has the same syntax as RE2; neither backtracks. A match still costs up to the
-size of the compiled program times the length of the text. That product is counted, so that the broker's
-thread can serve other requests between two texts. Guarded by tests/broker/test_broker_patterns.py.
+names). Kafka uses RE2J, which has the same syntax as RE2. Neither of them backtracks. A match still costs up
+to the size of the compiled program times the length of the text. That product is counted as steps. After
+enough steps, the broker's thread handles other requests before the next text. Guarded by
+tests/broker/test_broker_patterns.py.
 """
 
 from __future__ import annotations
@@ -20,19 +21,25 @@ from oncelog.limits import DEFAULT_LIMITS
 from oncelog.log.background import BackgroundQueue, BackgroundTask, Kind
 
 MAX_PATTERN_BYTES = 4096
-"""Longest pattern. Real ones are far shorter; one of this length compiles in milliseconds."""
+"""Longest pattern in bytes.
+
+Real patterns are far shorter; a pattern of this length compiles in milliseconds.
+"""
 MAX_UNICODE_CLASSES = 16
-"""Largest number of \\p and \\P together: each costs as much to parse as 250 other bytes."""
+"""Largest number of \\p and \\P together in a pattern.
+
+Each of them costs as much to parse as 250 other bytes.
+"""
 _MAX_MEMORY_BYTES = 262_144
-"""Memory limit of a compiled pattern, which allows about 10,000 instructions."""
+"""Memory limit of a compiled pattern. It allows about 10,000 instructions."""
 _COMPILING_STEPS = 200
-"""Cost of compiling one byte of a pattern."""
+"""Steps that are counted for compiling one byte of a pattern."""
 
 T = TypeVar("T")
 
 
 class Pattern:
-    """A compiled regular expression that matches whole texts."""
+    """A compiled regular expression. It matches only whole texts."""
 
     def __init__(self, text: str) -> None:
         """Compile the pattern. Raises InvalidRegularExpression."""
@@ -56,11 +63,10 @@ class Pattern:
         self._size = max(int(self._compiled.programsize), 1)
 
     def matches(self, text: str) -> bool:
-        """Return True if the whole text matches."""
         return self._compiled.fullmatch(_encode(text)) is not None
 
     def steps(self, text: str) -> int:
-        """Return the maximum cost of matching `text`."""
+        """Return the maximum number of steps that matching `text` takes."""
         return self._size * (len(text) + 1)
 
 
@@ -80,7 +86,7 @@ def matching_texts(
     text_of: Callable[[T], str],
     step_cost: int = DEFAULT_LIMITS.pattern_step_cost,
 ) -> Generator[None, None, list[T]]:
-    """Return the candidates that match. Yields after each `step_cost` of work."""
+    """Return the candidates whose text matches. Yields after each `step_cost` steps of matching."""
     matches, steps = [], 0
     for candidate in candidates:
         text = text_of(candidate)
@@ -95,10 +101,11 @@ def matching_texts(
 
 @dataclass(slots=True)
 class _Resolution:
-    """The topics that match one pattern.
+    """The topic names that match one pattern, and how far the search is.
 
-    `pattern` is None if it is not compiled yet, or `is_rejected`. `examined` counts the listed names that
-    were matched so far. After `was_complete`, `names` can only lack names that were listed since.
+    `pattern` is None before it is compiled, after all names were examined, and if RE2 rejected it
+    (`is_rejected`). `examined` counts the names in `_in_order` that were matched. `was_complete` is true once
+    all names were examined; after that, `names` can only lack names that were listed later.
     """
 
     pattern: Pattern | None = None
@@ -109,10 +116,10 @@ class _Resolution:
 
 
 class TopicPatterns:
-    """The topics that match each pattern. Each name is matched only once with each pattern.
+    """The topic names that match each pattern. Each name is matched only once with each pattern.
 
-    If matching all topics is too much work for one heartbeat, a pattern is resolved in the background. Until
-    then it matches nothing, as in Kafka, which always resolves patterns in the background.
+    If matching all names takes too many steps for one heartbeat, the pattern is resolved in the background.
+    Until then it matches nothing, as in Kafka, which always resolves patterns in the background.
     """
 
     def __init__(
@@ -127,17 +134,20 @@ class TopicPatterns:
         self._unresolved: dict[str, None] = {}
         self._is_resolving = False
         self.revision = 0
-        """Incremented whenever the result of `find` changes for a pattern, except by deleted topics."""
+        """Incremented when the result of `find` changes for a pattern that existed before.
+
+        Deleted topics do not count.
+        """
 
     def __len__(self) -> int:
         return len(self._resolutions)
 
     def begin(self) -> None:
-        """Begin a heartbeat, which may do `step_cost` of work at once."""
+        """Allow the next heartbeat to use up to `step_cost` steps at once."""
         self._steps_left = self._step_cost
 
     def list_topics(self, names: Collection[str]) -> None:
-        """Set the names of the existing topics. Only names that were never listed will be matched."""
+        """Set the names of the existing topics. Names that are new will be matched with each pattern."""
         if len(self._in_order) > 2 * len(names) + 1000:
             self._forget_deleted(names)
         added = [name for name in names if name not in self._listed]
@@ -154,9 +164,10 @@ class TopicPatterns:
             resolution.names = [name for name in resolution.names if name in there]
 
     def find(self, text: str) -> list[str]:
-        """Return the names that match, perhaps of deleted topics; none while the pattern is being resolved.
+        """Return the topic names that match, which may include deleted topics.
 
-        A pattern that RE2 rejects matches nothing: a data directory of an older version may contain one.
+        While the pattern is being resolved for the first time, return none. A pattern that RE2 rejects
+        matches nothing; a data directory of an older version may contain one.
         """
         resolution = self._resolutions.get(text)
         is_new = resolution is None
@@ -165,8 +176,8 @@ class TopicPatterns:
         found_count = len(resolution.names) if resolution.was_complete else -1
         self._steps_left = self._advance(text, resolution, self._steps_left)
         if not is_new and resolution.was_complete and len(resolution.names) != found_count:
-            # Otherwise other members would keep the result of an earlier heartbeat.
-            # See test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members.
+            # Without a new revision, other members would keep the cached result of an earlier heartbeat. See
+            # test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members.
             self.revision += 1
         if self._is_behind(resolution):
             self._unresolved[text] = None
@@ -176,24 +187,24 @@ class TopicPatterns:
         return resolution.names if resolution.was_complete else []
 
     def is_unresolved(self, texts: Collection[str]) -> bool:
-        """Return True while `find` may lack names that match one of these patterns."""
+        """Return True if the result of `find` may lack names for one of these patterns."""
         return any(text in self._resolutions and self._is_behind(self._resolutions[text]) for text in texts)
 
     def keep(self, texts: Collection[str]) -> None:
-        """Forget all other patterns."""
+        """Forget all patterns except these."""
         self._resolutions = {
             text: resolution for text, resolution in self._resolutions.items() if text in texts
         }
 
     def close(self) -> None:
-        """Stop resolving: a broker that is being closed waits for its background tasks."""
+        """Stop resolving patterns. A closing broker waits for its background tasks."""
         self._unresolved.clear()
 
     def _is_behind(self, resolution: _Resolution) -> bool:
         return not resolution.is_rejected and resolution.examined < len(self._in_order)
 
     def _advance(self, text: str, resolution: _Resolution, steps: int) -> int:
-        """Match names until `steps` are used up. Return the remaining steps."""
+        """Match the remaining names until `steps` are used up. Return the unused steps."""
         if steps > 0 and resolution.pattern is None and not resolution.is_rejected:
             steps -= _COMPILING_STEPS * len(text)
             try:
@@ -212,7 +223,8 @@ class TopicPatterns:
                 resolution.names.append(name)
             resolution.examined += 1
         resolution.was_complete = True
-        resolution.pattern = None  # compiled again for the next new topic: it may keep 256 KB
+        # A compiled pattern may take 256 KB, so it is compiled again for the next new topic.
+        resolution.pattern = None
         return steps
 
     def _resolve(self) -> BackgroundTask:

@@ -1,9 +1,12 @@
-"""Producer ids in blocks: the end of a block is on disk before the first id of the block is handed out.
+"""Allocation of producer ids, unique over all incarnations of a data directory.
 
-A crash leaves a gap, never a repeated id: behaviour I4 (docs/behaviours.md). Every start begins a new range
-at the clock's milliseconds times 1024. A broker hands out fewer than 1024 ids a millisecond. Two incarnations
-of a data directory, such as a restored backup and its original, therefore never share an id, even if the file
-is old or missing. Ids stay below 2^53 until the year 2255, so JSON readers keep them exactly.
+Ids are allocated in blocks: the end of a block is on disk before its first id is handed out. A crash leaves a
+gap, never a repeated id: behaviour I4 (docs/behaviours.md).
+
+Each start of the broker begins a new range at the current time in milliseconds times 1024. Since a broker
+hands out fewer than 1024 ids a millisecond, two incarnations of a data directory never share an id. An
+example is a restored backup beside its original, even if the file is old or missing. Ids stay below 2^53
+until the year 2255, so JSON readers keep them exactly.
 Source: kafka ProducerIdManager for the blocks.
 """
 
@@ -21,15 +24,18 @@ from oncelog.types import ProducerId
 FILE_NAME = "oncelog-producer-ids.json"
 IDS_PER_MS_BITS = 10
 MAX_START = 1 << 62
-"""Largest start of a range. Clients choose the ids in their batches, and one near 2^63 must not use up the
-range.
+"""Largest value at which a range may start, unless the file has a larger one.
 
-See test_an_id_near_the_end_does_not_use_up_all_others.
+Clients choose the ids in their batches. Without this limit, a batch with an id near 2^63 would leave no ids
+for later producers. See test_an_id_near_the_end_does_not_use_up_all_others.
 """
 
 
 def first_producer_id(stored: int, seen: int, now_ms: int) -> int:
-    """Return the first id of a start: above the stored one, above the largest id seen, and by the clock."""
+    """Return the first id of a start: the largest of the file's, the logs' (`seen`) plus 1, and the clock's.
+
+    A value above MAX_START counts only if it is the file's.
+    """
     by_clock = now_ms << IDS_PER_MS_BITS
     return max(start for start in (0, stored, seen + 1, by_clock) if start <= MAX_START or start == stored)
 
@@ -45,11 +51,14 @@ class ProducerIds:
         self._next = self._block_end = first_producer_id(self._stored, -1, now_ms)
 
     def begin_above(self, seen: int) -> None:
-        """Hand out only ids above `seen`, the largest one in the logs. Call it once, before `take`."""
+        """Hand out only ids above `seen`, the largest id in the logs.
+
+        Call this once, before the first `take`.
+        """
         self._next = self._block_end = first_producer_id(self._stored, seen, self._now_ms)
 
     def take(self) -> ProducerId:
-        """Return a new id. Raises StorageError if a new block cannot be written; then no id is handed out."""
+        """Return a new id. Raises StorageError if no block can be stored; no id is used up then."""
         if self._next > INT64_MAX - self._block_size:
             raise StorageError(f"no producer ids are left: {FILE_NAME} has {self._stored}")
         if self._next >= self._block_end:
@@ -62,13 +71,13 @@ class ProducerIds:
 
 
 def stored_next_id(disk: Disk) -> int:
-    """Return the first id that is in no block yet; 0 without a file. Raises StorageError."""
-    # An unreadable file stops the broker: starting at 0 again would hand out ids twice.
+    """Return the stored end of the last block; 0 without a file. Raises StorageError if it is unreadable."""
+    # An unreadable file must stop the broker: with 0 instead, ids might be handed out twice.
     return read_state(disk, FILE_NAME, _parse) or 0
 
 
 def write_next_id(disk: Disk, next_producer_id: int) -> None:
-    """Store the first id that is in no block yet. Raises StorageError."""
+    """Store the end of a new block. Raises StorageError."""
     write_state(disk, FILE_NAME, {"next_producer_id": next_producer_id})
 
 

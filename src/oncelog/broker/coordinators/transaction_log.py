@@ -1,4 +1,4 @@
-"""Encoding of the coordinator's entries as records of `__transaction_state`, in Kafka's format."""
+"""Encoding of transactional ids' entries as records of `__transaction_state`, in Kafka's format."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ KEY_VERSION = 0
 
 
 def encode_key(transactional_id: str) -> bytes:
-    """Return the record's key."""
+    """Return the record key of a transactional id."""
     return TransactionLogKey(transactional_id=transactional_id).to_bytes(KEY_VERSION)
 
 
 def decode_key(data: bytes) -> str:
-    """Return the transactional id of a key. Raises PeerError."""
+    """Return the transactional id of a record key. Raises PeerError."""
     return TransactionLogKey.from_bytes(data).transactional_id
 
 
 def encode_value(entry: TransactionEntry, version: int) -> bytes:
-    """Return the record's value. Version 0 has no fields of KIP-890."""
+    """Return the record value of an entry. Version 0 has no fields of KIP-890; version 1 has."""
     by_topic = groupby(sorted(entry.partitions), key=lambda tp: tp.topic)
     partitions = [
         TransactionLogValue.PartitionsSchema(topic=topic, partition_ids=[tp.partition for tp in group])
@@ -43,7 +43,7 @@ def encode_value(entry: TransactionEntry, version: int) -> bytes:
 
 
 def decode_value(transactional_id: str, data: bytes) -> TransactionEntry:
-    """Return the entry of a value. Raises PeerError, or ValueError for an unknown state."""
+    """Return the entry of a record value. Raises PeerError, or ValueError for an unknown state."""
     value = TransactionLogValue.from_bytes(data)
     return TransactionEntry(
         transactional_id=transactional_id,

@@ -1,13 +1,13 @@
 """Verification that a transactional batch belongs to an open transaction before it is stored (KIP-890).
 
-A partition in which this epoch of the producer already has an open transaction needs no verification.
-Otherwise, newer requests (Produce 12, TxnOffsetCommit 5) add their partitions to the transaction themselves.
-With older ones the partition must be part of it already, if transaction.partition.verification.enable is set.
-For Produce, the coordinator's errors are translated:
+A partition needs no verification if the producer, with this epoch, already has an open transaction there.
+Otherwise it depends on the request's version. Newer versions (Produce 12, TxnOffsetCommit 5) add their
+partitions to the transaction. With older versions, the partition must be in the transaction already, if
+transaction.partition.verification.enable is set. For Produce, the coordinator's errors are translated:
 
     PRODUCER_FENCED                              INVALID_PRODUCER_EPOCH
-    TRANSACTION_ABORTABLE                        INVALID_TXN_STATE, if the client does not know it
-    CONCURRENT_TRANSACTIONS                      NOT_ENOUGH_REPLICAS, which older clients retry
+    TRANSACTION_ABORTABLE                        INVALID_TXN_STATE, before version 11
+    CONCURRENT_TRANSACTIONS                      NOT_ENOUGH_REPLICAS, before version 12
     COORDINATOR_*, NOT_COORDINATOR               NOT_ENOUGH_REPLICAS, which clients retry
 
 Source: behaviour T5 (docs/behaviours.md); kafka AddPartitionsToTxnManager, ReplicaManager.
@@ -48,9 +48,10 @@ from oncelog.wire.messages import ProduceRequest
 
 
 class ClientCapabilities(NamedTuple):
-    """The transactional features of a request version.
+    """The transactional features that depend on a request's version.
 
-    `adds_partitions`: the request adds its partitions to the transaction.
+    If `adds_partitions`, the request adds its partitions to the transaction. If `supports_abortable_error`,
+    the client knows TRANSACTION_ABORTABLE.
     """
 
     adds_partitions: bool
@@ -60,12 +61,14 @@ class ClientCapabilities(NamedTuple):
 class TransactionVerification:
     """The verification of one request's transactional batches.
 
-    `unverified` has the partitions in which the producer has no open transaction yet. Partitions that the
-    client may not write to must not be in it, or they would join the transaction before they are rejected.
+    `unverified` maps the partitions in which the producer has no open transaction yet to the producer. A
+    partition that the client may not write to must not be in `unverified`, because it would join the
+    transaction before it is rejected.
 
-    While `awaits_durability`, the record that makes them part of the transaction is not durable, so nothing
-    may be stored. Otherwise a power loss could lose that record but not the batch: then nobody would end its
-    transaction, or the next transaction would end it. A model found this (docs/model, STORE_EARLY). See
+    The coordinator's record adds partitions to the transaction. While `awaits_durability`, that record is not
+    durable, so no batch may be stored. Otherwise a power loss could lose the record and keep a batch. Then
+    nobody would end the transaction in the batch's partition, or the outcome of the next transaction would
+    apply to the batch. A model found this (docs/model, STORE_EARLY). See
     test_nothing_is_stored_before_it_is_durable_where_it_belongs.
     """
 
@@ -88,19 +91,25 @@ class TransactionVerification:
         if capabilities.adds_partitions:
             self._add()
         elif unverified and settings["transaction.partition.verification.enable"]:
-            # The client may not have waited for AddPartitionsToTxn, or its append may not be durable yet.
-            # See test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable.
+            # The client's AddPartitionsToTxn has appended a record that may not be durable yet. The client
+            # may not have waited for the response. See
+            # test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable.
             self._written += transactions.last_append(transactional_id)
 
     @property
     def awaits_durability(self) -> bool:
-        """True while the coordinator's records for this request are not durable."""
+        """True while a record of the coordinator for this request is not durable."""
         return is_pending_flush(self._written)
 
     def resume_when_durable(
         self, again: Callable[[], Answer], refuse: Callable[[BrokerError], Answer]
     ) -> PendingResponse:
-        """Return a pending response, for which `again` handles the request once the records are durable."""
+        """Return a pending response.
+
+        Once the records are durable, `again` handles the request; it has the result.
+
+        If a flush fails, `refuse` makes the response from the error.
+        """
         pending = PendingResponse(blocks_pipeline=True)
 
         def on_durable(error: BrokerError | None) -> None:
@@ -110,10 +119,10 @@ class TransactionVerification:
         return pending
 
     def check(self, tp: TopicPartition, *, is_continued: bool = False) -> None:
-        """Raise the error for the client if its batch for this partition must not be stored.
+        """Raise an error if the client's batch for this partition must not be stored.
 
-        `is_continued` is true if other requests were served since this one began. The transaction may have
-        ended meanwhile, and a classic end does not change the epoch. See
+        `is_continued` is true if other requests may have run since this one began. One of them may have ended
+        the transaction, and a classic end does not change the epoch. See
         test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_no_more_batches.
         """
         producer = self._unverified.get(tp)
@@ -130,11 +139,13 @@ class TransactionVerification:
                 raise self._translated(error) from None
 
     def was_open(self, tp: TopicPartition) -> bool:
-        """Return True if the partition's batch needed no verification."""
+        """Return True if the transaction was open in the partition when the request began."""
         return tp not in self._unverified
 
     def begins_epoch(self, tp: TopicPartition) -> bool:
-        """Return True if the partition's batch begins a transaction with an epoch of its own there."""
+        """Return True if the batch is the first of its transaction in the partition, and the transaction has
+        its own epoch.
+        """
         return self._capabilities.adds_partitions and tp in self._unverified
 
     def _add(self) -> None:
@@ -168,7 +179,8 @@ class TransactionVerification:
 def verify_produce(state: BrokerState, request: Request, now_ms: int) -> TransactionVerification:
     """Return the verification of a Produce request's transactional batches.
 
-    Raises InvalidProducerIdMapping if they are from several producers; then nothing is stored.
+    Raises InvalidProducerIdMapping if the batches are from several producers; none of them may be stored
+    then.
     """
     message, version = request.message, request.header.api_version
     capabilities = ClientCapabilities(adds_partitions=version >= 12, supports_abortable_error=version >= 11)
@@ -193,18 +205,20 @@ def verify_produce(state: BrokerState, request: Request, now_ms: int) -> Transac
 
 
 def _needs_verification(partition: Partition, producer: ProducerIdAndEpoch) -> bool:
-    """Return True unless the transaction is open in the partition, or the partition knows a newer epoch.
+    """Return True if the producer has no open transaction in the partition, and the partition knows no newer
+    epoch.
 
-    An older epoch is rejected by the append. As in Kafka, its partition must not join the transaction before.
+    If the partition knows a newer epoch, the append rejects the batch. As in Kafka, the partition must not
+    join the transaction before that.
     """
     return not partition.has_open_transaction(*producer) and not knows_newer_epoch(partition, producer)
 
 
 def check_still_open(partition: Partition, batch: memoryview) -> None:
-    """Raise InvalidTxnState if the transaction has ended since a batch was verified.
+    """Raise InvalidTxnState if the transaction of an already verified batch has ended.
 
-    A batch after the marker would begin a transaction that nobody ends. If the end has raised the epoch, the
-    append rejects the batch.
+    A batch after the marker would begin a transaction that nobody ends. If the end has raised the epoch, this
+    raises nothing, because the append rejects the batch.
     """
     header = read_header(batch)
     if header.producer_id is None or header.producer_epoch is None:
@@ -230,8 +244,8 @@ def _transactional_batches(
 ) -> Iterator[tuple[TopicPartition, ProducerIdAndEpoch, Partition, int | None]]:
     """Yield each partition with a transactional batch, with the batch's producer and base sequence.
 
-    Topics that the client may not write to are left out: they must not join the transaction before they are
-    refused. See test_who_may_not_add_may_not_write_either.
+    Topics that the client may not write to are left out. They must not join the transaction before the
+    request is refused for them. See test_who_may_not_add_may_not_write_either.
     """
     message: ProduceRequest = request.message
     for topic in message.topic_data:
@@ -243,7 +257,8 @@ def _transactional_batches(
             try:
                 header = read_header(part.records)
             except BrokerError:
-                continue  # the append rejects it
+                # The append rejects this batch.
+                continue
             if not header.is_transactional or header.producer_id is None or header.producer_epoch is None:
                 continue
             producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)

@@ -1,9 +1,12 @@
-"""The transaction coordinator, which carries out what `rules.transactions.coordinator` decides.
+"""The transaction coordinator, which carries out the decisions of `rules.transactions.coordinator`.
 
-A transaction is atomic because of this order. First the decision, PrepareCommit or PrepareAbort, becomes
-durable. Then a marker is written to every partition, and the markers become durable. Then the entry becomes
-Complete. A start finishes whatever is missing after a crash, and `retry_markers` retries markers that could
-not be written.
+A transaction is atomic because of the order of its writes. First the decision, PrepareCommit or PrepareAbort,
+becomes durable. Then a marker is written to every partition, and the markers become durable. Then the entry
+becomes Complete. After a crash, the next start finishes the rest, and `retry_markers` retries markers that
+could not be written.
+
+A leftover is a transaction that was open in a partition when the broker started. Its marker may be lost: see
+`rules.idempotence.lost_markers`.
 Source: behaviours T1, T2, T5 and T6 (docs/behaviours.md); kafka TransactionCoordinator,
 TransactionMarkerChannelManager.
 """
@@ -84,15 +87,22 @@ from oncelog.types import TopicPartition
 from oncelog.wire.records import DecodedRecord
 
 MAX_MARKERS_AT_ONCE = 100
-"""Markers that one round of requests or syncs writes at once. More of them are written in steps."""
+"""Number of markers that may be written at once after a round of requests or syncs.
+
+Further markers are written in background steps.
+"""
 MARKERS_REACH_THE_DISK_MS = 60_000
-"""Age up to which a power loss may still lose a decision's markers: Linux writes pages that are 30 s old."""
+"""Age in ms up to which a power loss may still take the markers of a decision.
+
+Linux writes pages after 30 s.
+"""
 _GONE = (UnknownTopicOrPartition, InvalidProducerEpoch)
-"""Errors of a partition that needs no marker: it was deleted, or it knows a newer epoch of the producer."""
+"""Errors of a partition that needs no marker, because it was deleted or knows a newer epoch of the producer.
+"""
 
 
 class TransactionResult(NamedTuple):
-    """The result of a request: the current entry, and the appends that the response must wait for."""
+    """The result of a request: the entry, and the appends that the response must wait for."""
 
     entry: TransactionEntry
     written: tuple[AppendHandle, ...]
@@ -119,50 +129,56 @@ class TransactionCoordinator:
         self.version: int = settings["oncelog.transaction.version"]
         self._entries: dict[str, TransactionEntry] = {}
         self._seen_epochs: dict[int, int] = {}
-        """Producer id -> highest epoch in any partition at the start, if the log had a lower one."""
+        """Producer id -> highest epoch in any partition at the start, if above that in `__transaction_state`.
+        """
         self._last_offsets: dict[str, int] = {}
-        """Transactional id -> offset of its newest record."""
+        """Transactional id -> offset of its newest record in `__transaction_state`."""
         self._unfinished: dict[str, set[TopicPartition]] = {}
         """Transactional id -> partitions whose marker is not written yet."""
         self._marked: dict[str, list[AppendHandle]] = {}
-        """Transactional id -> markers that are written, perhaps in an earlier attempt, but not durable yet.
+        """Transactional id -> markers that are written, perhaps in a failed attempt, but may not be durable
+        yet.
 
-        All of them are waited for before the entry becomes Complete. See
+        The entry becomes Complete only after all of these are durable. See
         test_only_a_marker_whose_fate_is_unknown_is_written_again.
         """
         self._writing: set[str] = set()
         """Transactional ids whose markers are being written in several steps."""
         self._markers_at_once = MAX_MARKERS_AT_ONCE
         self._undecided: list[tuple[TransactionEntry, AppendHandle]] = []
-        """Decisions that could not be made durable. They have no markers yet and are tried again.
+        """Decisions whose flush failed. They have no markers yet; `retry_markers` flushes them again.
 
-        Otherwise the transaction would return CONCURRENT_TRANSACTIONS forever. See
+        Without the retry, the transactional id would answer CONCURRENT_TRANSACTIONS forever. See
         test_a_decision_that_cannot_be_made_durable_is_followed_later.
         """
         self._decisions: dict[ProducerIdAndEpoch, TransactionEntry | None] = {}
-        """Leftover -> the log's decision. Leftovers are transactions open in partitions at the start."""
+        """Producer of a leftover -> the decision about it in the log; None if there is none."""
         self._aborted_classic: dict[ProducerIdAndEpoch, set[TopicPartition]] = {}
-        """Leftover -> partitions in which the log aborts a classic transaction of its epoch, perhaps it."""
+        """Producer of a leftover -> partitions in which the log aborts a classic transaction of the same
+        epoch.
+        """
         self._leftovers: list[tuple[TopicPartition, ProducerIdAndEpoch]] = []
-        """Leftovers by partition, while they are open and no current transaction's end will end them."""
+        """Partitions and producers of leftovers that may still need a marker from `write_lost_markers`."""
         self._opened_ids: set[int] = set()
         """Producer ids of the leftovers."""
         self._owners: dict[int, str] = {}
-        """Producer id of a leftover -> its transactional id in the log."""
+        """Producer id of a leftover -> the transactional id that uses or used it, according to the log."""
         self._ends: tuple[int, dict[int, int]] = -1, {}
-        """A time, and the log end offsets of the topic's partitions at that time."""
+        """(time in ms, log end offset of each partition at that time), from the last call of
+        `hold_young_decisions`.
+        """
         self._timing_out = ExpiryRounds(background, limits.expire_step_entries)
         self._expiring = ExpiryRounds(background, limits.expire_step_entries)
 
     # Requests
 
     def get(self, transactional_id: str) -> TransactionEntry | None:
-        """Return the entry; None for an id that is unknown or has expired. Raises NotCoordinator."""
+        """Return the entry; None if the transactional id is unknown or has expired. Raises NotCoordinator."""
         self.topic.check(transactional_id)
         return self._entries.get(transactional_id)
 
     def all(self) -> Iterator[TransactionEntry]:
-        """Return all entries."""
+        """Return an iterator over all entries."""
         return iter(self._entries.values())
 
     def init(
@@ -173,10 +189,10 @@ class TransactionCoordinator:
         now_ms: int,
         take_id: Callable[[], int] | None = None,
     ) -> TransactionResult:
-        """Carry out InitProducerId. `take_id` returns a new producer id if one is needed.
+        """Carry out InitProducerId. `take_id` returns a new producer id if the decision needs one.
 
-        Raises InvalidTransactionTimeout, the error of `decide_init`, or ConcurrentTransactions while an
-        earlier instance's transaction is being aborted.
+        Raises InvalidTransactionTimeout, NotCoordinator or the error of `decide_init`. Raises
+        ConcurrentTransactions after it has begun to abort an earlier instance's transaction.
         """
         _check_id(transactional_id)
         self.topic.check(transactional_id)
@@ -211,11 +227,12 @@ class TransactionCoordinator:
         return TransactionResult(verdict.entry, (self._append(verdict.entry, now_ms),))
 
     def _above_seen_epochs(self, entry: TransactionEntry | None) -> TransactionEntry | None:
-        """Return the entry, with the highest epoch that a partition knew of its producer at the start.
+        """Return the entry, raised to the highest epoch of its producer that a partition knew at the start.
 
-        With the default flush settings, a power loss may lose an epoch from the coordinator's log only. If
-        that epoch were handed out again, a new instance's batches would be taken for duplicates:
-        acknowledged, but not stored. See test_an_epoch_that_only_a_partition_remembers_is_not_given_again.
+        With the default flush settings, a power loss may take an epoch from the coordinator's log, while a
+        partition keeps it. If that epoch were handed out again, a new instance's batches would be taken for
+        duplicates: acknowledged, but not stored. See
+        test_an_epoch_that_only_a_partition_remembers_is_not_given_again.
         """
         seen_epoch = NO_EPOCH if entry is None else self._seen_epochs.get(entry.producer_id, NO_EPOCH)
         if entry is None or seen_epoch <= entry.producer_epoch:
@@ -223,9 +240,13 @@ class TransactionCoordinator:
         return entry._replace(producer_epoch=seen_epoch, last_producer_epoch=NO_EPOCH)
 
     def _note_seen_epochs(self) -> None:
-        """Note epochs that only partitions know. Every start does this: a stop may follow a power loss."""
+        """Collect the epochs that only partitions know.
+
+        Every start does this, because it may follow a power loss.
+        """
         stored = {entry.producer_id: entry.producer_epoch for entry in self._entries.values()}
-        # An end may have expected out the next id, and a power loss taken the record that it is complete.
+        # An EndTxn may have given out the next producer id, and a power loss may have taken the Complete
+        # record that makes it current.
         next_ids = (entry.next_producer_id for entry in self._entries.values())
         stored |= {next_id: 0 for next_id in next_ids if next_id != NO_ID}
         for _, partition in self._topics.all_partitions() if stored else ():
@@ -240,7 +261,10 @@ class TransactionCoordinator:
         partitions: Collection[TopicPartition],
         now_ms: int,
     ) -> TransactionResult:
-        """Add partitions to the producer's transaction. Raises the error of `decide_add`."""
+        """Add partitions to the producer's transaction.
+
+        Raises NotCoordinator or the error of `decide_add`.
+        """
         _check_id(transactional_id)
         entry = self.get(transactional_id)
         verdict = decide_add(entry, producer, partitions, now_ms=now_ms)
@@ -252,11 +276,16 @@ class TransactionCoordinator:
         return TransactionResult(verdict.entry, (self._append(verdict.entry, now_ms),))
 
     def last_append(self, transactional_id: str) -> list[AppendHandle]:
-        """Return the appends that must be durable before anything is stored for a transactional id."""
+        """Return the newest append of a transactional id, in a list that is empty for an unknown id.
+
+        It must be durable before any batch of the id's transaction is stored.
+        """
         return [self._last_append(transactional_id)] if transactional_id in self._entries else []
 
     def verify(self, transactional_id: str, producer: ProducerIdAndEpoch, tp: TopicPartition) -> None:
-        """Raise the error of the rule `verify` if the partition is not in the producer's transaction."""
+        """Raise the error of `rules.transactions.coordinator.verify` if the partition is not in the
+        transaction.
+        """
         _check_id(transactional_id)
         refusal = verify(self.get(transactional_id), producer, tp)
         if refusal is not None:
@@ -270,7 +299,10 @@ class TransactionCoordinator:
         client_version: int,
         now_ms: int,
     ) -> TransactionResult:
-        """Decide the outcome of the transaction; its markers follow. Raises the error of `decide_end`."""
+        """Carry out EndTxn: append the decision, whose markers follow later.
+
+        Raises the error of `decide_end`.
+        """
         _check_id(transactional_id)
         entry = self.get(transactional_id)
 
@@ -304,7 +336,7 @@ class TransactionCoordinator:
     # Time, and the start
 
     def load(self) -> None:
-        """Replay the log. Partitions that cannot be read are in `topic.damaged` afterwards."""
+        """Find the leftovers, and replay the log. Unreadable partitions are in `topic.damaged` afterwards."""
         self._leftovers = [
             (tp, producer)
             for tp, partition in self._topics.all_partitions()
@@ -332,10 +364,11 @@ class TransactionCoordinator:
                 raise UnreadableRecord(record.offset, str(error)) from error
 
     def _note_decision(self, record: DecodedRecord) -> None:
-        """Note the decision about a leftover transaction."""
+        """If the record decides a leftover, remember the decision."""
         if record.value is None:
             return
-        # Older records may be unreadable; `_load_partition` checks the newest ones.
+        # A record that a newer one replaces may be unreadable. `_load_partition` raises an error for the
+        # newest ones.
         with suppress(PeerError, ValueError):
             entry = decode_value(decode_key(record.key or b""), record.value)
             named = (entry.producer_id, entry.previous_producer_id, entry.next_producer_id)
@@ -351,16 +384,17 @@ class TransactionCoordinator:
     def _outcome(
         self, producer: ProducerIdAndEpoch, tp: TopicPartition, decision: TransactionEntry
     ) -> TransactionEntry:
-        """Return the decision about a leftover; an abort if it may belong to an older transaction.
+        """Return the outcome of a leftover in a partition: the decision, or an abort.
 
-        See test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_its_epoch.
+        It is aborted if the log also aborts a classic transaction of the same epoch there, which the leftover
+        may be. See test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_its_epoch.
         """
         if tp not in self._aborted_classic.get(producer, ()):
             return decision
         return decision._replace(state=TransactionState.PREPARE_ABORT)
 
     def _forget_partition(self, index: int) -> None:
-        # These transactions are not aborted either: the lost decision may be a commit.
+        # Leftovers with a decision in this partition are not aborted: the decision may have been a commit.
         for key in [key for key in self._entries if self.topic.partition_of(key) == index]:
             del self._entries[key]
             self._last_offsets.pop(key, None)
@@ -374,8 +408,8 @@ class TransactionCoordinator:
     def fence_all(self, now_ms: int) -> None:
         """Fence every producer that was initialized before this start. Raises StorageError.
 
-        On a restored backup, a new instance would get epochs that producers from after the backup already
-        have. See test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one.
+        Suppose that a backup is restored. New instances would get epochs that producers already got after the
+        backup was taken. See test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one.
         """
         fenced: dict[Partition, None] = {}
         for entry in list(self._entries.values()):
@@ -383,8 +417,8 @@ class TransactionCoordinator:
                 fenced[self._append(retire(entry, now_ms), now_ms).partition] = None
             except NotCoordinator as error:
                 raise StorageError(f"{entry.transactional_id} cannot be fenced: {error}") from error
-        # A power loss must not undo this, whatever flush.messages says: later starts do not fence.
-        # See test_a_power_loss_after_a_fencing_start_brings_no_producer_back.
+        # A power loss must not undo the fencing, because later starts do not fence again. So sync, whatever
+        # flush.messages is. See test_a_power_loss_after_a_fencing_start_brings_no_producer_back.
         for partition in fenced:
             try:
                 partition.flush()
@@ -392,15 +426,17 @@ class TransactionCoordinator:
                 raise StorageError(f"fenced producers cannot be made durable: {error}") from error
 
     def write_lost_markers(self, now_ms: int, at_once: int | None = None) -> None:
-        """Write the markers that a power loss has lost, as far as the log knows them.
+        """Write the lost markers of leftovers whose outcome is known.
 
-        This runs at the start, and then periodically for at most `at_once` partitions: the log may have
-        failed, or a transactional id may have got another producer id since.
+        This runs at the start, and then periodically for at most `at_once` leftovers. A later attempt may
+        succeed: the disk may work again, or the transactional id may have a new producer id, which settles
+        the outcome.
         """
         kept: list[tuple[TopicPartition, ProducerIdAndEpoch]] = []
         for number, (tp, producer) in enumerate(self._leftovers):
             if number == at_once:
-                kept = self._leftovers[number:] + kept  # the remaining ones come first next time
+                # Begin with the remaining ones next time.
+                kept = self._leftovers[number:] + kept
                 break
             try:
                 if self._may_lack_marker(tp, producer, now_ms):
@@ -408,11 +444,14 @@ class TransactionCoordinator:
             except KafkaStorageError:
                 kept.append((tp, producer))
             except BrokerError:
-                continue  # the partition was deleted, or it knows a newer epoch
+                # The partition was deleted, or it knows a newer epoch.
+                continue
         self._leftovers = kept
 
     def _may_lack_marker(self, tp: TopicPartition, producer: ProducerIdAndEpoch, now_ms: int) -> bool:
-        """Write the marker that a partition lacks. Return True if it lacks one that may be known later.
+        """Write the lost marker of a leftover if its outcome is known.
+
+        Return True if it may become known later.
 
         Raises BrokerError.
         """
@@ -430,7 +469,8 @@ class TransactionCoordinator:
     def end_leftovers(
         self, producer: ProducerIdAndEpoch, tps: Collection[TopicPartition], now_ms: int
     ) -> None:
-        """End leftovers of older epochs in partitions in which the producer begins a transaction.
+        """End the producer's open transactions of older epochs in partitions in which it begins a new
+        transaction.
 
         Raises NotCoordinator.
         """
@@ -452,7 +492,9 @@ class TransactionCoordinator:
         self._markers.write(tp, self._marker(outcome, tp), now_ms)
 
     def resume(self, now_ms: int) -> None:
-        """Finish transactions that were decided before this start. Their decisions may not be durable yet.
+        """Finish the transactions that were decided before this start.
+
+        First wait until their decisions are durable.
 
         Raises StorageError if `oncelog.fence.transactions` is set and fencing fails.
         """
@@ -471,10 +513,10 @@ class TransactionCoordinator:
         def look(transactional_id: str) -> BackgroundTask:
             entry = self._entries.get(transactional_id)
             if entry is not None and is_timed_out(entry, now_ms):
-                # If the log fails, or no producer id can be allocated, the next round decides again.
+                # If the append fails, or no producer id can be allocated, the next round tries again.
                 with suppress(NotCoordinator, CoordinatorLoadInProgress):
                     self._end(self._fenced(entry, now_ms), now_ms)
-                # Its markers, up to a limit, are written at once.
+                # `_end` has written up to MAX_MARKERS_AT_ONCE of the markers at once, so count their cost.
                 if budget.spend(MARKER_COST * len(entry.partitions)):
                     yield None
 
@@ -490,7 +532,9 @@ class TransactionCoordinator:
         return fenced
 
     def retry_markers(self, now_ms: int) -> None:
-        """Retry decisions that could not be made durable, and markers that could not be written."""
+        """Write lost markers, retry decisions whose flush failed, and retry markers that could not be
+        written.
+        """
         self.write_lost_markers(now_ms, MAX_MARKERS_AT_ONCE)
         undecided, self._undecided = self._undecided, []
         for prepared, written in undecided:
@@ -499,12 +543,12 @@ class TransactionCoordinator:
             self._write_markers(transactional_id, now_ms)
 
     def hold_young_decisions(self, now_ms: int) -> None:
-        """Protect decisions from compaction until their markers are on disk, with the default flush settings
-        too.
+        """Protect decisions from compaction until their markers are surely on disk.
 
-        After a power loss the start needs them to write lost markers again
-        (`rules.idempotence.lost_markers`). The age is measured from round to round, because timestamps of
-        records may come from a clock that was set back since. See
+        With the default flush settings, a power loss may take markers that are younger than
+        MARKERS_REACH_THE_DISK_MS. The next start then needs the decisions to write these markers again
+        (`rules.idempotence.lost_markers`). The age is measured between two calls of this method. Timestamps
+        of records would not do, because the clock may have been set back. See
         test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_markers.
         """
         since_ms, ends = self._ends
@@ -531,7 +575,7 @@ class TransactionCoordinator:
         self._expiring.begin(expired, look)
 
     def close(self) -> None:
-        """End the current rounds."""
+        """Stop the current rounds of timeouts and of expiry."""
         self._timing_out.close()
         self._expiring.close()
 
@@ -545,17 +589,21 @@ class TransactionCoordinator:
         return written
 
     def _last_append(self, transactional_id: str) -> AppendHandle:
-        """Return an append that is not earlier than the newest record of a transactional id.
+        """Return a handle for the newest record of a transactional id, or for a later record of its
+        partition.
 
-        This is the id's own newest record if it is known. Waiting for the partition's newest record could
-        take forever: with flush.messages=1 other ids may append a newer one during each sync. See
+        The later record is used only if the id's own is unknown. Waiting for the partition's newest record
+        could take forever: with flush.messages=1 other ids may append a newer one during each sync. See
         test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another.
         """
         newest = self.topic.last_append(self.topic.partition_of(transactional_id))
         return newest._replace(last_offset=self._last_offsets.get(transactional_id, newest.last_offset))
 
     def _end(self, prepared: TransactionEntry, now_ms: int) -> AppendHandle:
-        """Append the decision, and write its markers once it is durable."""
+        """Append the decision, and write its markers once the decision is durable.
+
+        Return the append of the decision.
+        """
         written = self._append(prepared, now_ms)
         self._follow(prepared, written, now_ms)
         return written
@@ -571,10 +619,11 @@ class TransactionCoordinator:
         when_durable(self._flush_queue, [written], on_durable)
 
     def _write_markers(self, transactional_id: str, now_ms: int) -> None:
-        """Write the missing markers. If there are many, write them in steps between other requests.
+        """Write the missing markers of a transactional id, at once if there are few.
 
-        One sync may make many decisions durable, and `retry_markers` may retry many at once.
-        See test_the_markers_of_many_transactions_are_written_a_few_at_once.
+        If `_markers_at_once` is used up, they are written in steps between other requests: one sync may make
+        many decisions durable, and `retry_markers` may retry many. See
+        test_the_markers_of_many_transactions_are_written_a_few_at_once.
         """
         if transactional_id in self._writing:
             return
@@ -587,24 +636,27 @@ class TransactionCoordinator:
         self._background.add(work, Kind.REQUEST)
 
     def end_round(self) -> None:
-        """Allow the next requests to write markers at once again: other requests have been served."""
+        """Allow MAX_MARKERS_AT_ONCE more markers to be written at once, since other requests were handled in
+        between.
+        """
         self._markers_at_once = MAX_MARKERS_AT_ONCE
 
     def _write_in_steps(self, transactional_id: str, now_ms: int) -> BackgroundTask:
-        # The entry cannot change meanwhile: only its markers end the state Prepare*.
+        # The entry cannot change between the steps: it stays in Prepare* until all its markers are written.
         entry, remaining = self._entries[transactional_id], self._unfinished[transactional_id]
         marked = self._marked.setdefault(transactional_id, [])
         ended = ended_transaction(entry)
         budget = StepBudget(self._limits.request_step_elements)
         try:
             for tp in sorted(remaining):
-                with suppress(BrokerError):  # `retry_markers` tries it again
+                # If the write fails, `retry_markers` tries again.
+                with suppress(BrokerError):
                     with suppress(*_GONE):
                         if ended is not None:
                             self._end_leftover(ended, tp, now_ms)
                         marked.append(self._markers.write(tp, self._marker(entry, tp), now_ms))
                     remaining.discard(tp)
-                # Failed attempts cost time too, for example on a full disk.
+                # Failed attempts count too, because they take time, for example on a full disk.
                 if remaining and budget.spend(MARKER_COST):
                     yield None
         finally:
@@ -617,8 +669,8 @@ class TransactionCoordinator:
         self, prepared: TransactionEntry, marked: list[AppendHandle], now_ms: int, error: BrokerError | None
     ) -> None:
         if error is not None:
-            # Markers that are not durable may be lost, so they are written again. A second marker is
-            # harmless: no transaction of this producer begins before this one is complete.
+            # The markers that are not durable may be lost, so write them again. A second marker is harmless:
+            # the producer begins no transaction before this one is complete.
             unknown = {handle.partition.topic_partition for handle in marked if is_pending_flush([handle])}
             self._unfinished[prepared.transactional_id] = unknown
             return
@@ -628,21 +680,25 @@ class TransactionCoordinator:
             self._unfinished[prepared.transactional_id] = set()
 
     def _marker(self, entry: TransactionEntry, tp: TopicPartition) -> Marker:
-        """Return the marker for a partition. Raises UnknownTopicOrPartition, InvalidProducerEpoch."""
+        """Return the marker of a decision for a partition.
+
+        Raises UnknownTopicOrPartition, InvalidProducerEpoch.
+        """
         topic = self.topic.topic
         assert topic is not None
         own_epoch = topic.partition(self.topic.partition_of(entry.transactional_id)).leader_epoch
         _, partition = self._topics.partition(tp)
         producer_state = partition.producer(entry.producer_id)
         if entry.client_version >= EPOCH_PER_TRANSACTION:
-            # If the next transaction is open, the marker was written, and a power loss lost the Complete
-            # record.
+            # If the producer's next transaction is open here, this marker was written before a power loss,
+            # which took only the Complete record.
             refusal = reject_same_epoch(producer_state, entry.producer_id, entry.producer_epoch)
             if refusal is not None:
                 raise refusal.error(refusal.reason)
         # A higher coordinator epoch comes from an operator, or from before `__transaction_state` was lost: a
-        # single broker has no other coordinator. If it fenced us, the transaction would stay open here.
-        # See test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator.
+        # single broker has no other coordinator. If it fenced this coordinator, the transaction would stay
+        # open in the partition. See
+        # test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator.
         epoch = own_epoch if producer_state is None else max(own_epoch, producer_state.coordinator_epoch or 0)
         is_commit = entry.state is TransactionState.PREPARE_COMMIT
         return Marker(entry.producer_id, entry.producer_epoch, epoch, is_commit)
