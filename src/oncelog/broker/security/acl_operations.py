@@ -1,8 +1,9 @@
 """The ACL operation that each API requires, for each type of resource that its requests name.
 
-A resource without that permission gets its ..._AUTHORIZATION_FAILED error; resources that a request did not
-name are left out of the response. Rules that do not fit the table, such as a choice of two operations, are in
-the file of the API. Every client may learn the brokers' addresses (Metadata, DescribeCluster), as in Kafka.
+If a client lacks the operation on a resource that its request names, the resource gets its
+..._AUTHORIZATION_FAILED error. A resource that the request does not name is left out of the response. Rules
+that do not fit the table, such as a choice of two operations, are in the handler of the API. As in Kafka,
+every client may learn the brokers' addresses (Metadata, DescribeCluster).
 Source: kafka KafkaApis and ControllerApis.
 """
 
@@ -74,4 +75,4 @@ REQUIRED_OPERATIONS: dict[str, dict[ResourceType, Operation]] = {
 }
 
 APIS_WITHOUT_ACL = frozenset({"ApiVersions", "SaslHandshake", "SaslAuthenticate"})
-"""APIs that require no permission."""
+"""APIs that require no permission. All of them may precede authentication."""

@@ -1,8 +1,8 @@
-"""The authenticator of one connection: who its client is, and which requests it may send before that is
-known.
+"""The authenticator of a connection: its client's principal, and which requests the client may send now.
 
-The states are in `rules.security.auth_state`. Without SASL the client is authenticated from the start: by its
-certificate, or as User:ANONYMOUS. Source: kafka SaslServerAuthenticator.
+`rules.security.auth_state` has the states. Without SASL the client is authenticated from the start, by its
+certificate or as User:ANONYMOUS.
+Source: kafka SaslServerAuthenticator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCRAM = {mechanism.label: mechanism for mechanism in Mechanism}
 
 @dataclass(frozen=True, slots=True)
 class CloseAfterResponse:
-    """A response after which the connection is closed. Both happen `delay_ms` from now."""
+    """A response after which the connection is closed. The broker waits `delay_ms` before both."""
 
     response: Message
     reason: str
@@ -42,7 +42,7 @@ class Authenticator:
     """The authentication of one connection's client.
 
     `needs_sasl` is true if the listener uses SASL. `host` is the client's address. `access` returns the
-    permissions of a principal and host; `wall_ms` turns `now_ms` into wall-clock time.
+    permissions of a principal and host. `wall_ms` converts `now_ms` to milliseconds since the epoch.
     """
 
     def __init__(
@@ -74,12 +74,14 @@ class Authenticator:
 
     @property
     def is_authenticated(self) -> bool:
-        """True if the client is known, even if it must re-authenticate."""
+        """True once the client's principal is known, even if the client must re-authenticate."""
         return self.principal is not None
 
     @property
     def allows_any_request(self) -> bool:
-        """True if every request is allowed at any time, because the session never expires."""
+        """True if every request is always allowed, because the client is authenticated and its session never
+        expires.
+        """
         return self._state is AuthState.AUTHENTICATED and self._expires_ms is None
 
     def quota_principal(self, client_id: str | None) -> QuotaPrincipal | None:
@@ -96,7 +98,8 @@ class Authenticator:
     def check_request_allowed(self, api_key: int, now_ms: int) -> str | None:
         """Move to the next state for a request that is about to be handled.
 
-        Return None if it is allowed, else the reason why not: the connection must be closed.
+        Return None if the request is allowed. Otherwise return why not, and the caller must close the
+        connection.
         """
         if not self.needs_sasl:
             return None
@@ -117,7 +120,10 @@ class Authenticator:
 
     @property
     def is_authenticating(self) -> bool:
-        """True while SASL requests are expected. At any other time they get ILLEGAL_SASL_STATE."""
+        """True between SaslHandshake and the end of the exchange.
+
+        At other times, SASL requests get ILLEGAL_SASL_STATE.
+        """
         return self._state in (AuthState.HANDSHAKE_DONE, AuthState.REAUTHENTICATING)
 
     @property
@@ -127,7 +133,8 @@ class Authenticator:
     def select_mechanism(self, mechanism: str) -> None:
         """Begin an exchange with this mechanism.
 
-        Raises UnsupportedSaslMechanism if it is not enabled, or differs from the first one.
+        Raises UnsupportedSaslMechanism if the mechanism is not enabled, or if the connection used another one
+        before.
         """
         if mechanism not in self.mechanisms:
             raise UnsupportedSaslMechanism(f"{mechanism!r} is not enabled")
@@ -145,10 +152,10 @@ class Authenticator:
         raise UnsupportedSaslMechanism(f"{mechanism!r} is not implemented")
 
     def answer(self, data: bytes, now_ms: int) -> tuple[bytes, int]:
-        """Return the next message of the exchange and the session lifetime in ms.
+        """Return the next message of the exchange, and the session lifetime in ms.
 
-        The lifetime is 0 if the session never expires, or while the exchange is not complete.
-        Raises SaslAuthenticationFailed.
+        The lifetime is 0 if the session never expires, and before the exchange is complete. Raises
+        SaslAuthenticationFailed.
         """
         if self._exchange is None:
             raise SaslAuthenticationFailed("a mechanism must be selected first")

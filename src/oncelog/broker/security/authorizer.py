@@ -1,4 +1,4 @@
-"""The broker's ACLs in their file, and cached answers to authorization checks.
+"""The broker's ACLs, stored in a file, and its authorization checks, whose results are cached.
 
 `rules.security.authorization` makes the decisions. Each change durably replaces the whole file. Without
 `authorizer.class.name` there is no authorizer, and every operation is allowed.
@@ -34,11 +34,11 @@ from oncelog.rules.security.authorization import (
 
 FILE_NAME = "oncelog-acls.json"
 KEPT_BYTES = 1 << 20
-"""Memory for cached answers per principal and host. It needs a limit because clients choose the names."""
+"""Largest size in bytes of the cached results of a principal and host. Clients choose the cached names."""
 MAX_KEPT_NAME = 256
-"""Answers about longer resource names are not cached."""
+"""Longest resource name whose check is cached, in characters."""
 _ENTRY_BYTES = 250
-"""Memory of a cached answer besides the resource name."""
+"""Approximate size in bytes of a cached result without its resource name."""
 
 _REFUSALS: dict[ResourceType, type[BrokerError]] = {
     ResourceType.TOPIC: TopicAuthorizationFailed,
@@ -69,7 +69,7 @@ class Access(Protocol):
         ...
 
     def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
-        """Return True if the operation is allowed on any resource of the type that could exist."""
+        """Return True if the operation is allowed on at least one resource of the type, existing or not."""
         ...
 
 
@@ -100,25 +100,31 @@ def refusal_of(resource_type: ResourceType) -> BrokerError:
 
 
 def allowed_bits(access: Access, resource_type: ResourceType, name: str) -> int:
-    """Return the authorized operations as Metadata and the Describe APIs encode them: one bit for each."""
+    """Return the allowed operations as Metadata and the Describe APIs encode them: one bit for each
+    operation.
+    """
     operations = OPERATIONS_ON[resource_type]
     return sum(1 << operation for operation in operations if access.may(operation, resource_type, name))
 
 
 class Authorizer:
-    """All ACLs of the broker. `version` counts their changes."""
+    """All ACLs of the broker. `version` is incremented by each change."""
 
     def __init__(self, disk: Disk, super_users: str, *, allows_if_none: bool) -> None:
         self._disk = disk
         self.super_users = parse_super_users(super_users)
         self.allows_if_none = allows_if_none
         self.version = 0
-        # An unreadable file stops the broker: without its ACLs it would allow what they deny.
+        # An unreadable file must stop the broker. Without the ACLs in it, the broker would allow operations
+        # that they deny.
         self.acls = AclTable(read_state(disk, FILE_NAME, _parse) or ())
         self._accesses: WeakValueDictionary[tuple[str, str], AccessByAcls] = WeakValueDictionary()
 
     def access(self, principal: str, host: str) -> Access:
-        """Return the permissions of a principal at a host. Its connections share one cache."""
+        """Return the permissions of a principal at a host.
+
+        All connections of the two share one object and its cache.
+        """
         if principal in self.super_users:
             return FULL_ACCESS
         access = self._accesses.get((principal, host))
@@ -127,16 +133,16 @@ class Authorizer:
         return access
 
     def add(self, acls: Collection[Acl]) -> None:
-        """Add ACLs durably. Raises StorageError; then none is added."""
+        """Add ACLs durably. After a StorageError none is added."""
         if any(acl not in self.acls for acl in acls):
             self._save([*self.acls, *acls])
 
     def replace(self, acls: Collection[Acl]) -> None:
-        """Replace all ACLs durably. Raises StorageError; then nothing has changed."""
+        """Replace all ACLs durably. After a StorageError nothing has changed."""
         self._save(list(acls))
 
     def remove(self, acls: Collection[Acl]) -> None:
-        """Remove ACLs durably, if they exist. Raises StorageError; then none is removed."""
+        """Remove those of these ACLs that exist, durably. After a StorageError none is removed."""
         left = [acl for acl in self.acls if acl not in acls]
         if len(left) < len(self.acls):
             self._save(left)
@@ -161,9 +167,9 @@ class Authorizer:
 
 
 class AccessByAcls:
-    """The permissions of one principal at one host, with answers cached until an ACL changes.
+    """The permissions of one principal at one host, with results cached until an ACL changes.
 
-    `kept_bytes` is the approximate memory of the cache, at most KEPT_BYTES.
+    `kept_bytes` is the approximate size of the cache, at most KEPT_BYTES.
     """
 
     __slots__ = ("__weakref__", "_answers", "_authorizer", "_host", "_principal", "_version", "kept_bytes")
@@ -203,8 +209,8 @@ class AccessByAcls:
         self._version = self._authorizer.version
 
     def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
-        # "hardcode" stands for a name without ACLs of its own, as in Kafka's Authorizer: it is allowed by an
-        # ACL on all names, or by allow.everyone.if.no.acl.found.
+        # As in Kafka's Authorizer, "hardcode" stands for any name without its own ACLs. An ACL on all names
+        # allows it, and so does allow.everyone.if.no.acl.found.
         return self.may(operation, resource_type, "hardcode") or is_allowed_somewhere(
             self._authorizer.acls, self._principal, self._host, operation, resource_type
         )

@@ -1,6 +1,6 @@
-"""The broker's side of SASL exchanges: each takes the client's messages, answers them, and yields a user.
+"""The broker's side of SASL exchanges, which authenticate a client's messages and yield a user name.
 
-A failed exchange raises SaslAuthenticationFailed. Its text must not reveal whether the user exists.
+A failed exchange raises SaslAuthenticationFailed. The error's text must not reveal whether the user exists.
 Source: RFC 4616 (PLAIN), RFC 5802 (SCRAM), RFC 7628 (OAUTHBEARER).
 """
 
@@ -17,15 +17,25 @@ from oncelog.errors import SaslAuthenticationFailed
 from oncelog.rules.security.scram import Credential, Mechanism
 
 TokenCheck = Callable[[str, int], tuple[str, int]]
-"""(token, now_ms) -> (user name, expiry of the token in ms). Raises SaslAuthenticationFailed."""
+"""(token, now_ms) -> (user name, expiry of the token in ms since the epoch).
+
+The check raises SaslAuthenticationFailed.
+"""
 
 _SEPARATOR = "\x01"
 MAX_SCRAM_BYTES = 4_096
-"""Longest SCRAM message. Names are prepared character by character: 500 KB would block for a second."""
+"""Longest SCRAM message in bytes.
+
+User names are normalized character by character: 500 KB would take a second.
+"""
 
 
 class Exchange(Protocol):
-    """One SASL exchange. `user` is None until it is complete; `expires_ms` is None without an expiry."""
+    """One SASL exchange.
+
+    `user` is None until the exchange is complete. `expires_ms` is the end of the session in ms since the
+    epoch, None if it does not expire.
+    """
 
     user: str | None
     expires_ms: int | None
@@ -36,7 +46,10 @@ class Exchange(Protocol):
 
 
 class PlainExchange:
-    """PLAIN: user and password in clear text, checked against the SCRAM credentials."""
+    """PLAIN: the client sends user and password in clear text.
+
+    They are checked against the SCRAM credentials.
+    """
 
     def __init__(self, users: Users) -> None:
         self._users = users
@@ -57,7 +70,7 @@ class PlainExchange:
 
 
 class ScramExchange:
-    """SCRAM: the password never crosses the wire.
+    """SCRAM: the client proves that it has the password without sending it.
 
     An unknown user gets the same responses as a known user with a wrong password.
     """
@@ -103,7 +116,7 @@ class ScramExchange:
 
 
 class BearerExchange:
-    """OAUTHBEARER: a signed JSON Web Token."""
+    """OAUTHBEARER: the client sends a signed JSON Web Token."""
 
     def __init__(self, check: TokenCheck) -> None:
         self._check = check
@@ -128,9 +141,9 @@ def _text(data: bytes) -> str:
 
 
 def token_check(settings: Any, keys: Callable[[], str | None]) -> TokenCheck:
-    """Return a check of tokens by the settings `sasl.oauthbearer.*`.
+    """Return a function that checks tokens as the settings `sasl.oauthbearer.*` require.
 
-    `keys` returns the current JSON Web Key Set as text; None if there is none.
+    `keys` returns the current JSON Web Key Set as text; None if it is not available.
     """
 
     def check(token: str, now_ms: int) -> tuple[str, int]:
@@ -153,7 +166,9 @@ def token_check(settings: Any, keys: Callable[[], str | None]) -> TokenCheck:
 
 
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
-"""Signatures with a private key. "none" and secrets shared with the issuer are not accepted."""
+"""Accepted signature algorithms, all with a private key. "none" and secrets shared with the issuer are
+rejected.
+"""
 
 
 def _registry(settings: Any, now_ms: int) -> Any:

@@ -1,7 +1,7 @@
-"""The SCRAM users of the broker in their file.
+"""The SCRAM users of the broker, stored in a file.
 
-A stored credential is enough to verify a password, but not to log in with it (RFC 5802). PLAIN is checked
-against the same users. Each change durably replaces the whole file.
+A stored credential is enough to verify a password, but not to log in with it (RFC 5802). PLAIN logins are
+checked against the same users. Each change durably replaces the whole file.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from oncelog.rules.security.scram import (
 FILE_NAME = "oncelog-users.json"
 
 UserChange = tuple[str, Iterable[int], Iterable[tuple[int, bytes, bytes, int]]]
-"""(user, mechanisms to delete, (mechanism, salt, salted password, iterations) to set)."""
+"""(user, mechanisms to delete, credentials to set as (mechanism, salt, salted password, iterations))"""
 _Key = tuple[str, Mechanism]
 
 
 SALT_BYTES = 24
-"""Length of the salts that this project's tools generate."""
+"""Length in bytes of the salts that this project's tools generate."""
 
 
 class Users:
     """Credentials by (user, mechanism).
 
-    `secret` derives the fake salts of unknown users. It is stored in the file, so that a fake salt survives
-    restarts, as a real one does. `new_secret` is used if the file has none.
+    `secret` is the key from which the fake salts of unknown users are derived. It is stored in the file, so a
+    fake salt survives restarts, like a real salt. If the file has no secret, `new_secret` is used.
     """
 
     def __init__(self, disk: Disk, new_secret: bytes = b"") -> None:
@@ -60,7 +60,8 @@ class Users:
         if stored_secret:
             self.secret = stored_secret
         elif new_secret:
-            with suppress(StorageError):  # a broker must start on a full disk, too
+            # The broker must start on a full disk, too.
+            with suppress(StorageError):
                 self._save(self._credentials)
 
     def get(self, name: str, mechanism: Mechanism) -> Credential | None:
@@ -78,13 +79,16 @@ class Users:
 
     @property
     def usual_iterations(self) -> int:
-        """The most common iteration count, so that an unknown user does not stand out."""
+        """The most common iteration count.
+
+        Unknown users get it, so that they do not differ from known ones.
+        """
         counted = Counter(held.iterations for held in self._credentials.values())
         return counted.most_common(1)[0][0] if counted else MIN_ITERATIONS
 
     @property
     def usual_salt_bytes(self) -> int:
-        """The most common length of a salt, for the same reason."""
+        """The most common length of a salt in bytes. The fake salts of unknown users have it."""
         counted = Counter(len(held.salt) for held in self._credentials.values())
         return counted.most_common(1)[0][0] if counted else SALT_BYTES
 
@@ -94,17 +98,17 @@ class Users:
         """Delete credentials of a user, and add or replace others.
 
         `deletions` are mechanisms, `upsertions` are (mechanism, salt, salted password, iterations). Raises
-        ResourceNotFound, UnacceptableCredential, UnsupportedSaslMechanism or StorageError; then nothing has
-        changed.
+        ResourceNotFound, UnacceptableCredential, UnsupportedSaslMechanism or StorageError. After an error
+        nothing has changed.
         """
         (error,) = self.alter_all([(name, deletions, upsertions)])
         if error is not None:
             raise error
 
     def alter_all(self, changes: Iterable[UserChange]) -> list[BrokerError | None]:
-        """Change several users as `alter` does, and return an error or None for each.
+        """Change several users as `alter` does, with one write of the file.
 
-        The file is written once for all of them. Raises StorageError; then nothing has changed.
+        Return an error or None for each user. After a StorageError nothing has changed.
         """
         credentials, errors = dict(self._credentials), []
         for name, deletions, upsertions in changes:
@@ -125,7 +129,10 @@ class Users:
     def check(
         self, name: str, deletions: Iterable[int], upsertions: Iterable[tuple[int, bytes, bytes, int]]
     ) -> None:
-        """Raise what `alter` would raise for this change, without making it."""
+        """Raise the error that `alter` would raise for this change, except StorageError.
+
+        Nothing is changed.
+        """
         self._checked(self._credentials, name, deletions, upsertions)
 
     def _checked(
@@ -135,7 +142,10 @@ class Users:
         deletions: Iterable[int],
         upsertions: Iterable[tuple[int, bytes, bytes, int]],
     ) -> tuple[set[_Key], dict[_Key, Credential]]:
-        """Return the credentials that a change removes and adds. Raises what `alter` raises."""
+        """Return the credentials that a change removes and adds.
+
+        Raises the errors of `alter`, except StorageError.
+        """
         removed: set[_Key] = set()
         if not name:
             raise UnacceptableCredential("the user name is empty")
@@ -152,16 +162,22 @@ class Users:
         return removed, added
 
     def take_over(self, credentials: dict[tuple[str, Mechanism], Credential]) -> None:
-        """Replace all credentials by those of an adopted data directory. Raises StorageError."""
+        """Replace all credentials durably by those from Kafka's metadata (`broker.topics.takeover`).
+
+        Raises StorageError.
+        """
         self._save(dict(credentials))
 
     def has_password(self, name: str, password: str) -> bool:
-        """Return True if the password matches the user's first credential. Takes milliseconds."""
+        """Return True if the password matches the user's first credential.
+
+        This takes milliseconds of CPU time.
+        """
         for mechanism, stored in self.of(name):
             salted = salt_password(mechanism, password, stored.salt, stored.iterations)
             received = make_credential(mechanism, stored.salt, salted, stored.iterations)
             return hmac.compare_digest(received.stored_key, stored.stored_key)
-        # Take as long as for a known user, so that the time does not reveal which users exist.
+        # An unknown user takes as long as a known one, so that the time does not reveal which users exist.
         salt_password(Mechanism.SCRAM_SHA_256, password, b"nobody", self.usual_iterations)
         return False
 
@@ -198,7 +214,7 @@ def _to_text(data: bytes) -> str:
 
 
 def _parse(content: dict[str, Any]) -> tuple[dict[_Key, Credential], bytes]:
-    """Return the credentials and the secret. The secret is empty if an earlier release wrote the file."""
+    """Return the credentials and the secret. If an earlier release wrote the file, the secret is empty."""
     credentials = {
         (row["user"], Mechanism[row["mechanism"].replace("-", "_")]): Credential(
             base64.b64decode(row["salt"]),

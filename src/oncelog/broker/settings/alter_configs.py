@@ -1,4 +1,4 @@
-"""The common part of AlterConfigs and IncrementalAlterConfigs: validation and storage of changes."""
+"""The common part of AlterConfigs and IncrementalAlterConfigs: validate changes and store them."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from oncelog.errors import (
 from oncelog.rules.security.authorization import ResourceType as acl
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str | None]]
-"""A function from a resource's own settings to its new ones."""
+"""A function that maps the settings that a resource itself has to its new ones."""
 
 
 class Resource(Protocol):
-    """A resource in either request: a topic, broker or group, by type and name."""
+    """The type and name of a topic, broker or group, as both requests have them."""
 
     resource_type: int
     resource_name: str
 
 
 class Config(Protocol):
-    """A setting in a request. `value` is None if it is null."""
+    """A setting in a request. `value` is None if the request has null."""
 
     name: str
     value: str | None
 
 
 def _named_twice(resources: Iterable[Resource]) -> Collection[tuple[int, str]]:
-    """Return the type and name of resources that a request names more than once; they are not changed."""
+    """Return the type and name of the resources that a request names more than once."""
     counted = Counter((resource.resource_type, resource.resource_name) for resource in resources)
     return {key for key, count in counted.items() if count > 1}
 
@@ -55,7 +55,7 @@ def check_no_duplicates(configs: Iterable[Config]) -> None:
 
 
 def check_has_value(config: Config) -> None:
-    """Raise InvalidRequest if the value is null."""
+    """Raise InvalidRequest if the setting's value is null."""
     if config.value is None:
         raise InvalidRequest(f"{config.name} needs a value; null is only for deleting it")
 
@@ -63,7 +63,10 @@ def check_has_value(config: Config) -> None:
 def alter(
     state: BrokerState, request: Request, changes: Sequence[tuple[Resource, Change]], validate_only: bool
 ) -> list[tuple[int, str | None]]:
-    """Change resources. Return an error code and message for each; (0, None) once the change is durable."""
+    """Change resources durably. Return an error code and message for each; (0, None) means success.
+
+    With `validate_only` the changes are only checked.
+    """
     plan = _Plan(state, request)
     repeated = _named_twice(resource for resource, _ in changes)
     refusals: list[BrokerError | None] = []
@@ -86,10 +89,10 @@ def alter(
 
 
 class _Plan:
-    """The changes of one request, validated one by one and stored in one write.
+    """The changes of one request, validated one by one and stored together.
 
-    One file holds all topics, another one all groups with settings. If they were written for each resource,
-    one request could block the broker for minutes.
+    One file has the settings of all topics, and another one those of all groups. Each file is written once:
+    one write for each resource could block the broker for minutes.
     """
 
     def __init__(self, state: BrokerState, request: Request) -> None:
@@ -100,7 +103,7 @@ class _Plan:
         self._new_group_count = 0
 
     def add(self, resource: Resource, change: Change) -> None:
-        """Add a resource's change. Raises a BrokerError if it is invalid or not authorized."""
+        """Add the change of a resource. Raises a BrokerError if the change is invalid or not authorized."""
         name = resource.resource_name
         if resource.resource_type == ResourceType.TOPIC:
             self._request.authorize(acl.TOPIC, name)
@@ -148,7 +151,10 @@ class _Plan:
         self._groups[name] = values
 
     def store(self) -> dict[int, tuple[int, str | None]]:
-        """Store and apply all changes. Return an error code and message for each type that failed."""
+        """Store and apply all changes.
+
+        Return an error code and message for each resource type that failed.
+        """
         state = self._state
         failures: dict[int, tuple[int, str | None]] = {}
         try:

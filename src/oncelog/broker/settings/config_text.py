@@ -1,4 +1,4 @@
-"""Settings as DescribeConfigs returns them: values as text, their sources, synonyms and types."""
+"""Settings as DescribeConfigs returns them: values as text, with their sources, synonyms and types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncelog.settings import Password, Setting, Settings, SettingValue
 
 
 class Source(IntEnum):
-    """The sources of values. Source: kafka DescribeConfigsResponse.ConfigSource."""
+    """The sources of a value. Source: kafka DescribeConfigsResponse.ConfigSource."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -24,7 +24,7 @@ class Source(IntEnum):
 
 
 _LAYERS = (Source.DYNAMIC_BROKER, Source.DYNAMIC_DEFAULT_BROKER)
-"""Sources of the layers over the broker's settings, in order of precedence."""
+"""The sources of `Settings.layers`, in the same order. An earlier layer overrides a later one."""
 
 
 class ResourceType(IntEnum):
@@ -39,7 +39,7 @@ class ResourceType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """One possible source of a value. The list of synonyms starts with the effective one."""
+    """A setting that provides the value or would do so. In a list of synonyms, the first one is in effect."""
 
     name: str
     value: str | None
@@ -48,7 +48,10 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One setting with its effective value, None if unset. `wire_type` is the config_type of the protocol."""
+    """One setting with its effective value; None if the setting has none.
+
+    `wire_type` is the config_type of DescribeConfigs.
+    """
 
     name: str
     value: str | None
@@ -61,7 +64,7 @@ class ConfigEntry:
 
 
 def to_text(value: SettingValue) -> str | None:
-    """Return a value in Kafka's spelling: true or false, lists with commas. A secret becomes None."""
+    """Return a value in Kafka's spelling: true or false, lists with commas. A password becomes None."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
@@ -70,7 +73,7 @@ def to_text(value: SettingValue) -> str | None:
 
 
 def topic_entries(broker: Settings, overrides: Mapping[str, str]) -> Iterator[ConfigEntry]:
-    """Yield every topic setting with its synonyms: the topic's own, the broker's, the default."""
+    """Yield every topic setting. Its synonyms are the topic's own value, the broker's and the default."""
     settings = topic_settings(broker, overrides)
     for row in TOPIC.settings:
         if row.key.startswith("internal.") and row.key not in overrides:
@@ -87,7 +90,7 @@ def topic_entries(broker: Settings, overrides: Mapping[str, str]) -> Iterator[Co
 
 
 def group_entries(broker: Settings, own: Mapping[str, str]) -> Iterator[ConfigEntry]:
-    """Yield every group setting with its synonyms: the group's own, the broker's, the default."""
+    """Yield every group setting. Its synonyms are the group's own value, the broker's and the default."""
     for row in GROUP.settings:
         broker_key = GROUP_DEFAULT_OF[row.key]
         synonyms = [Synonym(row.key, own[row.key], Source.GROUP)] if row.key in own else []
@@ -97,14 +100,14 @@ def group_entries(broker: Settings, own: Mapping[str, str]) -> Iterator[ConfigEn
 
 
 def broker_entries(broker: Settings) -> Iterator[ConfigEntry]:
-    """Yield every broker setting. Most of them are read-only while the broker runs."""
+    """Yield every broker setting. Those that are not in DYNAMIC are read-only."""
     for row in BROKER.settings:
         entry = _entry(row, broker[row.key], _broker_synonyms(broker, row.key))
         yield replace(entry, is_read_only=row.key not in DYNAMIC)
 
 
 def cluster_entries(own: Mapping[str, str]) -> Iterator[ConfigEntry]:
-    """Yield the dynamic settings of all brokers of the cluster."""
+    """Yield the settings in `own`: the dynamic ones that apply to all brokers of the cluster."""
     for key, text in own.items():
         row = BROKER.get(key)
         if row is not None:

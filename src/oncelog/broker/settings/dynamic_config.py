@@ -1,7 +1,7 @@
 """Settings of the broker and of groups that clients change while the broker runs.
 
 Each change durably replaces the whole file. Settings of this broker override those of the whole cluster, and
-both override the configuration at its start.
+both override the configuration with which the broker was started.
 Source: KIP-226; kafka DynamicBrokerConfig; GroupConfig of KIP-848.
 """
 
@@ -21,20 +21,23 @@ FILE_NAME = "oncelog-configs.json"
 CLUSTER = ""
 """The resource name that stands for all brokers of the cluster."""
 MAX_GROUPS = 10_000
-"""Largest number of groups with settings of their own. Each change writes all of them."""
+"""Largest number of groups with settings. Each change writes the settings of all groups."""
 MAX_GROUP_NAME_CHARS = 256
-"""Longest name of such a group. Names of 32 KB would result in a file of 300 MB."""
+"""Longest name of a group with settings, in characters. With names of 32 KB the file could have 300 MB."""
 DYNAMIC = frozenset(BROKER_DEFAULT_OF.values()) | {
     "producer.id.expiration.ms",
     "transaction.partition.verification.enable",
 }
-"""Broker settings that can be changed: those that are read at each use, or are defaults of topics."""
+"""Broker settings that clients can change.
+
+Each is read at every use, or is the default of a topic setting.
+"""
 
 GROUP_DEFAULT_OF = {
     "consumer.session.timeout.ms": "group.consumer.session.timeout.ms",
     "consumer.heartbeat.interval.ms": "group.consumer.heartbeat.interval.ms",
 }
-"""Group setting -> the broker setting that is its default."""
+"""Map group settings to the broker settings that are their defaults."""
 _BOUNDS_OF = {
     "consumer.session.timeout.ms": (
         "group.consumer.min.session.timeout.ms",
@@ -48,7 +51,10 @@ _BOUNDS_OF = {
 
 
 class DynamicConfig:
-    """The dynamic settings. They are layered over `settings`, those of the broker's start."""
+    """The dynamic settings.
+
+    Those of the broker and the cluster become layers of `settings`, which they override.
+    """
 
     def __init__(self, disk: Disk, settings: Settings) -> None:
         self._disk, self._settings = disk, settings
@@ -64,19 +70,19 @@ class DynamicConfig:
                 raise StorageError(f"{FILE_NAME}: {error}; correct the file, or remove it") from None
 
     def of_broker(self, name: str) -> Mapping[str, str]:
-        """Return the dynamic settings of this broker, or of the cluster."""
+        """Return the dynamic settings with this resource name: this broker's id, or CLUSTER."""
         return self._brokers.get(name, {})
 
     def of_group(self, group_id: str) -> Mapping[str, str]:
-        """Return a group's own settings."""
+        """Return the settings that a group itself has."""
         return self._groups.get(group_id, {})
 
     def groups(self) -> Iterable[str]:
-        """Return the groups with settings of their own."""
+        """Return the ids of the groups that have settings."""
         return self._groups
 
     def group_ms(self, group_id: str, key: str) -> int:
-        """Return the effective value of a group's setting: its own, else the broker's."""
+        """Return the effective value in ms of a group's setting: the group's own, else the broker's."""
         own = self._groups.get(group_id)
         if own is not None and key in own:
             return int(own[key])
@@ -84,23 +90,26 @@ class DynamicConfig:
         return default
 
     def check_broker_name(self, name: str) -> None:
-        """Raise InvalidRequest unless the name is this broker's, or the cluster's."""
+        """Raise InvalidRequest unless the name is this broker's id, or CLUSTER."""
         if name not in (CLUSTER, self._broker_name):
             raise InvalidRequest(f"this is broker {self._broker_name}, not {name!r}")
 
     def check_room(self, more_count: int) -> None:
-        """Raise InvalidRequest if `more_count` new groups have already used up the limit."""
+        """Raise InvalidRequest if no further group may have settings after `more_count` new ones."""
         if len(self._groups) + more_count >= MAX_GROUPS:
             raise InvalidRequest(f"{MAX_GROUPS} groups have settings of their own already")
 
     def store(self, brokers: Mapping[str, dict[str, str]], groups: Mapping[str, dict[str, str]]) -> None:
-        """Replace the settings of these resources by validated ones, in one write. Raises StorageError."""
+        """Replace the settings of these resources durably, with one write. The values are already validated.
+
+        Raises StorageError.
+        """
         self._save(_with(self._brokers, brokers), _with(self._groups, groups))
         if brokers:
             self._apply()
 
     def validate_group_settings(self, values: Mapping[str, str | None]) -> dict[str, str]:
-        """Return the values in canonical spelling. Raises InvalidConfig."""
+        """Return a group's settings in canonical spelling. Raises InvalidConfig."""
         for key in values:
             if GROUP.get(key) is None:
                 raise InvalidConfig(f"unknown group setting {key!r}")
@@ -137,12 +146,12 @@ class DynamicConfig:
 def _with(
     resources: Mapping[str, dict[str, str]], changed: Mapping[str, dict[str, str]]
 ) -> dict[str, dict[str, str]]:
-    """Return a copy with changed values. Resources without any value are left out."""
+    """Return `resources` updated with `changed`, without resources whose settings are all gone."""
     return {name: values for name, values in {**resources, **changed}.items() if values}
 
 
 def validate_broker_settings(values: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the values unchanged. Raises InvalidRequest, as Kafka does for settings of brokers."""
+    """Return the settings of a broker unchanged. As in Kafka, raises InvalidRequest if one is invalid."""
     static = [key for key in values if key not in DYNAMIC]
     if static:
         raise InvalidRequest(

@@ -1,9 +1,9 @@
-"""The listeners of the broker: addresses, security protocols and settings of each.
+"""The broker's listeners: the address, security protocol and settings of each.
 
 A listener is written [NAME://]HOST:PORT. Its name is a security protocol, or is mapped to one by
-listener.security.protocol.map. Without a name, it has that of security.protocol. Settings of one listener are
-written as listener.name.NAME.KEY. The address that a client gets depends on the listener to which it
-connected.
+listener.security.protocol.map. A listener without a name is named after security.protocol. Settings that
+apply to one listener are written as listener.name.NAME.KEY. Responses give a client the advertised address of
+the listener to which it connected.
 Source: KIP-103; kafka SocketServerConfigs.
 """
 
@@ -21,10 +21,10 @@ EVERY_INTERFACE = ("", "0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A listener. `settings` are the broker's with those of this listener.
+    """A listener. `settings` are the broker's, overridden by those of this listener.
 
-    `port` is 0 for a free port, until the listener is bound. `advertised` is the address for clients if it
-    differs from host and port.
+    `port` is 0 for a free port until the listener is bound. `advertised` is the address that clients connect
+    to; None if it is (host, port).
     """
 
     name: str
@@ -35,7 +35,7 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address in responses to clients of this listener.
+        """The address that clients connect to, as it is in responses.
 
         See test_answers_name_the_listener_that_was_asked.
         """
@@ -43,17 +43,17 @@ class Listener:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address as HOST:PORT."""
+        """The address on which the broker listens, as HOST:PORT."""
         return address_text(self.host, self.port)
 
     def bound(self, port: int) -> Listener:
-        """Return the listener with the port to which it was bound."""
+        """Return a copy of the listener with the port to which it was bound."""
         advertised = self.advertised and (self.advertised[0], self.advertised[1] or port)
         return replace(self, port=port, advertised=advertised)
 
 
 def parse_listeners(settings: Settings, host_name: str) -> tuple[Listener, ...]:
-    """Parse the setting `listeners`. `host_name` is advertised by listeners on all interfaces.
+    """Parse the setting `listeners`. A listener on all interfaces advertises `host_name`.
 
     Raises ConfigError for invalid or contradictory settings.
     """
@@ -76,7 +76,7 @@ def parse_listeners(settings: Settings, host_name: str) -> tuple[Listener, ...]:
     advertised, own = _advertised(settings, names), _own_settings(settings, names)
     listeners = []
     for name, host, port in parts:
-        # Clients cannot connect to "all interfaces". Like Kafka, advertise the host name then.
+        # Clients cannot connect to "all interfaces". Like Kafka, advertise the host name instead.
         client_address = advertised.get(name) or ((host_name, port) if host in EVERY_INTERFACE else None)
         changes = {**own.get(name, {}), "security.protocol": protocols[name]}
         listeners.append(Listener(name, host, port, settings.replaced(changes), client_address))
@@ -84,12 +84,15 @@ def parse_listeners(settings: Settings, host_name: str) -> tuple[Listener, ...]:
 
 
 def address_text(host: str, port: int) -> str:
-    """Return HOST:PORT, with IPv6 hosts in brackets: the inverse of `parse_address`."""
+    """Return HOST:PORT, with an IPv6 host in brackets. `parse_address` is the inverse."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_address(text: str, what: str) -> tuple[str, int]:
-    """Parse HOST:PORT, with IPv6 hosts in brackets. Raises ConfigError that names the setting `what`."""
+    """Parse HOST:PORT, with an IPv6 host in brackets.
+
+    Raises ConfigError; its text names the setting `what`.
+    """
     host, separator, port = text.rpartition(":")
     if not separator or not port.isdecimal() or int(port) > 65_535:
         raise ConfigError(f"{what}={text!r}: expected HOST:PORT")
@@ -134,7 +137,7 @@ def _advertised(settings: Settings, names: list[str]) -> dict[str, tuple[str, in
 
 
 def _own_settings(settings: Settings, names: list[str]) -> dict[str, dict[str, object]]:
-    """Return the settings of each listener that are written as listener.name.NAME.KEY."""
+    """Return the settings listener.name.NAME.KEY, by upper-case listener name and key."""
     own: dict[str, dict[str, object]] = {}
     for scoped, value in settings.user_set().items():
         if scoped.startswith(SCOPE):

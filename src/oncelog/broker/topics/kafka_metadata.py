@@ -1,7 +1,7 @@
 """Reader of Apache Kafka's metadata in a data directory: the snapshots and the log in `__cluster_metadata-0`.
 
-It keeps what a single broker can adopt: topics with their partitions and settings, producer ids, ACLs, SCRAM
-users, quotas and stored broker settings.
+Only the parts that a single broker can adopt are read: topics with their partitions and settings, producer
+ids, ACLs, SCRAM users, quotas and stored broker settings.
 Source: kafka MetadataRecordSerde, MetadataDelta, Snapshots.
 """
 
@@ -52,17 +52,17 @@ _RECORDS: dict[int, type[Data]] = {
     19: RemoveAccessControlEntryRecord,
     22: RemoveUserScramCredentialRecord,
 }
-"""Records by type. Source: kafka MetadataRecordType."""
+"""Record types that are read, by number. Source: kafka MetadataRecordType."""
 _CHECKPOINT = re.compile(r"(?P<end>\d{20})-\d{10}\.checkpoint")
 _SEGMENT = re.compile(r"(?P<base>\d{20})\.log")
 
 
 @dataclass(slots=True)
 class KafkaPartition:
-    """The replicas of a partition: node ids, and the id of each one's log directory if it is known.
+    """The replicas of a partition as node ids, and the ids of their log directories.
 
-    `eligible` and `last_eligible` are nodes that have, or had, all records while no replica is in sync
-    (KIP-966).
+    `directories` has one id for each replica; it is empty in metadata from before directory ids. While no
+    replica is in sync, `eligible` and `last_eligible` are nodes that have, or had, all records (KIP-966).
     """
 
     replicas: list[int]
@@ -73,7 +73,7 @@ class KafkaPartition:
 
     @property
     def whole_at(self) -> list[int]:
-        """Nodes with all acknowledged records; empty if the metadata names none."""
+        """Nodes that have all acknowledged records; empty if the metadata does not tell them."""
         return self.isr or self.eligible or self.last_eligible
 
 
@@ -88,7 +88,10 @@ class KafkaTopic:
 
 @dataclass(slots=True)
 class KafkaMetadata:
-    """The result of replaying the records in order. `configs` is indexed by (resource type, name)."""
+    """Kafka's metadata after the records that were replayed. `configs` is indexed by (resource type, name).
+
+    Records of a metadata transaction are applied at its end.
+    """
 
     topics: dict[bytes, KafkaTopic] = field(default_factory=dict)
     configs: dict[tuple[int, str], dict[str, str]] = field(default_factory=dict)
@@ -186,7 +189,7 @@ class KafkaMetadata:
 
 
 def parse_record(value: bytes) -> tuple[int, Data | None]:
-    """Return the type and the record; None instead of a record that is not needed. Raises PeerError."""
+    """Return the type of a record, and the record; None for a type that is not read. Raises PeerError."""
     try:
         frame_version, position = _read_varint(value, 0)
         if frame_version != _FRAME_VERSION:
@@ -211,7 +214,10 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def fingerprint(disk: Disk) -> list[str]:
-    """Return the files of the metadata log with their sizes. They change whenever Apache Kafka runs."""
+    """Return the names and sizes of the metadata log's files.
+
+    The result changes whenever Apache Kafka runs.
+    """
     if not disk.exists(DIRECTORY):
         return []
     names = [name for name in disk.list(DIRECTORY) if _CHECKPOINT.fullmatch(name) or _SEGMENT.fullmatch(name)]
@@ -219,7 +225,10 @@ def fingerprint(disk: Disk) -> list[str]:
 
 
 def read_metadata(disk: Disk) -> KafkaMetadata:
-    """Read the newest snapshot and all records after it. Raises StorageError with the damaged file."""
+    """Read the newest snapshot and all records after it.
+
+    Raises StorageError, which names the damaged file.
+    """
     metadata, end = KafkaMetadata(), 0
     names = sorted(disk.list(DIRECTORY))
     snapshots = [(int(match["end"]), name) for name in names if (match := _CHECKPOINT.fullmatch(name))]
@@ -240,7 +249,10 @@ def read_metadata(disk: Disk) -> KafkaMetadata:
 
 
 def _replay_file(disk: Disk, name: str, metadata: KafkaMetadata, start: int, *, is_last: bool) -> int:
-    """Apply the records of a file from offset `start` on. Return the offset after the last one."""
+    """Apply the records of a file from offset `start` on. Return the offset after the last record.
+
+    In the last file, an incomplete batch at the end is ignored. Raises StorageError.
+    """
     path = f"{DIRECTORY}/{name}"
     data, end, position = memoryview(disk.read(path)), start, 0
     try:
@@ -260,12 +272,12 @@ def _replay_file(disk: Disk, name: str, metadata: KafkaMetadata, start: int, *, 
 
 
 def _is_torn(data: memoryview, position: int) -> bool:
-    """Return True if a crash left the last batch incomplete."""
+    """Return True if the unreadable batch at `position` is one that a crash left incomplete."""
     size = int.from_bytes(data[position + 8 : position + LOG_OVERHEAD_BYTES], "big", signed=True)
     return position + LOG_OVERHEAD_BYTES + size >= len(data) or not any(data[position:])
 
 
 def topics_by_name(metadata: KafkaMetadata) -> Iterator[tuple[KafkaTopic, dict[str, str]]]:
-    """Yield each topic with its own settings."""
+    """Yield each topic with the settings that were set for it."""
     for topic in metadata.topics.values():
         yield topic, metadata.configs.get((TOPIC, topic.name), {})

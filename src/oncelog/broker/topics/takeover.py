@@ -1,11 +1,13 @@
-"""Adoption of a data directory that Apache Kafka has left, or whose list of topics is missing.
+"""Adoption of a data directory that Apache Kafka has used, or whose list of topics is missing.
 
-Before anything is opened, Kafka's metadata is converted to this broker's own small files: topics with ids and
-settings, the next producer id, ACLs, SCRAM users, quotas. Anything that cannot be honoured stops the start,
-and nothing is written. Each kind of problem has a word that `oncelog.takeover.accept` accepts.
+Before any partition is opened, Kafka's metadata is converted to this broker's own small files: topics with
+ids and settings, the next producer id, ACLs, SCRAM users, quotas. A problem is something in the directory
+that this broker cannot honour. A problem stops the start, and nothing is written, unless the setting
+`oncelog.takeover.accept` has the word for this kind of problem.
 
 `oncelog-takeover.json` is written last, so that the next start repeats an adoption that a crash interrupted.
-It lists the files of the metadata log: if Kafka has run since, its metadata is newer and is adopted again.
+The file lists the files of the metadata log. If Kafka has run since, they differ, and the newer metadata is
+adopted.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ from oncelog.wire.header import MAGIC
 FILE_NAME = "oncelog-takeover.json"
 ACCEPT = "oncelog.takeover.accept"
 KEPT_FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-"""Settings of a topic whose own settings are unknown: none of its records are deleted."""
+"""Settings of a topic whose own settings are unknown: its records are never deleted."""
 
 _WITHOUT_MEANING = {
     "file.delete.delay.ms", "follower.replication.throttled.replicas",
@@ -64,21 +66,25 @@ _WITHOUT_MEANING = {
     "preallocate", "segment.jitter.ms", "unclean.leader.election.enable", "local.retention.ms",
     "local.retention.bytes", "remote.log.copy.disable", "remote.log.delete.on.disable",
 }  # fmt: skip
-"""Kafka's topic settings that have no effect on a single broker. They are left out."""
+"""Kafka's topic settings that have no effect on a single broker. They are not adopted."""
 _STRAY = re.compile(r"(?P<topic>.+)-\d+\.[0-9a-f]{32}-stray")
 _UNASSIGNED = bytes(16)
-"""Directory id of a replica without a directory; 1 means lost, 2 unknown. Source: kafka DirectoryId."""
+"""Directory id of a replica that has no directory yet. Ids 1 and 2 mean lost and unknown.
+
+Source: kafka DirectoryId.
+"""
 _LOG = re.compile(r"\d{20}\.log")
 _MAGIC_POSITION = 16
-"""Position of the byte with the message format version, in every format."""
+"""Position of the message format version in a batch or message. It is the same in every format."""
 
 
 @dataclass(slots=True)
 class TakeoverPlan:
     """The changes and problems of an adoption.
 
-    `problems` has pairs of the word that accepts the problem, and a text with what would be lost and what to
-    do. `leftovers` are directories without records that no list names; they are removed.
+    `problems` has pairs of a word and a text. The word accepts the problem; the text tells what would be lost
+    and what to do. `leftovers` are directories without records that no list of topics names. They are
+    removed.
     """
 
     topics: dict[str, TopicEntry]
@@ -87,14 +93,14 @@ class TakeoverPlan:
     leftovers: list[str] = field(default_factory=list)
 
     def add_problem(self, word: str, text: str) -> None:
-        """Add a problem that stops the start unless its word is accepted."""
+        """Add a problem. It stops the start unless `oncelog.takeover.accept` has the word."""
         self.problems.append((word, text))
 
 
 def take_over(logs: LogManager, settings: Settings) -> list[str]:
     """Adopt the directory if necessary. Return notes for the log.
 
-    Raises StorageError if there are problems that are not accepted; then nothing is written.
+    Raises StorageError if any problem is not accepted; then nothing is written.
     """
     disk, accepted = logs.disk, set(settings[ACCEPT])
     before = read_topics(disk)
@@ -184,10 +190,11 @@ def _plan_topics(
         own = _own_settings(plan, topic.name, configs, settings)
         existing = plan.topics.get(topic.name)
         if is_first and existing is not None:
-            own |= existing.settings  # changed since an older version adopted the directory
+            # These settings were changed after an older version of this broker had adopted the directory.
+            own |= existing.settings
         plan.topics[topic.name] = TopicEntry(topic.topic_id, len(topic.partitions), own, is_deleting=False)
     if unlisted:
-        # They come from one of several log.dirs, and another one's checkpoint files have replaced theirs.
+        # Kafka had several log.dirs, and the checkpoint files of one of them have replaced those of another.
         plan.add_problem(
             "partitions",
             f"{RECOVERY_POINTS} lacks {', '.join(map(str, unlisted))}, and perhaps {LOG_STARTS} does too:"
@@ -196,11 +203,11 @@ def _plan_topics(
 
 
 def _is_unmade(topic: KafkaTopic, index: int, logs: LogManager) -> bool:
-    """Return True if Kafka would create the partition's directory: only we have it, and not created yet."""
+    """Return True if this node has the only replica and Kafka has not created its directory yet."""
     partition = topic.partitions[index]
     if partition.replicas != [logs.node_id]:
         return False
-    # An empty list was written before directories had ids; the partition has a directory then.
+    # Metadata from before directory ids has an empty list. Then the partition's directory exists.
     return bool(partition.directories) and all(
         directory == _UNASSIGNED for directory in partition.directories
     )
@@ -213,7 +220,8 @@ def _own_settings(
     for key, value in sorted(configs.items()):
         text = f"topic {name}: {key}={value}"
         if key == "cleanup.policy" and not value.strip():
-            own |= KEPT_FOREVER  # with an empty list, Kafka neither deletes nor compacts
+            # With an empty list of policies, Kafka neither deletes nor compacts.
+            own |= KEPT_FOREVER
         elif key == "remote.storage.enable" and value == "true":
             plan.add_problem("settings", f"{text}: some of its records are in remote storage, not here")
         elif TOPIC.get(key) is not None and (error := _error_of(settings, key, value)) is None:
@@ -246,7 +254,10 @@ def _plan_gone(
     before: Mapping[str, TopicEntry],
     taken: set[str],
 ) -> None:
-    """Handle our topics that Kafka has deleted, or whose directories it has set aside as strays."""
+    """Drop topics of ours that Kafka has deleted.
+
+    Add a problem for those whose directories Kafka renamed to strays.
+    """
     names = {topic.name: topic.topic_id for topic in metadata.topics.values()}
     here = {tp.topic for tp in logs.partition_directories()}
     strays = [name for name in logs.disk.list() if _STRAY.fullmatch(name)]
@@ -266,7 +277,10 @@ def _plan_gone(
 
 
 def _is_stray_of(directory: str, name: str) -> bool:
-    """Return True if the directory is a stray of the topic. Kafka truncates names that are too long."""
+    """Return True if the directory is a stray of the topic.
+
+    In a long directory name, the topic's name is cut off.
+    """
     match = _STRAY.fullmatch(directory)
     assert match is not None
     start: str = match["topic"]
@@ -274,7 +288,10 @@ def _is_stray_of(directory: str, name: str) -> bool:
 
 
 def _plan_broker_settings(plan: TakeoverPlan, metadata: KafkaMetadata, settings: Settings) -> None:
-    """Compare the broker and group settings in Kafka's metadata with ours, which are stored elsewhere."""
+    """Add a problem for each broker setting in Kafka's metadata that differs from this broker's.
+
+    Broker and group settings are not adopted.
+    """
     stored = dict(metadata.configs.get((BROKER_SETTINGS, ""), {}))
     stored |= metadata.configs.get((BROKER_SETTINGS, str(settings["node.id"])), {})
     for key, value in sorted(stored.items()):
@@ -298,7 +315,7 @@ def _plan_broker_settings(plan: TakeoverPlan, metadata: KafkaMetadata, settings:
 
 
 def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
-    """Handle directories of topics that no list names, so that their settings are lost."""
+    """Find partition directories that no list of topics names, so that the topics' settings are lost."""
     unnamed: dict[str, dict[int, bool]] = {}
     for tp in logs.partition_directories():
         entry = plan.topics.get(tp.topic)
@@ -315,10 +332,10 @@ def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
             )
     for name, indexes in sorted(unnamed.items()):
         if not any(indexes.values()):
-            # A failed creation leaves such directories. They have no records, so nothing is lost.
+            # A failed creation of a topic leaves such directories. They have no records, so nothing is lost.
             plan.leftovers += [f"{name}-{index}" for index in sorted(indexes)]
             continue
-        # Empty partitions count too: the partition of a key or group depends on their number.
+        # Empty partitions count too: the partition of a key or group depends on the number of all partitions.
         count = max(indexes) + 1
         if name not in INTERNAL_TOPICS:
             plan.add_problem(
@@ -335,7 +352,10 @@ def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
 
 
 def _plan_formats(plan: TakeoverPlan, logs: LogManager, own_topics: set[str]) -> None:
-    """Find old message formats in topics that are not ours yet: unreadable records would be truncated."""
+    """Add a problem for topics in old message formats that are not ours yet.
+
+    Without it, recovery would truncate their records as unreadable.
+    """
     old: dict[str, int] = {}
     for tp in logs.partition_directories():
         if tp.topic in plan.topics and tp.topic not in own_topics:
@@ -343,7 +363,7 @@ def _plan_formats(plan: TakeoverPlan, logs: LogManager, own_topics: set[str]) ->
                 file = logs.disk.open(f"{tp}/{name}")
                 head = file.pread(_MAGIC_POSITION + 1, 0)
                 file.close()
-                # A power loss leaves zeros, which are no message: the length would not be 0.
+                # A power loss may leave zeros. They are no message, because the length of a message is not 0.
                 if len(head) > _MAGIC_POSITION and head[_MAGIC_POSITION] < MAGIC and any(head[8:12]):
                     old.setdefault(tp.topic, head[_MAGIC_POSITION])
     for topic, version in sorted(old.items()):
@@ -360,8 +380,8 @@ def _plan_formats(plan: TakeoverPlan, logs: LogManager, own_topics: set[str]) ->
 class _Security:
     """The ACLs, users and quotas in Kafka's metadata, compared with ours.
 
-    `found` has digests of what Kafka has. `taken` has the digests of the last adoption, which show whether
-    Kafka or this broker has changed them since.
+    `found` has a digest of each kind in Kafka's metadata. `taken` has the digests of the last adoption. They
+    show whether Kafka or this broker has changed its side since.
     """
 
     def __init__(
@@ -381,12 +401,15 @@ class _Security:
         self._quotas()
 
     def store(self) -> None:
-        """Store what is adopted, each kind in one write. Raises StorageError."""
+        """Store the kinds that are adopted, each with one write. Raises StorageError."""
         for store in self._stores:
             store()
 
     def _merge(self, word: str, file: str, found: list[Any], held: list[Any], store: Any) -> None:
-        """Adopt Kafka's, keep ours, or add a problem if both have changed."""
+        """Adopt Kafka's values if only Kafka has changed them, and keep ours if only we have.
+
+        If both have changed, add a problem. Equal values need nothing.
+        """
         theirs, ours = _digest(found), _digest(held)
         self.found[word] = theirs
         last = self._taken.get(word, _digest([]))

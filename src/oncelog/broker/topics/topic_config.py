@@ -1,4 +1,7 @@
-"""The effective settings of a topic: its own, then the broker's defaults, then the table's."""
+"""The effective settings of a topic, and the validation of its own settings.
+
+A topic's own setting overrides the broker's default, and that overrides the default of the settings' table.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,20 @@ BROKER_DEFAULT_OF = {
     "segment.index.bytes": "log.index.size.max.bytes",
     "segment.ms": "log.roll.ms",
 }
-"""Topic setting -> the broker setting that is its default."""
+"""Map topic settings to the broker settings that are their defaults."""
 
 THROTTLED_REPLICAS = {"leader.replication.throttled.replicas", "follower.replication.throttled.replicas"}
 _REPLICA = re.compile(r"\s*(?:[0-9]+:[0-9]+)?\s*")
 
 MIN_SEGMENT_BYTES = 1 << 20
-"""Smallest segment.bytes that a client may set. Source: kafka LogConfig (4.0)."""
+"""Smallest segment.bytes that a client may set, in bytes. Source: kafka LogConfig (4.0)."""
 
 
 def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
-    """Return the effective settings of a topic with these overrides. Raises InvalidConfig with the key."""
+    """Return the effective settings of a topic with these own settings.
+
+    Raises InvalidConfig, which names the invalid setting.
+    """
     defaults = {key: broker[broker_key] for key, broker_key in BROKER_DEFAULT_OF.items()}
     try:
         own = TOPIC.parse(overrides)
@@ -54,14 +60,14 @@ def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
 def stored_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return a topic's own settings from its file, in a spelling that is valid today.
 
-    Versions before 0.5.0 stored numbers as Python reads them: with underscores, of any length, nan. If they
+    Versions before 0.5.0 accepted numbers as Python parses them: with underscores, of any size, nan. If they
     were rejected now, the broker could not start.
     """
     return {key: text for key, stored in overrides.items() if (text := _stored(key, stored)) is not None}
 
 
 def _stored(key: str, text: str) -> str | None:
-    """Return the stored value in a valid spelling; None for the setting's default."""
+    """Return the value in a spelling that is valid today; None if the setting's default applies."""
     row = TOPIC.get(key)
     try:
         if row is not None:
@@ -80,17 +86,19 @@ def _stored(key: str, text: str) -> str | None:
             value = float(text)
             return None if math.isnan(value) else str(value)
     except ValueError:
-        pass  # no version accepted it: parsing raises an error with the setting's name
+        # No version accepted this value. The caller parses it and raises an error that names the setting.
+        pass
     return text
 
 
 def check_overrides(
     broker: Settings, overrides: Mapping[str, str | None], existing: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the overrides as strings. Raises InvalidConfig if one is unknown, malformed, null or too small.
+    """Return a topic's new own settings as strings.
 
-    `existing` has the topic's previous own settings. Values that older versions accepted may stay unchanged:
-    a small segment.bytes, gzip level 0, throttled replicas of any form.
+    `existing` has its previous own settings. Values that only older versions accepted may stay unchanged: a
+    small segment.bytes, gzip level 0, throttled replicas of any form. Raises InvalidConfig if a setting is
+    unknown, malformed, null or too small.
     """
     for key, value in overrides.items():
         if value is None:

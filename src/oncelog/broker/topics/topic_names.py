@@ -8,13 +8,16 @@ from collections.abc import Iterable
 from oncelog.errors import InvalidTopicException
 
 MAX_LENGTH = 249
-"""Longest topic name, so that `<topic>-<partition>.<uuid>-delete` is a legal file name."""
+"""Longest topic name.
+
+The directory name `<topic>-<partition>.<uuid>-delete` must be legal in the file system.
+"""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def check_topic_name(name: str) -> None:
-    """Raise InvalidTopicException if the name is illegal."""
+    """Raise InvalidTopicException if the name is not legal in Kafka."""
     if not name:
         raise InvalidTopicException("a topic name may not be empty")
     if name in (".", ".."):
@@ -30,19 +33,21 @@ def check_topic_name(name: str) -> None:
 
 
 class TopicNames:
-    """The names of existing topics, indexed to validate new ones: a request may contain thousands."""
+    """The existing topic names, indexed so that thousands of new names can be checked quickly."""
 
     def __init__(self, existing: Iterable[str]) -> None:
         self._by_folded = {_folded(name): name for name in existing}
 
     def check(self, name: str) -> None:
-        """Raise InvalidTopicException for a collision: '.' and '_' are the same in metric names."""
+        """Raise InvalidTopicException if the name differs from an existing one only in '.' and '_'.
+
+        In metric names the two characters are the same.
+        """
         other = self._by_folded.get(_folded(name), name)
         if other != name:
             raise InvalidTopicException(f"topic {name!r} collides with the existing topic {other!r}")
 
     def add(self, name: str) -> None:
-        """Add the name of a new topic."""
         self._by_folded[_folded(name)] = name
 
 

@@ -1,14 +1,13 @@
-"""The topics of this broker: names, ids, settings and partitions. Changes are durable before they are
-answered.
+"""The topics of this broker: names, ids, settings and partitions. A change is durable before its response.
 
-`oncelog-topics.json` defines which topics exist. It is written completely to a temporary file, synced and
-renamed. Partition directories hold the data and, as in Kafka, the topic id in `partition.metadata`. The state
-of each name, and the order in which the file and the directories change, is decided by
-`rules/storage/topic_state.py`.
+`oncelog-topics.json` defines which topics exist. Each change writes the whole file: to a temporary file,
+which is synced and renamed. Partition directories contain the data and, as in Kafka, the topic id in
+`partition.metadata`. `rules/storage/topic_state.py` decides the state of each name, and in which order the
+file and the directories change.
 
-A deleted topic stays in the file until its directories are gone, and its committed offsets until they are
-deleted durably (`offsets_to_delete`). `broker/topics/takeover.py` has handled directories that no entry names
-before.
+A deleted topic stays in the file until its directories are removed. After that, `offsets_to_delete` in the
+file names the topic until its committed offsets are durably deleted. At the start,
+`broker/topics/takeover.py` runs first and handles directories that the file does not name.
 """
 
 from __future__ import annotations
@@ -50,14 +49,18 @@ from oncelog.types import TopicPartition
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
-"""Work in bounded steps, between which other requests are served, and its result."""
+"""A generator that does work in bounded steps and returns its result.
+
+Other requests run between the steps.
+"""
 
 
 @dataclass(eq=False, slots=True)
 class Topic:
-    """A topic. `overrides` are its own settings; `settings` include the broker's defaults.
+    """A topic. `overrides` are its own settings; `settings` are the effective ones.
 
-    With `allows_direct_produce`, an append needs no check of clients or payload, no flush and no replicas.
+    `allows_direct_produce` is true if an append requires no flush and no other replicas, never decompresses
+    the batch, and the topic is not internal.
     """
 
     name: str
@@ -71,15 +74,24 @@ class Topic:
     allows_direct_produce: bool = False
     state: TopicState = TopicState.ABSENT
     partition_count: int = 0
-    """Number of partitions, including those that are being created."""
+    """The number of partitions, including those that are being created."""
     directory_count: int = 0
-    """All of its directories have an index below this."""
+    """An index above all directories that the topic may have.
+
+    It exceeds `partition_count` after a failed growth.
+    """
     new_partitions: list[Partition] = field(default_factory=list)
-    """Opened partitions that clients cannot use until all new ones are open and durable."""
+    """Partitions that are open but not usable yet.
+
+    They become usable together, once all are open and durable.
+    """
     is_growing: bool = False
-    """True while a request adds partitions in steps. Another such request waits."""
+    """True while a request adds partitions in steps.
+
+    Other requests to add partitions to the topic wait for it.
+    """
     is_being_removed: bool = False
-    """True while a request removes its directories in steps. Its name is still taken."""
+    """True while the topic's directories are removed in steps. The name cannot be used until then."""
 
     @property
     def is_internal(self) -> bool:
@@ -95,7 +107,7 @@ class Topic:
         return self.partitions[index]
 
     def configure(self, broker: Settings, overrides: dict[str, str]) -> None:
-        """Set the topic's own settings, and the fields that the request path reads."""
+        """Set the topic's own settings, and the attributes that are derived from the effective settings."""
         self.overrides = overrides
         self.settings = topic_settings(broker, overrides)
         self.min_insync_replicas = self.settings["min.insync.replicas"]
@@ -108,10 +120,10 @@ class Topic:
 
 
 class OffsetsToDelete(NamedTuple):
-    """The committed offsets of a deleted topic.
+    """The committed offsets of a deleted topic, which must be deleted.
 
-    `before` limits them to records below this offset, in each partition of `__consumer_offsets`. None means
-    all, because no topic with the name was created since.
+    `before` maps partitions of `__consumer_offsets` to offsets: only records below belong to the deleted
+    topic. None means all records, because no later topic had the name.
     """
 
     topic_id: str
@@ -119,7 +131,7 @@ class OffsetsToDelete(NamedTuple):
 
 
 class NewTopic(NamedTuple):
-    """The definition of a new topic."""
+    """The name, partition count and own settings of a topic before its creation."""
 
     name: str
     partition_count: int
@@ -127,7 +139,7 @@ class NewTopic(NamedTuple):
 
 
 class Topics:
-    """All topics of the broker by name and by id."""
+    """All topics of the broker, by name and by id."""
 
     def __init__(
         self, log_manager: LogManager, settings: Settings, *, new_uuid: Callable[[], bytes], now_ms: int
@@ -136,36 +148,46 @@ class Topics:
         self._settings = settings
         self._new_uuid = new_uuid
         self._entries: dict[str, Topic] = {}
-        """Topics in every state but ABSENT: those that the file names."""
+        """Topics by name, in every state except ABSENT. The file lists them."""
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
-        """The live topics, which requests can use. Only `_move` changes these three."""
+        """Live topics by id. Requests find a topic here or in `_by_name`.
+
+        Only `_move` changes the three dicts.
+        """
         self._opened_count = 0
         self.large_responses: dict[object, bytes] = {}
-        """Encoded responses that describe topics, kept until any topic changes."""
+        """Cached encoded responses that describe topics. Any change of a topic clears the cache."""
         self.offsets_to_delete: dict[str, OffsetsToDelete] = {}
-        """Deleted topics by name, whose committed offsets may not be deleted yet."""
+        """Names of deleted topics whose committed offsets may still be in `__consumer_offsets`."""
         self._held_names: set[str] = set()
-        """Names of deleted topics whose committed offsets are still in memory. They cannot be used."""
+        """Names of deleted topics whose committed offsets are still in memory.
+
+        No topic can be created with them.
+        """
         self.offset_ends: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]] = lambda names: {}
-        """Return the end of the partitions of `__consumer_offsets` that may hold offsets of these topics."""
+        """Callback:
+
+        (topic names) -> topic name -> log end offset of each partition of `__consumer_offsets` that may have
+        the topic's committed offsets.
+        """
         self.revision = 0
-        """Incremented when any topic changes."""
+        """Incremented by every change of a topic."""
         self._load(now_ms)
 
     def __len__(self) -> int:
         return len(self._by_name)
 
     def get(self, name: str) -> Topic | None:
-        """Return the live topic with this name."""
+        """Return the live topic with this name; None if there is none."""
         return self._by_name.get(name)
 
     def by_id(self, topic_id: bytes | memoryview) -> Topic | None:
-        """Return the live topic with this id."""
+        """Return the live topic with this id; None if there is none."""
         return self._by_id.get(bytes(topic_id))
 
     def all(self) -> Iterator[Topic]:
-        """Return all live topics."""
+        """Return an iterator over all live topics."""
         return iter(self._by_name.values())
 
     def all_partitions(self) -> Iterator[tuple[TopicPartition, Partition]]:
@@ -182,18 +204,21 @@ class Topics:
         return topic, topic.partition(tp.partition)
 
     def keep_response(self, key: object, body: bytes) -> None:
-        """Cache an encoded response. Only a few are kept, since clients repeat the same large requests."""
+        """Cache an encoded response.
+
+        When the cache is full, it is cleared: clients repeat the same few large requests.
+        """
         if len(self.large_responses) >= self._logs.limits.max_answers_kept:
             self.large_responses.clear()
         self.large_responses[key] = body
 
     def settings_of(self, name: str) -> Mapping[str, SettingValue]:
-        """Return the effective settings of a topic; nothing if it does not exist."""
+        """Return the effective settings of a live topic; an empty mapping if it does not exist."""
         topic = self._by_name.get(name)
         return topic.settings if topic else {}
 
     def create(self, name: str, partition_count: int, overrides: dict[str, str], now_ms: int) -> Topic:
-        """Create a topic durably.
+        """Create a topic durably, and return it.
 
         Raises InvalidTopicException, TopicAlreadyExists, InvalidConfig, KafkaStorageError, StorageError.
         """
@@ -203,11 +228,14 @@ class Topics:
         return created
 
     def names(self) -> list[str]:
-        """Return all names in use, except those of deleted topics that can be freed for a new topic."""
+        """Return all names that a new topic must not have or collide with.
+
+        A deleted topic whose name can be freed for a new topic is left out.
+        """
         return [*(name for name in self._entries if not self.is_deletion_incomplete(name)), *self._held_names]
 
     def names_being_created(self) -> frozenset[str]:
-        """Return the names of topics whose partitions are being created."""
+        """Return the names of topics that are being created or that get new partitions."""
         return frozenset(
             name
             for name, topic in self._entries.items()
@@ -215,12 +243,16 @@ class Topics:
         )
 
     def is_deletion_incomplete(self, name: str) -> bool:
-        """Return True for a deleted topic if the disk did not let its files, or its entry, be removed."""
+        """Return True if the topic is deleted, but the disk failed to remove its directories or its entry in
+        the file.
+        """
         topic = self._entries.get(name)
         return topic is not None and is_going(topic.state) and not topic.is_being_removed
 
     def is_changing(self, name: str) -> bool:
-        """Return True for a name in use that `get` does not find: its topic is being created or deleted."""
+        """Return True if the name is in use, but `get` does not find it: the topic is being created or
+        deleted.
+        """
         topic = self._entries.get(name)
         if topic is None:
             return name in self._held_names
@@ -228,7 +260,7 @@ class Topics:
 
     @contextmanager
     def hold_names(self, names: Collection[str]) -> Iterator[None]:
-        """Prevent the creation of topics with these names meanwhile."""
+        """Prevent the creation of topics with these names while the context is active."""
         self._held_names.update(names)
         try:
             yield
@@ -238,7 +270,9 @@ class Topics:
     def create_all(
         self, new_topics: Iterable[NewTopic], now_ms: int
     ) -> list[Topic | BrokerError | StorageError]:
-        """Create topics durably in one step. Return each topic, or the error of `create`.
+        """Create topics durably in one step.
+
+        For each, return the topic or the error that `create` would raise.
 
         Raises StorageError if none could be created.
         """
@@ -247,10 +281,10 @@ class Topics:
     def create_in_steps(
         self, new_topics: Iterable[NewTopic], now_ms: int
     ) -> Steps[list[Topic | BrokerError | StorageError]]:
-        """Do what `create_all` does in bounded steps. Once started, take all steps.
+        """Create topics as `create_all` does, in bounded steps. A caller that begins must take all steps.
 
-        The file names all topics with all partitions before the first one is created. After a crash, the next
-        start creates what is missing. A topic becomes live when all its partitions exist.
+        The file names all topics with all partitions before the first partition is created. After a crash,
+        the next start creates the missing ones. A topic becomes live when all its partitions exist.
         """
         new_topics = list(new_topics)
         yield from self._remove_left([new.name for new in new_topics])
@@ -274,8 +308,8 @@ class Topics:
         try:
             self._save()
         except Exception:
-            # If the file was written but not synced, a start may find the topics. They are created empty
-            # then.
+            # If the file was written but not synced, the next start may find the topics. Then it creates them
+            # empty.
             self._move(created, TopicEvent.NOT_LISTED)
             raise
         failures = yield from self._open_new(created, now_ms)
@@ -284,7 +318,7 @@ class Topics:
         ]
 
     def _checked(self, new: NewTopic, names: TopicNames) -> Topic:
-        """Return the topic if it can be created. Raises what `create` raises, except errors of the disk."""
+        """Return the topic if it can be created. Raises the errors of `create`, except StorageError."""
         check_topic_name(new.name)
         if self.is_deletion_incomplete(new.name):
             raise KafkaStorageError(
@@ -298,9 +332,10 @@ class Topics:
         return topic
 
     def _open_new(self, created: list[Topic], now_ms: int) -> Steps[dict[str, BrokerError | StorageError]]:
-        """Create the partitions of topics that the file names already.
+        """Create the partitions of new topics that the file already names.
 
-        Return the error of each topic that failed. Other kinds of errors are raised when all else is done.
+        Return the error of each topic that failed. Errors of other types than BrokerError, StorageError and
+        OSError are raised at the end.
         """
         failures = yield from self._open_missing(created, now_ms)
         self._move([topic for topic in created if topic.name not in failures], TopicEvent.OPENED)
@@ -311,10 +346,11 @@ class Topics:
         return _as_client_errors(failures)
 
     def _open_missing(self, topics: Sequence[Topic], now_ms: int) -> Steps[dict[str, Exception]]:
-        """Create the missing partitions of topics, with one sync for all directories, and make them usable.
+        """Create the missing partitions of topics, sync the data directory once, and make the partitions
+        usable.
 
-        Return the error of each topic that failed; its partitions are in `new_partitions` then. Raises
-        KafkaStorageError if the broker stops meanwhile.
+        Return the error of each topic that failed; its partitions stay in `new_partitions`. Raises
+        KafkaStorageError if the broker begins to stop between the steps.
         """
         failures: dict[str, Exception] = {}
         for topic in topics:
@@ -340,7 +376,7 @@ class Topics:
                 failures[topic.name] = UnknownTopicOrPartition(f"topic {topic.name!r} was deleted meanwhile")
             if topic.name in failures:
                 continue
-            # The topic's settings, or the broker's, may have changed meanwhile.
+            # The settings of the topic or the broker may have changed since the partitions were opened.
             topic.configure(self._settings, topic.overrides)
             config = self._log_config(topic)
             for partition in topic.new_partitions:
@@ -350,21 +386,23 @@ class Topics:
         return failures
 
     def delete(self, topics: Sequence[Topic]) -> None:
-        """Delete topics in one step: `begin_deletion` and `remove_in_steps`. Raises StorageError."""
+        """Delete topics in one step. Raises StorageError."""
         self.begin_deletion(topics)
         run_work(self.remove_in_steps(topics))
 
     def begin_deletion(self, topics: Sequence[Topic]) -> None:
-        """Delete topics durably, in one write. Their directories remain. Raises StorageError.
+        """Delete topics durably, with one write of the file. Their directories remain. Raises StorageError.
 
-        They are not live when this returns, and no start brings them back. The file lists their committed
-        offsets as to be deleted until `forget_deletions`. Take the first step of `remove_in_steps` next.
+        When this returns, the topics are not live, and no start makes them live again. Until
+        `forget_deletions`, the file lists their committed offsets as to be deleted. The caller must take the
+        first step of `remove_in_steps` next.
         """
         self._move(topics, TopicEvent.DELETE)
         try:
             self._save()
         except NotDurable:
-            # After a kill they would be deleted, so they must not accept records. The deletion is retried.
+            # The file says that the topics are deleted, so a start after a kill would delete them. They must
+            # not accept records. `resume_deletions` tries to sync the file again.
             raise
         except Exception:
             self._move(topics, TopicEvent.NOT_MARKED)
@@ -372,22 +410,29 @@ class Topics:
         self._mark_deleted(topics)
 
     def resume_deletions(self) -> Steps[list[str]]:
-        """Continue deletions that the disk interrupted, in steps, as far as it allows now.
+        """Retry deletions that failed because of the disk, in steps.
 
-        Return the names of topics whose committed offsets must be deleted now.
+        Return the names of topics that are durably deleted now. The caller must delete their committed
+        offsets.
         """
         left = [topic for topic in self._entries.values() if self.is_deletion_incomplete(topic.name)]
         return (yield from self._finish_deletions(left))
 
     def _remove_left(self, names: Iterable[str]) -> Steps[None]:
-        """Free names of deleted topics for new ones, unless committed offsets must be deleted first."""
+        """Free these names for new topics if deletions that the disk interrupted can be completed.
+
+        A topic that has committed offsets and is not yet durably deleted is left to `resume_deletions`.
+        """
         left = [self._entries[name] for name in names if self.is_deletion_incomplete(name)]
         doomed = {topic.name for topic in left if topic.state is TopicState.DOOMED}
         ends = self.offset_ends(doomed) if doomed else {}
         yield from self._finish_deletions([topic for topic in left if not ends.get(topic.name)])
 
     def _finish_deletions(self, topics: Sequence[Topic]) -> Steps[list[str]]:
-        """Mark topics as deleted and remove them, as far as possible. Return the names marked now."""
+        """Mark DOOMED topics as deleted in the file, and remove the directories of all these topics.
+
+        Return the names of the topics that were marked. If the disk fails, the rest stays for a later call.
+        """
         if not topics:
             return []
         doomed = [topic for topic in topics if topic.state is TopicState.DOOMED]
@@ -404,7 +449,9 @@ class Topics:
         return [topic.name for topic in doomed]
 
     def _mark_deleted(self, topics: Sequence[Topic]) -> None:
-        """Note the committed offsets of topics that are now durably marked as deleted."""
+        """Record that the file durably marks these topics as deleted, and list their committed offsets for
+        deletion.
+        """
         self._move(topics, TopicEvent.MARKED)
         ends = self.offset_ends({topic.name for topic in topics})
         for topic in topics:
@@ -415,10 +462,10 @@ class Topics:
                 self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), before)
 
     def remove_in_steps(self, topics: Sequence[Topic]) -> Steps[None]:
-        """Remove the directories of deleted topics in steps, and forget the topics that have none left.
+        """Remove the directories of deleted topics in steps. Forget the topics that have no directories left.
 
-        `resume_deletions` removes the others later. Their names stay in use until then: a step must never
-        meet the directories of a new topic with the same name.
+        If the disk keeps a directory, `resume_deletions` tries again later. The topic's name stays in use
+        until then: a step must never meet the directories of a new topic with the same name.
         """
         if not topics:
             return
@@ -433,11 +480,13 @@ class Topics:
         if not gone:
             return
         self._move(gone, TopicEvent.REMOVED)
-        with suppress(StorageError):  # the file still marks them as deleted, which is as good
+        # If this fails, the file still marks the topics as deleted. The next start then finds nothing to
+        # remove.
+        with suppress(StorageError):
             self._save()
 
     def _move(self, topics: Iterable[Topic], event: TopicEvent) -> None:
-        """Move topics to their next state, and keep the indexes of live topics up to date."""
+        """Move topics to their next state, and update the indexes of live topics."""
         for topic in topics:
             topic.state = next_state(topic.state, event)
             if topic.state is TopicState.ABSENT:
@@ -450,18 +499,20 @@ class Topics:
                 del self._by_name[topic.name], self._by_id[topic.topic_id]
 
     def forget_deletions(self, deletions: Mapping[str, OffsetsToDelete]) -> None:
-        """Note that the committed offsets of these deleted topics are deleted durably."""
+        """Record that the committed offsets of these deleted topics are durably deleted."""
         done = [name for name, deletion in deletions.items() if self.offsets_to_delete.get(name) is deletion]
         for name in done:
             del self.offsets_to_delete[name]
         if done:
-            with suppress(StorageError):  # otherwise the next change of any topic writes it
+            # If this fails, the next change of any topic writes the file.
+            with suppress(StorageError):
                 self._save()
 
     def bound_deletion(self, name: str, before: Mapping[int, int]) -> None:
-        """Change the limit of a deleted topic's offsets. Raises StorageError if a new topic has the name.
+        """Set the offsets below which the records of a deleted topic's committed offsets end.
 
-        Without a new topic the old limit does no harm: creating one writes the file first.
+        Raises StorageError if the file cannot be written and a new topic has the name. Without a new topic,
+        the old offsets in the file do no harm: creating a topic writes the file first.
         """
         deletion = self.offsets_to_delete[name]
         if before != deletion.before:
@@ -473,19 +524,21 @@ class Topics:
                     raise
 
     def add_partitions(self, changes: Sequence[tuple[Topic, int]], now_ms: int) -> None:
-        """Increase partition counts in one step. Raises the first BrokerError or StorageError."""
+        """Increase partition counts in one step. Raises the first error, a BrokerError or StorageError."""
         for failure in run_work(self.grow_in_steps(changes, now_ms)).values():
             raise failure
 
     def grow_in_steps(
         self, changes: Sequence[tuple[Topic, int]], now_ms: int
     ) -> Steps[dict[str, BrokerError | StorageError]]:
-        """Increase partition counts with one write and in bounded steps. Once started, take all steps.
+        """Increase partition counts with one write of the file, in bounded steps.
 
-        The file has the new counts first. After a crash, the next start creates what is missing. A topic's
-        new partitions become usable when all exist. Return the error of each topic that was not changed: the
-        disk failed, or the topic was deleted or changed meanwhile. Raises KafkaStorageError or StorageError
-        if no topic was changed.
+        A caller must take all steps.
+
+        The file has the new counts before the first partition is created. After a crash, the next start
+        creates the missing ones. A topic's new partitions become usable together. Return the error of each
+        topic that was not changed, because the disk failed or another request deleted or changed the topic.
+        Raises KafkaStorageError if the broker is stopping.
         """
         while any(topic.is_growing for topic, _ in changes) and not self._logs.is_closing:
             yield None
@@ -513,7 +566,12 @@ class Topics:
         return refused | _as_client_errors(failures)
 
     def alter(self, changes: Sequence[tuple[Topic, dict[str, str]]]) -> None:
-        """Replace topics' own settings, which are validated, in one write. Raises StorageError."""
+        """Replace the own settings of topics with one write of the file.
+
+        The new settings are already validated.
+
+        Raises StorageError; then nothing has changed.
+        """
         before = [(topic, topic.overrides) for topic, _ in changes]
         for topic, overrides in changes:
             topic.configure(self._settings, with_internal_settings(topic.name, overrides, self._settings))
@@ -527,7 +585,7 @@ class Topics:
             self._reconfigure_partitions(topic)
 
     def reconfigure(self) -> None:
-        """Apply the current settings of the broker to all topics."""
+        """Apply the broker's current settings to all live topics."""
         for topic in self._by_name.values():
             topic.configure(self._settings, topic.overrides)
             self._reconfigure_partitions(topic)
@@ -558,10 +616,10 @@ class Topics:
             return self._logs.open_partition(tp, config, topic_id, now_ms)
 
     def _take_back(self, failed: Sequence[tuple[Topic, int]]) -> Steps[None]:
-        """Undo a growth that failed: set the previous partition counts, and remove new directories.
+        """Undo failed growths: restore the previous partition counts, and remove the new directories.
 
-        Directories that the disk keeps are removed with the topic, or opened when it grows again. Nothing is
-        removed here once a deletion has begun, because that removes all of them.
+        A directory that the disk does not remove is removed with the topic, or reused when the topic grows
+        again. If a deletion of the topic begins, this stops, because the deletion removes all directories.
         """
         if not failed:
             return
@@ -583,7 +641,7 @@ class Topics:
                 yield None
 
     def _remove_directories(self, topics: Iterable[Topic]) -> Steps[Collection[str]]:
-        """Remove all directories of topics. Return the names of topics that still have some."""
+        """Remove all directories of topics in steps. Return the names of the topics that still have some."""
         doomed = [
             TopicPartition(topic.name, index)
             for topic in topics
@@ -607,9 +665,10 @@ class Topics:
         going = [topic for topic in self._entries.values() if is_going(topic.state)]
         for topic in going:
             self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), None)
-        with suppress(OSError):  # on a full disk the next start does it
+        # On a full disk this fails. The next start does it.
+        with suppress(OSError):
             self._logs.forget_missing_partitions()
-        # Nothing is written unless a topic is being deleted, so that a broker can start on a full disk.
+        # Only a start with deleted topics writes the file, so that a broker can start on a full disk.
         run_work(self.remove_in_steps(going))
 
     def _parse(self, content: dict[str, Any]) -> tuple[dict[str, Topic], dict[str, OffsetsToDelete]]:
@@ -625,10 +684,11 @@ class Topics:
         return topics, deletions
 
     def _sync_new_directories(self) -> None:
-        """Make directories durable that this start had to create, because a crash ended their creation.
+        """Sync the data directory after this start has created partition directories that a crash had
+        prevented.
 
-        Otherwise a power loss could remove them with all records that were synced in them. Raises
-        StorageError. See test_a_partition_that_a_start_made_survives_a_power_loss.
+        Without the sync, a power loss could remove the directories with all records that were synced in them.
+        Raises StorageError. See test_a_partition_that_a_start_made_survives_a_power_loss.
         """
         disk = self._logs.disk
         try:
@@ -637,7 +697,10 @@ class Topics:
             raise StorageError(f"{disk.describe('')} cannot be synced: {explain(error)}") from error
 
     def _count_directories(self) -> None:
-        """Find directories that a failed growth has left beyond the partition counts in the file."""
+        """Set `directory_count` of topics that have empty directories above their partition counts.
+
+        A failed growth leaves such directories. Raises StorageError.
+        """
         try:
             for tp in self._logs.partition_directories():
                 topic = self._entries.get(tp.topic)
@@ -653,7 +716,10 @@ class Topics:
         self.revision += 1
 
     def _save(self) -> None:
-        """Write the file. Raises NotDurable if it is written but not synced, StorageError if not written."""
+        """Write the file.
+
+        Raises NotDurable if the file was written but not synced, StorageError if it was not written.
+        """
         self._changed()
         topics = []
         for topic in self._entries.values():
@@ -677,7 +743,7 @@ class Topics:
 
 
 def _is_served(topic: Topic) -> bool:
-    """Return True if a topic is live, or will be once its partitions are created."""
+    """Return True if a topic is live or is being created, so that its partitions may be opened."""
     return topic.state in (TopicState.BEING_MADE, TopicState.LIVE)
 
 
@@ -686,7 +752,7 @@ def _missing_count(topic: Topic) -> int:
 
 
 def _growth_refusal(topic: Topic, count: int) -> BrokerError | None:
-    """Return why a topic's partition count cannot be increased to this number; None if it can."""
+    """Return the error if a topic's partition count cannot be increased to `count`; None if it can."""
     if topic.state is not TopicState.LIVE:
         return UnknownTopicOrPartition(f"topic {topic.name!r} was deleted meanwhile")
     if count <= topic.partition_count:
@@ -697,7 +763,10 @@ def _growth_refusal(topic: Topic, count: int) -> BrokerError | None:
 
 
 def _as_client_errors(failures: Mapping[str, Exception]) -> dict[str, BrokerError | StorageError]:
-    """Return failures as errors for clients. Raises those that are not errors of the broker or the disk."""
+    """Return failures as errors for clients, with KafkaStorageError for an OSError.
+
+    Raises errors of other types.
+    """
     errors: dict[str, BrokerError | StorageError] = {}
     for name, failure in failures.items():
         if not isinstance(failure, (BrokerError, StorageError, OSError)):

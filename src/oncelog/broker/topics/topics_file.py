@@ -1,4 +1,4 @@
-"""The file of topics, `oncelog-topics.json`, with their ids, partition counts and settings."""
+"""Access to the file `oncelog-topics.json`: topics with their ids, partition counts and settings."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ class TopicEntry(NamedTuple):
 
 
 def read_topics(disk: Disk) -> dict[str, TopicEntry]:
-    """Return the topics by name; nothing without a file. Raises StorageError if it is unreadable."""
+    """Return the topics by name; an empty dict without a file.
+
+    Raises StorageError if the file is unreadable.
+    """
     return read_state(disk, FILE_NAME, parse_topics) or {}
 
 
 def parse_topics(content: dict[str, Any]) -> dict[str, TopicEntry]:
-    """Return the topics in the file's content by name. Raises ValueError, KeyError, TypeError."""
+    """Return the topics in the file's content by name.
+
+    Raises ValueError, KeyError or TypeError if it is invalid.
+    """
     return {
         entry["name"]: TopicEntry(
             bytes.fromhex(entry["topic_id"]), entry["partitions"], entry["settings"], entry["is_deleting"]
@@ -36,7 +42,7 @@ def parse_topics(content: dict[str, Any]) -> dict[str, TopicEntry]:
 
 
 def write_topics(disk: Disk, topics: Mapping[str, TopicEntry]) -> None:
-    """Replace the topics in the file durably, and keep its other content. Raises StorageError."""
+    """Replace the topics in the file durably. Other content of the file stays. Raises StorageError."""
     rows = [
         {
             "name": name,
