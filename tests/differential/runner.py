@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from support.broker import RawClient
 from support.groups.topics import wait_until_groups_know
-from support.scenarios.run import wait_until_served
+from support.scenarios.topics import wait_until_led
 from support.scenarios.values import ERROR_NAMES, build
 from support.security.requests import log_in
 
@@ -469,7 +469,7 @@ def _restart(bed: Bed, topics: dict[str, Any], ids: dict[str, bytes], *, is_kill
     _find_controller(bed)
     counts = {text: options.get("partitions", 1) for text, options in topics.items()}
     with RawClient(bed.bootstrap_servers) as client:
-        wait_until_served(client, counts)
+        wait_until_led(client, counts)
         _wait_until_groups_know(
             client, {text: options.get("partitions", 1) for text, options in topics.items()}
         )
@@ -536,7 +536,7 @@ def create_topics(bed: Bed, topics: dict[str, Any]) -> dict[str, bytes]:
         if failed := [row for row in created if row.error_code]:
             raise OncelogError(f"topics were not created: {failed}")
         partition_counts = {text: options.get("partitions", 1) for text, options in topics.items()}
-        wait_until_served(client, {row.topic_id: partition_counts[row.name] for row in created})
+        wait_until_led(client, {row.topic_id: partition_counts[row.name] for row in created})
         _wait_until_groups_know(client, partition_counts)
     return {row.name: row.topic_id for row in created}
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from oncelog_devtools.apache_kafka import ApacheKafka
 from support.scenarios.reader import Scenario, read_scenarios
-from support.scenarios.run import Run, TopicPool
+from support.scenarios.run import Run
+from support.scenarios.topics import TopicPool
 
 from oncelog.testing.broker_process import BrokerProcess
 
@@ -40,6 +41,7 @@ class Oncelog:
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.topics, self._broker = TopicPool(), broker
+        self.has_coordinators = False
 
     @property
     def bootstrap_servers(self) -> str:
@@ -57,6 +59,7 @@ class Apache:
 
     def __init__(self, kafka: ApacheKafka) -> None:
         self.topics, self._kafka = TopicPool(), kafka
+        self.has_coordinators = False
 
     @property
     def bootstrap_servers(self) -> str:

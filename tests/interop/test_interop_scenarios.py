@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from support.scenarios.reader import read_scenarios
-from support.scenarios.run import Run, TopicPool
+from support.scenarios.run import Run
+from support.scenarios.topics import TopicPool
 
 import oncelog
 
@@ -19,6 +20,7 @@ class Embedded:
 
     def __init__(self, broker: oncelog.Broker) -> None:
         self.topics, self.bootstrap_servers = TopicPool(), broker.bootstrap_servers
+        self.has_coordinators = False
 
     def restart(self, *, kill: bool) -> None:
         raise NotImplementedError

@@ -1,11 +1,13 @@
-"""Steps of scenarios about groups of the consumer protocol. Each member has a name; `$A_epoch` is the epoch
-it was told last, and goes with its next heartbeat.
+"""Steps of scenarios about groups of the consumer protocol (KIP-848).
 
-    beat A G topics=T -> 1 T/0 T/1     ConsumerGroupHeartbeat: its epoch and what it may read, `nothing`, or
-                                       `same` when that is not told; or an error. regex=, owned=T/0,T/1 or
-                                       owned=nothing, epoch=, instance=, id=, rebalance=, assignor=
+Each member has a name. `$A_epoch` is the member epoch of A's last response; A's next heartbeat carries it.
+
+    beat A G topics=T -> 1 T/0 T/1     ConsumerGroupHeartbeat: the member epoch, then the assigned partitions,
+                                       `nothing`, or `same` for a response without assignment; or an error.
+                                       regex=, owned=T/0,T/1 or owned=nothing, epoch=, instance=, id=,
+                                       rebalance=, assignor=
     members G -> Stable uniform A B    ConsumerGroupDescribe: state, assignor, members; or an error
-    kind G -> consumer                 ListGroups: its type
+    kind G -> consumer                 ListGroups: the group's type
 """
 
 from __future__ import annotations
@@ -16,33 +18,43 @@ from typing import Any
 
 from oncelog.broker.coordinators.internal_topic import partition_for
 from support.groups.topics import wait_until_groups_know
-from support.scenarios.groups import GroupSteps
-from support.scenarios.transactions import PASSING, STEP_S
-from support.scenarios.values import ERROR_NAMES, Mismatch, resolve
+from support.scenarios.context import RETRIED, Context, Verbs
+from support.scenarios.topics import STEP_S
+from support.scenarios.values import ERROR_NAMES, resolve
 from support.wait import pause
 
 OFFSETS_PARTITIONS = 50
 
 
-class ConsumerGroupSteps(GroupSteps):
-    """What `Run` inherits; see the module's text."""
+class ConsumerGroupSteps:
+    """Requests of members of groups of the consumer protocol."""
 
-    def _expect_words(self, words: tuple[str, ...], actual: str) -> None:
-        if self._expected(words) not in (["_"], actual.split()):
-            raise Mismatch(f"got {actual}")
+    def __init__(self, context: Context) -> None:
+        self._context, self._variables = context, context.variables
+        self._assignable: set[tuple[int, int, bytes]] = set()
+        """Restarts of the broker so far, partition of `__consumer_offsets`, and topic id.
+
+        The coordinator of that partition assigns partitions of the topic.
+        """
+        self.verbs: Verbs = {
+            "beat": self._beat,
+            "members": self._members,
+            "kind": self._kind,
+        }
 
     def _member_id(self, member: str) -> str:
-        name: str = self.variables.setdefault(f"{member}_member", f"{self.variables['free']}-{member}")
-        return name
+        new_id = f"{self._variables['free']}-{member}"
+        member_id: str = self._variables.setdefault(f"{member}_member", new_id)
+        return member_id
 
-    def beat(self, member: str, group: str, *rest: str) -> None:
-        self._find_coordinators()
-        options, words = self._split(rest)
-        known = self.variables.get(f"{member}_epoch", 0)
-        epoch = int(resolve(options.get("epoch", known), self.variables))
+    def _beat(self, member: str, group: str, *words: str) -> None:
+        self._context.find_coordinators()
+        options, expected = self._context.split(words)
+        last_epoch = self._variables.get(f"{member}_epoch", 0)
+        epoch = int(resolve(options.get("epoch", last_epoch), self._variables))
         topics, owned = options.get("topics"), options.get("owned", "nothing" if epoch == 0 else None)
         body = {
-            "group_id": self._group(group),
+            "group_id": self._context.group_id(group),
             "member_id": options.get("id", self._member_id(member)),
             "member_epoch": epoch,
             "instance_id": options.get("instance"),
@@ -53,66 +65,70 @@ class ConsumerGroupSteps(GroupSteps):
             "topic_partitions": None if owned is None else self._owned(owned),
         }
         for name in topics.split(",") if topics else ():
-            self._wait_until_group_knows(name, self._group(group))
-        answer = self._tell("ConsumerGroupHeartbeat", **body)
-        while ERROR_NAMES[answer.error_code] in PASSING:  # as a broker just started answers
+            self._wait_until_assignable(name, self._context.group_id(group))
+        response = self._context.call("ConsumerGroupHeartbeat", **body)
+        while ERROR_NAMES[response.error_code] in RETRIED:  # from a broker that has just started
             pause(STEP_S)
-            answer = self._tell("ConsumerGroupHeartbeat", **body)
-        if answer.error_code:
-            self._expect_words(words, ERROR_NAMES[answer.error_code])
+            response = self._context.call("ConsumerGroupHeartbeat", **body)
+        if response.error_code:
+            self._context.expect(expected, ERROR_NAMES[response.error_code])
             return
-        self.variables[f"{member}_epoch"] = answer.member_epoch
-        self._expect_words(words, f"{answer.member_epoch} {self._told(answer.assignment)}")
+        self._variables[f"{member}_epoch"] = response.member_epoch
+        self._context.expect(expected, f"{response.member_epoch} {self._names_of(response.assignment)}")
 
-    def _wait_until_group_knows(self, name: str, group_id: str) -> None:
-        """Return when the group's coordinator knows the topic. A group of the same coordinator tells."""
-        topic_id = self.variables.get(f"{name}.id")
+    def _wait_until_assignable(self, name: str, group_id: str) -> None:
+        """Return when the group's coordinator assigns partitions of the topic.
+
+        A member of another group, which has the same coordinator, subscribes to the topic to find out.
+        """
+        topic_id = self._variables.get(f"{name}.id")
         partition = partition_for(group_id, OFFSETS_PARTITIONS)
-        if topic_id is None or (partition, topic_id) in self.known_to_groups:
+        key = (self._context.restarts, partition, topic_id)
+        if topic_id is None or key in self._assignable:
             return
         probe = next(
             probe
             for probe in (f"{group_id}-probe-{number}" for number in itertools.count())
             if partition_for(probe, OFFSETS_PARTITIONS) == partition
         )
-        heartbeat = functools.partial(self._tell, "ConsumerGroupHeartbeat")
-        wait_until_groups_know(heartbeat, probe, {self.variables[name]: self.partitions[topic_id]})
-        self.known_to_groups.add((partition, topic_id))
+        heartbeat = functools.partial(self._context.call, "ConsumerGroupHeartbeat")
+        count = self._context.partition_counts[topic_id]
+        wait_until_groups_know(heartbeat, probe, {self._variables[name]: count})
+        self._assignable.add(key)
 
     def _owned(self, text: str) -> list[dict[str, Any]]:
-        places = [] if text == "nothing" else [self._place(each) for each in text.split(",")]
-        return [{"topic_id": topic_id, "partitions": [index]} for _, topic_id, index in places]
+        partitions = [] if text == "nothing" else [self._context.partition(word) for word in text.split(",")]
+        return [{"topic_id": topic_id, "partitions": [index]} for _, topic_id, index in partitions]
 
-    def _told(self, assignment: Any) -> str:
+    def _names_of(self, assignment: Any) -> str:
         if assignment is None:
             return "same"
         names = {
             bytes(value): name[: -len(".id")]
-            for name, value in self.variables.items()
+            for name, value in self._variables.items()
             if name.endswith(".id")
         }
-        places = [
-            f"{names[bytes(each.topic_id)]}/{index}"
-            for each in assignment.topic_partitions
-            for index in each.partitions
+        partitions = [
+            f"{names[bytes(topic.topic_id)]}/{index}"
+            for topic in assignment.topic_partitions
+            for index in topic.partitions
         ]
-        return " ".join(sorted(places)) or "nothing"
+        return " ".join(sorted(partitions)) or "nothing"
 
-    def members(self, group: str, *rest: str) -> None:
-        _, words = self._split(rest)
-        (told,) = self._tell("ConsumerGroupDescribe", group_ids=[self._group(group)]).groups
-        if told.error_code:
-            self._expect_words(words, ERROR_NAMES[told.error_code])
+    def _members(self, group: str, *words: str) -> None:
+        _, expected = self._context.split(words)
+        (described,) = self._context.call(
+            "ConsumerGroupDescribe", group_ids=[self._context.group_id(group)]
+        ).groups
+        if described.error_code:
+            self._context.expect(expected, ERROR_NAMES[described.error_code])
             return
-        ids = {value: name[: -len("_member")] for name, value in self.variables.items() if "_member" in name}
-        names = sorted(ids[each.member_id] for each in told.members)
-        self._expect_words(words, " ".join([told.group_state, told.assignor_name, *names]))
+        ids = {value: name[: -len("_member")] for name, value in self._variables.items() if "_member" in name}
+        names = sorted(ids[row.member_id] for row in described.members)
+        self._context.expect(expected, " ".join([described.group_state, described.assignor_name, *names]))
 
-    def kind(self, group: str, *rest: str) -> None:
-        _, words = self._split(rest)
-        listed = self._tell("ListGroups").groups
-        kinds = [each.group_type for each in listed if each.group_id == self._group(group)]
-        self._expect_words(words, " ".join(kinds))
-
-
-STEPS = ("beat", "members", "kind")
+    def _kind(self, group: str, *words: str) -> None:
+        _, expected = self._context.split(words)
+        listed = self._context.call("ListGroups").groups
+        types = [row.group_type for row in listed if row.group_id == self._context.group_id(group)]
+        self._context.expect(expected, " ".join(types))

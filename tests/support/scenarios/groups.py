@@ -1,191 +1,220 @@
-"""Steps of scenarios about groups. Each member has a name and a connection of its own; `$A_member` is its id,
-`$A_generation` the generation it was told, `$A_leader` the leader's id.
+"""Steps of scenarios about groups of the classic protocol.
 
-    join A G                           JoinGroup, answered later; instance=, protocols=range,sticky, session=,
-                                       rebalance=, id= (a member id), type=, as=B (with B's id)
-    joined A -> 1                      its answer: the generation, or an error; as leader with the members
-    joined A -> 1 of A B               (by name)
-    sync A G A=x B=y                   SyncGroup, answered later; the leader assigns; generation=, id=
-    synced A -> x                      its answer: the assignment, `nothing` for none, or an error
-    heartbeat A G -> NONE              generation=, id=, instance=
+Each member has a name and a connection. `$A_member` is the id of member A. The last successful JoinGroup of A
+sets `$A_generation` and `$A_leader`, the leader's member id.
+
+    join A G                           JoinGroup without reading the response; instance=, session=,
+                                       rebalance=, protocols=range,sticky, type=, id= (a member id), as=B
+    joined A -> 1                      the response to `join`: the generation, or an error
+    joined A -> 1 of A B               the response to the leader: also the members' names
+    sync A G A=x B=y                   SyncGroup without reading the response; the leader adds assignments;
+                                       generation=, id=
+    synced A -> x                      the response to `sync`: the assignment, `nothing`, or an error
+    heartbeat A G -> NONE              Heartbeat; generation=, id=, instance=
     leave A G -> NONE                  LeaveGroup; id=, instance=
-    commit A G T/0=5 -> NONE           OffsetCommit by the member; `commit - G T/0=5`: by nobody in particular
+    commit A G T/0=5 -> NONE           OffsetCommit by member A; `commit - G T/0=5` without a member
     group G -> Stable                  DescribeGroups: the state
-    shares G -> Stable x nothing       the state and each member's assignment, or `nothing`
+    shares G -> Stable x nothing       DescribeGroups: the state, and each member's assignment or `nothing`
     forget G -> NONE                   DeleteGroups
 
-JoinGroup is version 3 unless `Versions:` names it: later ones first give out a member id.
+JoinGroup is version 3 unless `Versions:` names it: from version 4 on, the first response only gives out a
+member id.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from oncelog.wire.messages import API_BY_NAME
-from support.scenarios.transactions import PASSING, STEP_S, TransactionSteps
-from support.scenarios.values import ERROR_NAMES, Mismatch, add_topic_ids, build, resolve
+from oncelog.wire.messages import API_BY_NAME, Api
+from support.scenarios.context import RETRIED, Context, Verbs, parse_options
+from support.scenarios.topics import STEP_S
+from support.scenarios.values import ANYTHING, ERROR_NAMES, Mismatch, add_topic_ids, build, resolve
 from support.wait import pause
 
 JOIN_VERSION = 3
 
 
-class GroupSteps(TransactionSteps):
-    """What `Run` inherits; see the module's text."""
+class GroupSteps:
+    """Requests of members of classic groups, and requests of administrators."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._variables = context, context.variables
+        self._pending: dict[str, tuple[Api, int]] = {}
+        """Member -> API and version of the request whose response it reads next."""
+        self._joins: dict[str, dict[str, Any]] = {}
+        """Member -> body of its latest JoinGroup."""
+        self.verbs: Verbs = {
+            "join": self._join,
+            "joined": self._joined,
+            "sync": self._sync,
+            "synced": self._synced,
+            "heartbeat": self._heartbeat,
+            "leave": self._leave,
+            "commit": self._commit,
+            "group": self._group,
+            "shares": self._shares,
+            "forget": self._forget,
+        }
 
     def _send(self, member: str, api_name: str, body: dict[str, Any]) -> None:
-        self.connection = member
+        """Send a request on the member's connection. `_receive` reads its response."""
+        self._context.connection = member
         api = API_BY_NAME[api_name]
-        is_named = self.version is not None and api is self.scenario.api
-        version = JOIN_VERSION if api_name == "JoinGroup" and not is_named else self._version_in(api)
-        message = add_topic_ids(build(api.request, resolve(body, self.variables)), self.variables)
-        self.client.send(message, version)
-        self.variables[f"{member}_asked"] = (api, version)
+        has_default = api_name == "JoinGroup" and not self._context.is_under_test(api)
+        version = JOIN_VERSION if has_default else self._context.protocol_version_of(api)
+        message = add_topic_ids(build(api.request, resolve(body, self._variables)), self._variables)
+        self._context.client.send(message, version)
+        self._pending[member] = (api, version)
+        self._context.connection = "main"
 
     def _receive(self, member: str) -> Any:
-        self.connection = member
-        api, version = self.variables[f"{member}_asked"]
-        answer = self.client.receive(api.response, version)[1]
-        self.connection = "main"
-        return answer
+        self._context.connection = member
+        api, version = self._pending[member]
+        response = self._context.client.receive(api.response, version)[1]
+        self._context.connection = "main"
+        return response
 
-    def join(self, member: str, group: str, *rest: str) -> None:
-        self._find_coordinators()
-        options = self._options(rest)
+    def _join(self, member: str, group: str, *words: str) -> None:
+        self._context.find_coordinators()
+        options = parse_options(words)
         names = str(options.get("protocols", "range")).split(",")
-        known = self.variables.get(f"{options.get('as', member)}_member", "")
+        member_id = self._variables.get(f"{options.get('as', member)}_member", "")
         body = {
-            "group_id": self._group(group) if group != "-" else "",
+            "group_id": self._context.group_id(group) if group != "-" else "",
             "session_timeout_ms": options.get("session", 10_000),
             "rebalance_timeout_ms": options.get("rebalance", 5_000),
-            "member_id": options.get("id", known),
+            "member_id": options.get("id", member_id),
             "group_instance_id": options.get("instance"),
             "protocol_type": options.get("type", "consumer"),
             "protocols": [{"name": name, "metadata": member.encode()} for name in names if name != "none"],
         }
-        self.variables[f"{member}_join"] = body
+        self._joins[member] = body
         self._send(member, "JoinGroup", body)
-        self.connection = "main"
 
-    def joined(self, member: str, *rest: str) -> None:
-        _, words = self._split(rest)
-        answer = self._receive(member)
-        while ERROR_NAMES[answer.error_code] in PASSING:  # as a broker just started answers
+    def _joined(self, member: str, *words: str) -> None:
+        _, expected = self._context.split(words)
+        response = self._receive(member)
+        while ERROR_NAMES[response.error_code] in RETRIED:  # from a broker that has just started
             pause(STEP_S)
-            self._send(member, "JoinGroup", self.variables[f"{member}_join"])
-            answer = self._receive(member)
-        error = ERROR_NAMES[answer.error_code]
-        if answer.member_id:
-            self.variables[f"{member}_member"] = answer.member_id
+            self._send(member, "JoinGroup", self._joins[member])
+            response = self._receive(member)
+        error = ERROR_NAMES[response.error_code]
+        if response.member_id:
+            self._variables[f"{member}_member"] = response.member_id
         if error == "NONE":
-            self.variables[f"{member}_generation"] = answer.generation_id
-            self.variables[f"{member}_leader"] = answer.leader
-            self.variables[f"{member}_protocol"] = answer.protocol_name
-        expected, *members = self._expected(words)
-        if expected != "_" and expected != (str(answer.generation_id) if error == "NONE" else error):
-            raise Mismatch(f"got {answer}")
-        if members[1:] != sorted(each.metadata.decode() for each in answer.members):
-            raise Mismatch(f"got {answer}")
+            self._variables[f"{member}_generation"] = response.generation_id
+            self._variables[f"{member}_leader"] = response.leader
+            self._variables[f"{member}_protocol"] = response.protocol_name
+        result, *members = self._context.expected(expected)
+        if result != ANYTHING and result != (str(response.generation_id) if error == "NONE" else error):
+            raise Mismatch(f"got {response}")
+        if members[1:] != sorted(member.metadata.decode() for member in response.members):
+            raise Mismatch(f"got {response}")
 
-    def sync(self, member: str, group: str, *rest: str) -> None:
-        options = self._options(rest)
+    def _sync(self, member: str, group: str, *words: str) -> None:
+        options = parse_options(words)
         body = {
-            "group_id": self._group(group),
-            "generation_id": options.pop("generation", self.variables.get(f"{member}_generation", 0)),
-            "member_id": options.pop("id", self.variables.get(f"{member}_member", "")),
+            "group_id": self._context.group_id(group),
+            "generation_id": options.pop("generation", self._variables.get(f"{member}_generation", 0)),
+            "member_id": options.pop("id", self._variables.get(f"{member}_member", "")),
             "group_instance_id": options.pop("instance", None),
             "protocol_type": options.pop("type", "consumer"),
-            "protocol_name": options.pop("protocol", self.variables.get(f"{member}_protocol", "range")),
+            "protocol_name": options.pop("protocol", self._variables.get(f"{member}_protocol", "range")),
             "assignments": [
                 {"member_id": f"${name}_member", "assignment": str(value).encode()}
                 for name, value in options.items()
             ],
         }
         self._send(member, "SyncGroup", body)
-        self.connection = "main"
 
-    def synced(self, member: str, *rest: str) -> None:
-        _, words = self._split(rest)
-        answer = self._receive(member)
-        error = ERROR_NAMES[answer.error_code]
-        self._expect_word(words, error if error != "NONE" else answer.assignment.decode() or "nothing")
+    def _synced(self, member: str, *words: str) -> None:
+        _, expected = self._context.split(words)
+        response = self._receive(member)
+        error = ERROR_NAMES[response.error_code]
+        self._context.expect(
+            expected, error if error != "NONE" else response.assignment.decode() or "nothing"
+        )
 
-    def heartbeat(self, member: str, group: str, *rest: str) -> None:
-        options, words = self._split(rest)
+    def _heartbeat(self, member: str, group: str, *words: str) -> None:
+        options, expected = self._context.split(words)
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell(
+        def call() -> tuple[str, Any]:
+            response = self._context.call(
                 "Heartbeat",
-                group_id=self._group(group),
-                generation_id=options.get("generation", self.variables.get(f"{member}_generation", 0)),
-                member_id=options.get("id", self.variables.get(f"{member}_member", "")),
+                group_id=self._context.group_id(group),
+                generation_id=options.get("generation", self._variables.get(f"{member}_generation", 0)),
+                member_id=options.get("id", self._variables.get(f"{member}_member", "")),
                 group_instance_id=options.get("instance"),
             )
-            return ERROR_NAMES[answer.error_code], answer
+            return ERROR_NAMES[response.error_code], response
 
-        self._until(words, ask, reads=True)
+        self._context.call_until(expected, call, is_read=True)
 
-    def leave(self, member: str, group: str, *rest: str) -> None:
-        options, words = self._split(rest)
+    def _leave(self, member: str, group: str, *words: str) -> None:
+        options, expected = self._context.split(words)
         identity = {
-            "member_id": options.get("id", self.variables.get(f"{member}_member", "")),
+            "member_id": options.get("id", self._variables.get(f"{member}_member", "")),
             "group_instance_id": options.get("instance"),
         }
-        body = {"group_id": self._group(group), "member_id": identity["member_id"], "members": [identity]}
-        answer = self._tell("LeaveGroup", **body)
-        code = answer.error_code or (answer.members[0].error_code if answer.members else 0)
-        self._expect_word(words, ERROR_NAMES[code])
+        body = {
+            "group_id": self._context.group_id(group),
+            "member_id": identity["member_id"],
+            "members": [identity],
+        }
+        response = self._context.call("LeaveGroup", **body)
+        code = response.error_code or (response.members[0].error_code if response.members else 0)
+        self._context.expect(expected, ERROR_NAMES[code])
 
-    def commit(self, member: str, group: str, *rest: str) -> None:
-        self._find_coordinators()
-        options, words = self._split(rest)
+    def _commit(self, member: str, group: str, *words: str) -> None:
+        self._context.find_coordinators()
+        options, expected = self._context.split(words)
         topics = []
         for key in [key for key in options if "/" in key]:
-            topic, _, index = self._place(key)
+            topic, _, index = self._context.partition(key)
             part = {"partition_index": index, "committed_offset": options.pop(key)}
-            topics.append(
-                {"name": topic, "partitions": [part | {"committed_metadata": options.get("metadata", "")}]}
-            )
-        is_nobody = member == "-"
+            part["committed_metadata"] = options.get("metadata", "")
+            topics.append({"name": topic, "partitions": [part]})
+        is_member = member != "-"
         body = {
-            "group_id": self._group(group),
+            "group_id": self._context.group_id(group),
             "generation_id_or_member_epoch": options.get(
-                "generation", -1 if is_nobody else f"${member}_generation"
+                "generation", f"${member}_generation" if is_member else -1
             ),
-            "member_id": options.get("id", "" if is_nobody else f"${member}_member"),
+            "member_id": options.get("id", f"${member}_member" if is_member else ""),
             "group_instance_id": options.get("instance"),
             "topics": topics,
         }
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell("OffsetCommit", **body)
-            codes = {ERROR_NAMES[part.error_code] for topic in answer.topics for part in topic.partitions}
-            return " ".join(sorted(codes)), answer
+        def call() -> tuple[str, Any]:
+            response = self._context.call("OffsetCommit", **body)
+            codes = {ERROR_NAMES[part.error_code] for topic in response.topics for part in topic.partitions}
+            return " ".join(sorted(codes)), response
 
-        self._until(words, ask)
+        self._context.call_until(expected, call)
 
-    def group(self, name: str, *rest: str) -> None:
-        _, words = self._split(rest)
+    def _group(self, name: str, *words: str) -> None:
+        _, expected = self._context.split(words)
 
-        def ask() -> tuple[str, Any]:
-            (told,) = self._tell("DescribeGroups", groups=[self._group(name)]).groups
-            return (ERROR_NAMES[told.error_code] if told.error_code else told.group_state), told
+        def call() -> tuple[str, Any]:
+            (described,) = self._context.call("DescribeGroups", groups=[self._context.group_id(name)]).groups
+            error = ERROR_NAMES[described.error_code]
+            return (described.group_state if error == "NONE" else error), described
 
-        self._until(words, ask, reads=True)
+        self._context.call_until(expected, call, is_read=True)
 
-    def shares(self, name: str, *rest: str) -> None:
-        _, words = self._split(rest)
+    def _shares(self, name: str, *words: str) -> None:
+        _, expected = self._context.split(words)
 
-        def ask() -> tuple[str, Any]:
-            (described,) = self._tell("DescribeGroups", groups=[self._group(name)]).groups
-            assignments = sorted(each.member_assignment.decode() or "nothing" for each in described.members)
+        def call() -> tuple[str, Any]:
+            (described,) = self._context.call("DescribeGroups", groups=[self._context.group_id(name)]).groups
+            assignments = sorted(
+                member.member_assignment.decode() or "nothing" for member in described.members
+            )
             return " ".join([described.group_state, *assignments]), described
 
-        self._until(words, ask, reads=True)
+        self._context.call_until(expected, call, is_read=True)
 
-    def forget(self, name: str, *rest: str) -> None:
-        _, words = self._split(rest)
-        (result,) = self._tell("DeleteGroups", groups_names=[self._group(name)]).results
-        self._expect_word(words, ERROR_NAMES[result.error_code])
-
-
-STEPS = ("join", "joined", "sync", "synced", "heartbeat", "leave", "commit", "group", "shares", "forget")
+    def _forget(self, name: str, *words: str) -> None:
+        _, expected = self._context.split(words)
+        (result,) = self._context.call("DeleteGroups", groups_names=[self._context.group_id(name)]).results
+        self._context.expect(expected, ERROR_NAMES[result.error_code])

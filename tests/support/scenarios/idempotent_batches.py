@@ -15,7 +15,7 @@ from oncelog.wire.batch import build_batch
 from oncelog.wire.messages import CreateTopicsRequest, InitProducerIdRequest, ProduceRequest
 from oncelog.wire.records import NewRecord
 from support.broker import RawClient
-from support.scenarios.run import wait_until_served
+from support.scenarios.topics import wait_until_led
 from support.wait import attempts, pause
 
 PRODUCE_VERSION, CREATE_TOPICS_VERSION, INIT_PRODUCER_ID_VERSION = 9, 7, 4
@@ -36,7 +36,7 @@ def create_topic(client: RawClient) -> str:
     wanted = CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=1, replication_factor=1)
     answer = client.ask(CreateTopicsRequest(topics=[wanted], timeout_ms=10_000), CREATE_TOPICS_VERSION)
     assert [each.error_code for each in answer.topics] == [0]
-    wait_until_served(client, {answer.topics[0].topic_id: 1})
+    wait_until_led(client, {answer.topics[0].topic_id: 1})
     return topic
 
 

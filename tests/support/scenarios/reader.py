@@ -45,7 +45,7 @@ _HEADER = re.compile(r"^(Rows|Versions|Only|Differs|Broker|Transactions): *(.+)$
 _BLOCK = re.compile(r"^```scenario\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REQUEST = re.compile(r"(>>?) *(\w+) *(\d+)? *(\{.*\})")
 _APART = re.compile(r"^<\w|\b(oncelog|apache):")
-ANSWER = re.compile(r"<(\w*) *(?:(\w+) +(\d+) +)?(\{.*\}|closed|nothing)")
+RESPONSE = re.compile(r"<(\w*) *(?:(\w+) +(\d+) +)?(\{.*\}|closed|nothing)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,307 +1,277 @@
-"""Steps of scenarios about transactions. Each producer has a name; `$A` is its id, `$A_epoch` its epoch,
-`$A_txn` its transactional id.
+"""Steps of scenarios about transactions.
 
-    init A -> 0                        a new transactional id; -> the epoch or an error
-    init B like=A -> 1                 another instance of A's; the same producer again: id=$A epoch=$A_epoch
-    add A T/0 T/1 -> NONE              AddPartitionsToTxn; -> each different error, sorted
-    add_offsets A G -> NONE            AddOffsetsToTxn for the group $G (made up when first named)
+Each producer has a name. `$A` is the id of producer A, `$A_epoch` its epoch, `$A_txn` its transactional id.
+
+    init A -> 0                        InitProducerId with a new transactional id: the epoch, or an error
+    init B like=A -> 1                 the same with A's transactional id; pid=$A epoch=$A_epoch: with both
+    add A T/0 T/1 -> NONE              AddPartitionsToTxn: each different error, sorted
+    add_offsets A G -> NONE            AddOffsetsToTxn for the group $G, whose id the first use makes up
     commit_offsets A G T/0=5 -> NONE   TxnOffsetCommit; generation=, member=, metadata=
-    end A commit -> NONE               EndTxn; abort; version 5 takes over the epoch of the answer
+    end A commit -> NONE               EndTxn, or `end A abort`; version 5 sets $A and $A_epoch
     write T/0 a b by=A seq=0 -> 0      Produce of a transactional batch; acks, epoch, pid as in `produce`
-    read T/0 -> a <commit> b           values and markers; `read T/0 committed -> a b` as read_committed sees
-    offsets G T/0 -> 5                 OffsetFetch; `stable`: with require_stable; none: no offset
-    end_offset T/0 -> 3                ListOffsets latest; `committed`: the last stable offset
+    read T/0 -> a <commit> b           Fetch: values and markers; flag `committed`: as read_committed sees
+    offsets G T/0 -> 5                 OffsetFetch, or `none`; flag `stable` sets require_stable
+    end_offset T/0 -> 3                ListOffsets latest; flag `committed`: the last stable offset
     state A -> Ongoing                 DescribeTransactions
-    open T/0 by=A -> 0                 DescribeProducers: first offset of the open transaction, none: -1
+    open T/0 by=A -> 0                 DescribeProducers: first offset of the open transaction, or -1
 
-Versions are classic (Produce 11, EndTxn 4, TxnOffsetCommit 4), or with `Transactions: epoch` those that
-raise the epoch (12, 5, 5), unless `Versions:` names the API. An answer that passes by itself
-(CONCURRENT_TRANSACTIONS, COORDINATOR_...) is asked for again unless it is the expected one; what is read is
-read until it is as expected, at most 60 s.
+A header `Versions:` sets the version of one API. Other APIs use the classic protocol (Produce 11, EndTxn 4,
+TxnOffsetCommit 4). With the header `Transactions: epoch` they use the versions of KIP-890 (12, 5, 5), whose
+EndTxn raises the producer epoch.
+
+A request is repeated after an error that passes by itself (CONCURRENT_TRANSACTIONS, COORDINATOR_...), unless
+the step expects that error. A read is repeated until its result is as expected. Both end after 60 s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.types import Isolation
 from oncelog.wire.batch import read_header
 from oncelog.wire.control import ControlType, decode_control
-from oncelog.wire.messages import API_BY_NAME, Api
 from oncelog.wire.records import decode_records
 from support.broker import split_batches
-from support.scenarios.values import ERROR_NAMES, Mismatch, Tagged, add_topic_ids, build, resolve
-from support.wait import attempts
+from support.scenarios.context import Context, Verbs
+from support.scenarios.values import ERROR_NAMES, Tagged, resolve
 
-CLASSIC = {"Produce": 11, "EndTxn": 4, "TxnOffsetCommit": 4, "AddPartitionsToTxn": 3}
-EPOCH = {"Produce": 12, "EndTxn": 5, "TxnOffsetCommit": 5, "AddPartitionsToTxn": 3}
-PASSING = {
-    "CONCURRENT_TRANSACTIONS", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR",
-    "NOT_ENOUGH_REPLICAS",
-}  # fmt: skip
-STEP_S = 0.02
 TIMEOUT_MS = 60_000
 
 
 class TransactionSteps:
-    """What `Run` inherits; see the module's text."""
+    """Requests of transactional producers, and reads that show their effect."""
 
-    def _version_in(self, api: Api) -> int:
-        if self.version is not None and api is self.scenario.api:
-            return min(self.version, CLASSIC["AddPartitionsToTxn"]) if api.key == 24 else self.version
-        dialect = EPOCH if self.scenario.raises_epoch else CLASSIC
-        return dialect.get(api.name) or self.version_of(api)
-
-    def _tell(self, api_name: str, **body: Any) -> Any:
-        api = API_BY_NAME[api_name]
-        message = add_topic_ids(build(api.request, resolve(body, self.variables)), self.variables)
-        return self.client.ask(message, self._version_in(api))
-
-    def _until(
-        self, words: tuple[str, ...], ask: Callable[[], tuple[str, Any]], *, reads: bool = False
-    ) -> Any:
-        """Ask until the word is the expected one; give up at once on a word that does not pass."""
-        expected = self._expected(words)
-        told: list[str] = []
-        for _ in attempts(lambda: f"got {told[-1] or 'nothing'}", step_s=STEP_S):
-            word, answer = ask()
-            told.append(word)
-            if expected in (["_"], word.split() or ["nothing"]):
-                return answer
-            if not (reads or word in PASSING):
-                raise Mismatch(f"got {word or 'nothing'}")
-        raise AssertionError("attempts ended")
-
-    def _split(self, rest: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        arrow = rest.index("->")
-        return self._options(rest[:arrow]), rest[arrow + 1 :]
-
-    def _group(self, name: str) -> str:
-        return self.variables.setdefault(name, f"{self.variables['free']}-{name}")
-
-    def _who(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "transactional_id": options.pop("id", f"${name}_txn"),
-            "producer_id": options.pop("pid", f"${name}"),
-            "producer_epoch": options.pop("epoch", f"${name}_epoch"),
+    def __init__(self, context: Context) -> None:
+        self._context, self._variables = context, context.variables
+        self.verbs: Verbs = {
+            "init": self._init,
+            "add": self._add,
+            "add_offsets": self._add_offsets,
+            "commit_offsets": self._commit_offsets,
+            "end": self._end,
+            "write": self._write,
+            "read": self._read,
+            "offsets": self._offsets,
+            "end_offset": self._end_offset,
+            "state": self._state,
+            "open": self._open,
         }
 
-    def _find_coordinators(self) -> None:
-        """A broker that was just started makes their topics when it is first asked for them."""
-        if getattr(self.broker, "has_coordinators", False):
-            return
-
-        def ask(key_type: int) -> tuple[str, Any]:
-            answer = self._tell("FindCoordinator", key_type=key_type, coordinator_keys=["any"])
-            return ERROR_NAMES[answer.coordinators[0].error_code], answer
-
-        for key_type in (0, 1):
-            self._until(("NONE",), lambda key_type=key_type: ask(key_type))
-        self.broker.has_coordinators = True
-
-    def init(self, name: str, *rest: str) -> None:
-        self._find_coordinators()
-        options, words = self._split(rest)
+    def _init(self, name: str, *words: str) -> None:
+        self._context.find_coordinators()
+        options, expected = self._context.split(words)
         like = options.pop("like", None)
-        own = f"{self.variables['free']}-txn-{name}"
-        transactional_id = self.variables[f"{like}_txn"] if like else self.variables.get(f"{name}_txn", own)
+        if like:
+            transactional_id = self._variables[f"{like}_txn"]
+        else:
+            new_id = f"{self._variables['free']}-txn-{name}"
+            transactional_id = self._variables.get(f"{name}_txn", new_id)
         transactional_id = options.pop("id", transactional_id)
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell(
+        def call() -> tuple[str, Any]:
+            response = self._context.call(
                 "InitProducerId",
                 transactional_id=transactional_id,
                 transaction_timeout_ms=options.get("timeout", TIMEOUT_MS),
                 producer_id=options.get("pid", -1),
                 producer_epoch=options.get("epoch", -1),
             )
-            error = ERROR_NAMES[answer.error_code]
-            return (str(answer.producer_epoch) if error == "NONE" else error), answer
+            error = ERROR_NAMES[response.error_code]
+            return (str(response.producer_epoch) if error == "NONE" else error), response
 
-        answer = self._until(words, ask)
-        self.variables[f"{name}_txn"] = transactional_id
-        if not answer.error_code:
-            self.variables[name], self.variables[f"{name}_epoch"] = answer.producer_id, answer.producer_epoch
+        response = self._context.call_until(expected, call)
+        self._variables[f"{name}_txn"] = transactional_id
+        if not response.error_code:
+            self._variables[name] = response.producer_id
+            self._variables[f"{name}_epoch"] = response.producer_epoch
 
-    def add(self, name: str, *rest: str) -> None:
-        options, words = self._split(rest)
-        places = options.pop("values", [])
+    def _add(self, name: str, *words: str) -> None:
+        options, expected = self._context.split(words)
+        partitions = options.pop("values", [])
         topics = [
             {"name": topic, "partitions": [index]}
-            for topic, _, index in (self._place(each) for each in places)
+            for topic, _, index in (self._context.partition(text) for text in partitions)
         ]
-        who = {f"v3_and_below_{key}": value for key, value in self._who(name, options).items()}
+        producer = {f"v3_and_below_{key}": value for key, value in _producer_fields(name, options).items()}
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell("AddPartitionsToTxn", **who, v3_and_below_topics=topics)
+        def call() -> tuple[str, Any]:
+            response = self._context.call("AddPartitionsToTxn", **producer, v3_and_below_topics=topics)
             rows = [
-                row for topic in answer.results_by_topic_v3_and_below for row in topic.results_by_partition
+                row for topic in response.results_by_topic_v3_and_below for row in topic.results_by_partition
             ]
             codes = [ERROR_NAMES[row.partition_error_code] for row in rows]
-            return " ".join(sorted(set(codes))), answer
+            return " ".join(sorted(set(codes))), response
 
-        self._until(words, ask)
+        self._context.call_until(expected, call)
 
-    def add_offsets(self, name: str, group: str, *rest: str) -> None:
-        options, words = self._split(rest)
-        who = self._who(name, options)
+    def _add_offsets(self, name: str, group: str, *words: str) -> None:
+        options, expected = self._context.split(words)
+        producer = _producer_fields(name, options)
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell("AddOffsetsToTxn", **who, group_id=self._group(group))
-            return ERROR_NAMES[answer.error_code], answer
+        def call() -> tuple[str, Any]:
+            response = self._context.call(
+                "AddOffsetsToTxn", **producer, group_id=self._context.group_id(group)
+            )
+            return ERROR_NAMES[response.error_code], response
 
-        self._until(words, ask)
+        self._context.call_until(expected, call)
 
-    def commit_offsets(self, name: str, group: str, *rest: str) -> None:
-        options, words = self._split(rest)
+    def _commit_offsets(self, name: str, group: str, *words: str) -> None:
+        options, expected = self._context.split(words)
         topics = []
         for key in [key for key in options if "/" in key]:
-            topic, _, index = self._place(key)
+            topic, _, index = self._context.partition(key)
             part = {"partition_index": index, "committed_offset": options.pop(key)}
             part["committed_metadata"] = options.get("metadata", "")
             topics.append({"name": topic, "partitions": [part]})
         body = {
-            **self._who(name, options),
-            "group_id": self._group(group),
+            **_producer_fields(name, options),
+            "group_id": self._context.group_id(group),
             "generation_id": options.get("generation", -1),
             "member_id": options.get("member", ""),
             "group_instance_id": options.get("instance"),
             "topics": topics,
         }
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell("TxnOffsetCommit", **body)
-            codes = [ERROR_NAMES[part.error_code] for topic in answer.topics for part in topic.partitions]
-            return " ".join(sorted(set(codes))), answer
+        def call() -> tuple[str, Any]:
+            response = self._context.call("TxnOffsetCommit", **body)
+            codes = [ERROR_NAMES[part.error_code] for topic in response.topics for part in topic.partitions]
+            return " ".join(sorted(set(codes))), response
 
-        self._until(words, ask)
+        self._context.call_until(expected, call)
 
-    def end(self, name: str, outcome: str, *rest: str) -> None:
-        options, words = self._split(rest)
-        who = self._who(name, options)
+    def _end(self, name: str, outcome: str, *words: str) -> None:
+        is_commit = {"commit": True, "abort": False}[outcome]
+        options, expected = self._context.split(words)
+        producer = _producer_fields(name, options)
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell("EndTxn", **who, committed={"commit": True, "abort": False}[outcome])
-            return ERROR_NAMES[answer.error_code], answer
+        def call() -> tuple[str, Any]:
+            response = self._context.call("EndTxn", **producer, committed=is_commit)
+            return ERROR_NAMES[response.error_code], response
 
-        answer = self._until(words, ask)
-        if not answer.error_code and answer.producer_id >= 0:
-            self.variables[name], self.variables[f"{name}_epoch"] = answer.producer_id, answer.producer_epoch
+        response = self._context.call_until(expected, call)
+        if not response.error_code and response.producer_id >= 0:
+            self._variables[name] = response.producer_id
+            self._variables[f"{name}_epoch"] = response.producer_epoch
 
-    def write(self, place: str, *rest: str) -> None:
-        options, words = self._split(rest)
+    def _write(self, partition: str, *words: str) -> None:
+        options, expected = self._context.split(words)
         options = {"values": [], "transactional": True} | options
         name = options.pop("by")
-        options.setdefault("pid", self.variables[name])
-        options.setdefault("epoch", self.variables.get(f"{name}_epoch"))
-        transactional_id = options.pop("id", self.variables.get(f"{name}_txn"))
-        topic, topic_id, index = self._place(place)
-        batch = resolve(Tagged("batch", options), self.variables)
+        options.setdefault("pid", self._variables[name])
+        options.setdefault("epoch", self._variables.get(f"{name}_epoch"))
+        transactional_id = options.pop("id", self._variables.get(f"{name}_txn"))
+        topic, topic_id, index = self._context.partition(partition)
+        batch = resolve(Tagged("batch", options), self._variables)
         data = {"name": topic, "topic_id": topic_id, "partition_data": [{"index": index, "records": batch}]}
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell(
+        def call() -> tuple[str, Any]:
+            response = self._context.call(
                 "Produce", transactional_id=transactional_id, acks=-1, timeout_ms=10_000, topic_data=[data]
             )
-            result = answer.responses[0].partition_responses[0]
+            result = response.responses[0].partition_responses[0]
             error = ERROR_NAMES[result.error_code]
-            return (str(result.base_offset) if error == "NONE" else error), answer
+            return (str(result.base_offset) if error == "NONE" else error), response
 
-        self._until(words, ask)
+        self._context.call_until(expected, call)
 
-    def read(self, place: str, *rest: str) -> None:
-        options, words = self._split(rest)
+    def _read(self, partition: str, *words: str) -> None:
+        options, expected = self._context.split(words)
         is_committed = "committed" in options.pop("values", [])
-        topic, topic_id, index = self._place(place)
+        topic, topic_id, index = self._context.partition(partition)
         part = {"partition": index, "fetch_offset": options.pop("from", 0), "partition_max_bytes": 1 << 20}
         data = {"topic": topic, "topic_id": topic_id, "partitions": [part]}
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell("Fetch", isolation_level=int(is_committed), topics=[data])
-            result = answer.responses[0].partitions[0]
+        def call() -> tuple[str, Any]:
+            response = self._context.call("Fetch", isolation_level=int(is_committed), topics=[data])
+            result = response.responses[0].partitions[0]
             if result.error_code:
-                return ERROR_NAMES[result.error_code], answer
-            return " ".join(_seen(result, is_committed)), answer
+                return ERROR_NAMES[result.error_code], response
+            return " ".join(_visible_values(result, is_committed)), response
 
-        self._until(words, ask, reads=True)
+        self._context.call_until(expected, call, is_read=True)
 
-    def offsets(self, group: str, *rest: str) -> None:
-        options, words = self._split(rest)
-        place, *flags = options.pop("values")
-        topic, _, index = self._place(place)
-        asked = {"group_id": self._group(group), "topics": [{"name": topic, "partition_indexes": [index]}]}
+    def _offsets(self, group: str, *words: str) -> None:
+        options, expected = self._context.split(words)
+        partition, *flags = options.pop("values")
+        topic, _, index = self._context.partition(partition)
+        topics = [{"name": topic, "partition_indexes": [index]}]
+        request = {"group_id": self._context.group_id(group), "topics": topics}
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell("OffsetFetch", groups=[asked], require_stable="stable" in flags)
-            if answer.groups[0].error_code:
-                return ERROR_NAMES[answer.groups[0].error_code], answer
-            part = answer.groups[0].topics[0].partitions[0]
+        def call() -> tuple[str, Any]:
+            response = self._context.call("OffsetFetch", groups=[request], require_stable="stable" in flags)
+            if response.groups[0].error_code:
+                return ERROR_NAMES[response.groups[0].error_code], response
+            part = response.groups[0].topics[0].partitions[0]
             if part.error_code:
-                return ERROR_NAMES[part.error_code], answer
-            return ("none" if part.committed_offset < 0 else str(part.committed_offset)), answer
+                return ERROR_NAMES[part.error_code], response
+            return ("none" if part.committed_offset < 0 else str(part.committed_offset)), response
 
-        self._until(words, ask, reads=True)
+        self._context.call_until(expected, call, is_read=True)
 
-    def end_offset(self, place: str, *rest: str) -> None:
-        options, words = self._split(rest)
+    def _end_offset(self, partition: str, *words: str) -> None:
+        options, expected = self._context.split(words)
         is_committed = "committed" in options.pop("values", [])
-        topic, _, index = self._place(place)
-        asked = {"name": topic, "partitions": [{"partition_index": index, "timestamp": -1}]}
+        topic, _, index = self._context.partition(partition)
+        request = {"name": topic, "partitions": [{"partition_index": index, "timestamp": -1}]}
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell(
-                "ListOffsets", replica_id=-1, isolation_level=int(is_committed), topics=[asked]
+        def call() -> tuple[str, Any]:
+            response = self._context.call(
+                "ListOffsets", replica_id=-1, isolation_level=int(is_committed), topics=[request]
             )
-            part = answer.topics[0].partitions[0]
-            return (ERROR_NAMES[part.error_code] if part.error_code else str(part.offset)), answer
+            part = response.topics[0].partitions[0]
+            return (ERROR_NAMES[part.error_code] if part.error_code else str(part.offset)), response
 
-        self._until(words, ask, reads=True)
+        self._context.call_until(expected, call, is_read=True)
 
-    def state(self, name: str, *rest: str) -> None:
-        _, words = self._split(rest)
+    def _state(self, name: str, *words: str) -> None:
+        _, expected = self._context.split(words)
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell("DescribeTransactions", transactional_ids=[f"${name}_txn"])
-            (told,) = answer.transaction_states
-            return (ERROR_NAMES[told.error_code] if told.error_code else told.transaction_state), answer
+        def call() -> tuple[str, Any]:
+            response = self._context.call("DescribeTransactions", transactional_ids=[f"${name}_txn"])
+            (described,) = response.transaction_states
+            error = ERROR_NAMES[described.error_code]
+            return (described.transaction_state if error == "NONE" else error), response
 
-        self._until(words, ask, reads=True)
+        self._context.call_until(expected, call, is_read=True)
 
-    def open(self, place: str, *rest: str) -> None:
-        options, words = self._split(rest)
-        producer_id = self.variables[options["by"]]
-        topic, _, index = self._place(place)
+    def _open(self, partition: str, *words: str) -> None:
+        options, expected = self._context.split(words)
+        producer_id = self._variables[options["by"]]
+        topic, _, index = self._context.partition(partition)
+        topics = [{"name": topic, "partition_indexes": [index]}]
 
-        def ask() -> tuple[str, Any]:
-            answer = self._tell("DescribeProducers", topics=[{"name": topic, "partition_indexes": [index]}])
-            producers = answer.topics[0].partitions[0].active_producers
-            found = [each.current_txn_start_offset for each in producers if each.producer_id == producer_id]
-            return str(found[0] if found else "none"), answer
+        def call() -> tuple[str, Any]:
+            response = self._context.call("DescribeProducers", topics=topics)
+            producers = response.topics[0].partitions[0].active_producers
+            offsets = [row.current_txn_start_offset for row in producers if row.producer_id == producer_id]
+            return str(offsets[0] if offsets else "none"), response
 
-        self._until(words, ask, reads=True)
+        self._context.call_until(expected, call, is_read=True)
 
 
-def _seen(result: Any, is_committed: bool) -> list[str]:
-    """What a reader makes of an answer: values, and for one that reads everything the markers."""
+def _producer_fields(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "transactional_id": options.pop("id", f"${name}_txn"),
+        "producer_id": options.pop("pid", f"${name}"),
+        "producer_epoch": options.pop("epoch", f"${name}_epoch"),
+    }
+
+
+def _visible_values(result: Any, is_committed: bool) -> list[str]:
+    """Return what a consumer delivers. Without `is_committed`, add markers as `<commit>` and `<abort>`."""
     isolation = Isolation.READ_COMMITTED if is_committed else Isolation.READ_UNCOMMITTED
-    aborted = [(each.producer_id, each.first_offset) for each in result.aborted_transactions or ()]
+    aborted = [(row.producer_id, row.first_offset) for row in result.aborted_transactions or ()]
     visible = VisibilityFilter(isolation, aborted)
-    seen: list[str] = []
+    values: list[str] = []
     for batch in split_batches(result.records):
         header = read_header(batch)
         control = decode_control(batch) if header.is_control else None
         kind = control.type if control else None
         verdict = visible.decide(header, is_abort_marker=kind is ControlType.ABORT)
         if verdict is Verdict.DELIVER:
-            seen += [(record.value or b"").decode() for record in decode_records(batch)]
+            values += [(record.value or b"").decode() for record in decode_records(batch)]
         elif verdict is Verdict.MARKER and kind is not None and not is_committed:
-            seen.append(f"<{kind.name.lower()}>")
-    return seen
-
-
-STEPS = (
-    "init", "add", "add_offsets", "commit_offsets", "end", "write", "read", "offsets", "end_offset", "state",
-    "open",
-)  # fmt: skip
+            values.append(f"<{kind.name.lower()}>")
+    return values

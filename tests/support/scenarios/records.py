@@ -1,0 +1,89 @@
+"""Steps of scenarios that create topics, store records and read them. `reader` describes each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oncelog.errors import CoordinatorLoadInProgress
+from oncelog.wire.messages import API_BY_NAME
+from support.scenarios.context import Context, Verbs
+from support.scenarios.topics import STEP_S, create_topics
+from support.scenarios.values import ERROR_NAMES, Tagged, build, match, resolve
+from support.wait import attempts
+
+POOL_SIZE = 16
+"""Topics without options that are created by one request."""
+NOT_LEADER = "NOT_LEADER_OR_FOLLOWER"
+
+
+class RecordSteps:
+    """Topics, producer ids, and batches stored and fetched."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._variables = context, context.variables
+        self.verbs: Verbs = {
+            "topic": self._topic,
+            "producer": self._producer,
+            "produce": self._produce,
+            "fetch": self._fetch,
+        }
+
+    def _topic(self, name: str, *options: str) -> None:
+        context, variables = self._context, self._variables
+        if name in variables:
+            (topic,) = create_topics(context.client, [variables[name]], options)
+        else:
+            count = len(context.scenario.versions) or (1 if options else POOL_SIZE)
+            topic = context.broker.topics.take(context.client, options, count)
+        variables[name], variables[f"{name}.id"] = topic
+        settings = dict(option.split("=", 1) for option in options)
+        context.partition_counts[topic[1]] = int(settings.get("partitions", 1))
+
+    def _producer(self, name: str) -> None:
+        api = API_BY_NAME["InitProducerId"]
+        request = build(api.request, {"transactional_id": None, "transaction_timeout_ms": 60_000})
+        for _ in attempts(lambda: "no producer id", step_s=STEP_S):
+            response = self._context.client.ask(request, self._context.version_of(api))
+            # A broker that has just started may still be loading its coordinators.
+            if response.error_code != CoordinatorLoadInProgress.code:
+                break
+        assert (response.error_code, response.producer_epoch) == (0, 0)
+        self._variables[name] = response.producer_id
+
+    def _produce(self, partition: str, *words: str) -> None:
+        context = self._context
+        options, expected = context.split(words)
+        options = {"values": [], "acks": -1} | options
+        if "by" in options:
+            options |= {"pid": context.variables[options.pop("by")], "epoch": options.get("epoch", 0)}
+        acks = options.pop("acks")
+        topic, topic_id, index = context.partition(partition)
+        batch = resolve(Tagged("batch", options), context.variables)
+        data = {"name": topic, "topic_id": topic_id, "partition_data": [{"index": index, "records": batch}]}
+        body = {"transactional_id": None, "acks": acks, "timeout_ms": 10_000, "topic_data": [data]}
+        api = API_BY_NAME["Produce"]
+        for _ in attempts(lambda: f"the partition has no leader: {partition}", step_s=STEP_S):
+            response = context.client.ask(build(api.request, body), context.version_of(api))
+            result = response.responses[0].partition_responses[0]
+            error = ERROR_NAMES[result.error_code]
+            # Under NOT_LEADER_OR_FOLLOWER nothing was stored. A slow broker may be waiting for an election.
+            if error != NOT_LEADER or NOT_LEADER in expected:
+                break
+        context.expect(expected, result.base_offset if error == "NONE" else error)
+
+    def _fetch(self, partition: str, *words: str) -> None:
+        context = self._context
+        options, expected = context.split(words)
+        topic, topic_id, index = context.partition(partition)
+        part = {"partition": index, "fetch_offset": options.pop("from", 0), "partition_max_bytes": 1 << 20}
+        data = {"topic": topic, "topic_id": topic_id, "partitions": [part]}
+        api = API_BY_NAME["Fetch"]
+        body: dict[str, Any] = options | {"topics": [data]}
+        response = context.client.ask(build(api.request, body), context.version_of(api))
+        result = response.responses[0].partitions[0]
+        if result.error_code:
+            context.expect(expected, ERROR_NAMES[result.error_code])
+            return
+        values = context.expected(expected)
+        values = [] if values == ["nothing"] else values
+        match(Tagged("records", values), result.records, 0, context.variables, "records")
