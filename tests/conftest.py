@@ -7,10 +7,10 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -18,8 +18,11 @@ from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency, fetch_
 from support import TESTS, costs_plugin, tiers_plugin
 from xdist.scheduler import LoadFileScheduling
 
-from oncelog import Admin, Producer
+from oncelog import Admin, Broker, Producer
 from oncelog.errors import TransactionalIdNotFound
+
+if TYPE_CHECKING:
+    from support.security.brokers import Certificates
 
 # Asserts in helpers explain themselves, and hold under `python -OO`: pytest turns them into plain code.
 _PLUGINS = {"costs_plugin", "tiers_plugin"}
@@ -153,6 +156,41 @@ def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
     with ApacheKafka(properties=QUICK_SCANS | PROMPT | STEADY) as kafka:
         _create_internal_topics(kafka.bootstrap_servers)
         yield kafka
+
+
+@pytest.fixture(scope="module")
+def broker_config() -> Mapping[str, object]:
+    """Return the settings of the fixture `broker`. A module whose broker needs others overrides this."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def broker(broker_config: Mapping[str, object]) -> Iterator[Broker]:
+    """Run a broker in this process for the tests of one module. Each test uses topics of its own."""
+    with Broker(config=broker_config) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def ours(broker: Broker) -> str:
+    """Return the address of the fixture `broker`."""
+    return broker.bootstrap_servers
+
+
+@pytest.fixture(params=["ours", "apache"])
+def servers(request: pytest.FixtureRequest) -> str:
+    """Run the test twice: with the address of our broker, and with Apache Kafka's."""
+    from support.servers import bootstrap_servers
+
+    return bootstrap_servers(request)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Return a certificate authority, with certificates of a broker and of clients."""
+    from support.security.brokers import make_certificates
+
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def _create_internal_topics(servers: str) -> None:

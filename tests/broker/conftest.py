@@ -10,12 +10,6 @@ from support.broker import RawClient
 from oncelog.server.embedded import Broker
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as running:
-        yield running
-
-
 @pytest.fixture
 def client(broker: Broker) -> Iterator[RawClient]:
     with RawClient(broker.bootstrap_servers) as connected:

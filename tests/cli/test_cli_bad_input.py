@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,8 @@ from oncelog import Broker
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker(config={"auto.create.topics.enable": False}) as broker:
-        yield broker.bootstrap_servers
+def broker_config() -> Mapping[str, object]:
+    return {"auto.create.topics.enable": False}
 
 
 @pytest.mark.parametrize(
@@ -44,8 +43,8 @@ def servers() -> Iterator[str]:
     ],
     ids=" ".join,
 )
-def test_what_is_not_there_is_said_once_and_plainly(arguments: list[str], servers: str) -> None:
-    got = oncelog(*arguments, "-X", "request.timeout.ms=1000", servers=servers)
+def test_what_is_not_there_is_said_once_and_plainly(arguments: list[str], ours: str) -> None:
+    got = oncelog(*arguments, "-X", "request.timeout.ms=1000", servers=ours)
     last = got.err.splitlines()[-1]
     assert got.code == 1 and last.startswith("oncelog: ")
     assert "nosuch" in last and ("does not exist" in last or "does not know" in last)
@@ -57,15 +56,15 @@ def test_what_is_not_there_is_said_once_and_plainly(arguments: list[str], server
     [["serve"], ["serve", "--metrics-port"], ["web", "--listen"], ["proxy", "--listen"]],
     ids=" ".join,
 )
-def test_a_port_in_use_is_said_with_the_remedy(command: list[str], servers: str, tmp_path: Path) -> None:
-    port = servers.rpartition(":")[2]
+def test_a_port_in_use_is_said_with_the_remedy(command: list[str], ours: str, tmp_path: Path) -> None:
+    port = ours.rpartition(":")[2]
     if command[0] == "serve":
         command = [*command, *([port] if command[1:] else []), "--data-dir", str(tmp_path)]
-        command += ["--listen", "127.0.0.1:0" if "--metrics-port" in command else servers]
+        command += ["--listen", "127.0.0.1:0" if "--metrics-port" in command else ours]
     else:
-        command = [*command, servers]
+        command = [*command, ours]
     if command[0] == "web":
-        command += ["-b", servers]
+        command += ["-b", ours]
     child = [sys.executable, "-m", "oncelog.cli.main", *command]
     got = subprocess.run(child, capture_output=True, text=True, timeout=120)
     assert got.returncode == 1 and "Traceback" not in got.stderr
@@ -143,8 +142,8 @@ def test_every_output_can_be_parsed(arguments: list[str], full: bool) -> None:
 @pytest.mark.parametrize(
     "arguments", [["--config", "retention.ms=1"], ["--delete-config", "retention.ms"], ["--config", "no=1"]]
 )
-def test_an_error_says_its_code_once(arguments: list[str], servers: str) -> None:
-    got = oncelog("topics", "alter", "nobodys", *arguments, servers=servers)
+def test_an_error_says_its_code_once(arguments: list[str], ours: str) -> None:
+    got = oncelog("topics", "alter", "nobodys", *arguments, servers=ours)
     assert got.code == 1
     assert re.findall(r"[A-Z]+_[A-Z_]+ \(\d+\)", got.err) in (
         [["UNKNOWN_TOPIC_OR_PARTITION (3)"], ["INVALID_CONFIG (40)"]]

@@ -8,7 +8,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -16,7 +16,7 @@ import pytest
 from support.cli import oncelog
 from support.client import append, batch_of
 
-from oncelog import Broker, Consumer, TopicPartition
+from oncelog import Consumer, TopicPartition
 from oncelog.cli.common import DEFAULT_SERVERS, make_client_config
 from oncelog.cli.main import COMMANDS
 from oncelog.errors import NotConnectedError
@@ -53,9 +53,8 @@ WAYS = {
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker(config={"transaction.partition.verification.enable": False}) as broker:
-        yield broker.bootstrap_servers
+def broker_config() -> Mapping[str, object]:
+    return {"transaction.partition.verification.enable": False}
 
 
 @pytest.fixture(autouse=True)
@@ -67,21 +66,21 @@ def _nothing_at_the_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_command_goes_where_it_is_told(
-    way: str, servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, ours: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments, environment, text = WAYS[way]
     file = tmp_path / "client.properties"
-    file.write_text(text.format(servers))
+    file.write_text(text.format(ours))
     topic = f"told-{next(_numbers)}"
-    arguments = [part.format(servers) for part in arguments]
+    arguments = [part.format(ours) for part in arguments]
     if text and "ONCELOG_COMMAND_CONFIG" not in environment:
         arguments += ["--command-config", str(file)]
     for name, value in environment.items():
-        monkeypatch.setenv(name, str(file) if value == "FILE" else value.format(servers))
+        monkeypatch.setenv(name, str(file) if value == "FILE" else value.format(ours))
     made = oncelog("topics", "create", topic, *arguments)
     assert (made.code, made.out) == (0, f"created {topic}\n"), made.err
     gone = oncelog("topics", "delete", topic, "--yes", *arguments)
-    assert gone.out == f"deleted {topic}\n" and f"on the cluster at {servers}:" in gone.err
+    assert gone.out == f"deleted {topic}\n" and f"on the cluster at {ours}:" in gone.err
 
 
 def test_the_default_is_taken_when_nothing_names_a_cluster() -> None:
@@ -219,29 +218,27 @@ DESTRUCTIVE = {
 
 
 @pytest.mark.parametrize("name", DESTRUCTIVE)
-def test_a_confirmation_names_the_cluster(name: str, servers: str) -> None:
+def test_a_confirmation_names_the_cluster(name: str, ours: str) -> None:
     group, topic = f"g-{next(_numbers)}", f"t-{next(_numbers)}"
-    assert oncelog("topics", "create", topic, servers=servers).code == 0
-    oncelog("quotas", "set", "--user", "u", "producer_byte_rate=1", servers=servers)
+    assert oncelog("topics", "create", topic, servers=ours).code == 0
+    oncelog("quotas", "set", "--user", "u", "producer_byte_rate=1", servers=ours)
     open_one = batch_of(b"x", producer_id=77, producer_epoch=0, base_sequence=0, is_transactional=True)
-    append(servers, TopicPartition(topic, 0), open_one, transactional_id="gone")
-    with Consumer({"bootstrap.servers": servers, "group.id": group}, enable_auto_commit=False) as consumer:
+    append(ours, TopicPartition(topic, 0), open_one, transactional_id="gone")
+    with Consumer({"bootstrap.servers": ours, "group.id": group}, enable_auto_commit=False) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         consumer.commit({TopicPartition(topic, 0): 0})
     arguments = [part.format(topic=topic, group=group) for part in DESTRUCTIVE[name]]
-    got = oncelog(*name.split(), *arguments, servers=servers)
+    got = oncelog(*name.split(), *arguments, servers=ours)
     if name == "acls remove":
-        assert f"on the cluster at {servers}:" in got.err  # this broker has no ACLs to remove
+        assert f"on the cluster at {ours}:" in got.err  # this broker has no ACLs to remove
         return
     assert got.code == 0, got.err
     said = got.out + got.err
-    assert f"on the cluster at {servers}:" in got.err
-    assert re.search(rf"(--yes|with --yes).* on the cluster at {servers}", said)
+    assert f"on the cluster at {ours}:" in got.err
+    assert re.search(rf"(--yes|with --yes).* on the cluster at {ours}", said)
 
 
-def test_explain_plays_on_the_cluster_of_the_environment(
-    servers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ONCELOG_BOOTSTRAP_SERVERS", servers)
+def test_explain_plays_on_the_cluster_of_the_environment(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONCELOG_BOOTSTRAP_SERVERS", ours)
     got = oncelog("explain", "lost-ack", "-o", "json")
     assert got.code == 0 and json.loads(got.out)

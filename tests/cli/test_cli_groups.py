@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,21 +22,6 @@ from oncelog.errors import TopicAuthorizationFailed
 
 _numbers = itertools.count()
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
-
-
-@pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
-@pytest.fixture(params=["ours", "apache"])
-def servers(request: pytest.FixtureRequest) -> str:
-    if request.param == "apache":
-        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
-        return kafka.bootstrap_servers
-    address: str = request.getfixturevalue("ours")
-    return address
 
 
 def rows(*arguments: str, servers: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -39,9 +39,8 @@ ROWS = 500
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker(config={"auto.create.topics.enable": "false"}) as running:
-        yield running
+def broker_config() -> Mapping[str, object]:
+    return {"auto.create.topics.enable": "false"}
 
 
 @pytest.fixture

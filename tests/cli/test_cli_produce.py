@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
 
@@ -20,9 +20,8 @@ from oncelog.cli.produce import parse_json
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker(config={"auto.create.topics.enable": "false"}) as running:
-        yield running
+def broker_config() -> Mapping[str, object]:
+    return {"auto.create.topics.enable": "false"}
 
 
 @pytest.fixture

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from support.cli import oncelog
 
 from oncelog.server.embedded import Broker
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as running:
-        yield running
 
 
 def listed(broker: Broker, *options: str) -> list[list[object]]:

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from support.cli import oncelog
 from support.client import append, batch_of
 from support.topics import new_topic, producer_of, values
 
-from oncelog import Admin, Broker, Consumer, TopicPartition
+from oncelog import Admin, Consumer, TopicPartition
 from oncelog.client.admin.types import ConfigResource
 
 _numbers = itertools.count()
@@ -25,9 +25,8 @@ TOOL = "org.apache.kafka.tools.TransactionsCommand"
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker(config={UNVERIFIED: False}) as broker:
-        yield broker.bootstrap_servers
+def broker_config() -> Mapping[str, object]:
+    return {UNVERIFIED: False}
 
 
 @pytest.fixture(params=["ours", "apache"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
-from oncelog_devtools.apache_kafka import ApacheKafka
 from support.wait import JumpingClock
 
-from oncelog import Broker
+from oncelog import Admin, Broker
+from oncelog.testing.proxy import Proxy
 
 _numbers = itertools.count()
 SOON = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
@@ -20,9 +20,8 @@ FEW = {"offsets.topic.num.partitions": 4, "transaction.state.log.num.partitions"
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker(config=SOON | FEW) as broker:
-        yield broker.bootstrap_servers
+def broker_config() -> Mapping[str, object]:
+    return SOON | FEW
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +31,16 @@ def classic() -> Iterator[str]:
         yield broker.bootstrap_servers
 
 
-@pytest.fixture(params=["ours", "apache"])
-def servers(request: pytest.FixtureRequest) -> str:
-    if request.param == "apache":
-        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
-        return kafka.bootstrap_servers
-    address: str = request.getfixturevalue("ours")
-    return address
+@pytest.fixture
+def proxy(servers: str) -> Iterator[Proxy]:
+    with Proxy(servers) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def admin(broker: Broker) -> Iterator[Admin]:
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        yield admin
 
 
 @pytest.fixture

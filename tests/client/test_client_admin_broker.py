@@ -31,12 +31,6 @@ def broker() -> Iterator[Broker]:
         yield running
 
 
-@pytest.fixture
-def admin(broker: Broker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as running:
-        yield running
-
-
 def test_topics_are_created_listed_described_and_deleted(admin: Admin) -> None:
     created = admin.create_topics([NewTopic("t", 3, configs={"retention.ms": 5000}), NewTopic("u")])
     assert (created["t"].num_partitions, created["t"].replication_factor) == (3, 1)

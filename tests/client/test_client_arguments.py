@@ -17,18 +17,6 @@ from oncelog.types import OffsetAndMetadata
 T0 = TopicPartition("x1", 0)
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as running:
-        yield running
-
-
-@pytest.fixture
-def admin(broker: Broker) -> Iterator[Admin]:
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as running:
-        yield running
-
-
 @pytest.fixture
 def consumer(broker: Broker) -> Iterator[Consumer]:
     at = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "arguments"}

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from support.topics import new_topic, producer_of
 
-from oncelog import Broker
 from oncelog.errors import MisuseError
 
 PROGRAM = """
@@ -49,24 +47,18 @@ CLIENTS = {
 EXPECTED = {name: "None" if name.endswith("closes") else "True" for name in CLIENTS}
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_used_by_a_finalizer_as_the_interpreter_ends_returns(servers: str, name: str) -> None:
+def test_a_client_used_by_a_finalizer_as_the_interpreter_ends_returns(ours: str, name: str) -> None:
     """Its thread stands still by then: a close waited for it without end."""
     program = PROGRAM.replace("{MADE}", CLIENTS[name])
-    command = [sys.executable, "-c", program, servers, new_topic(servers)]
+    command = [sys.executable, "-c", program, ours, new_topic(ours)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert ended.stdout.split() == [EXPECTED[name]], ended.stderr
 
 
-def test_a_child_is_told_at_once_of_records_that_its_parent_took(servers: str) -> None:
-    topic = new_topic(servers)
-    with producer_of(servers, linger_ms=600_000, delivery_timeout_ms=700_000) as producer:
+def test_a_child_is_told_at_once_of_records_that_its_parent_took(ours: str) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours, linger_ms=600_000, delivery_timeout_ms=700_000) as producer:
         future = producer.send(topic, b"v")
         child = os.fork()
         if child == 0:

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +13,6 @@ import pytest
 from support.topics import new_topic, producer_of, values
 from support.wait import hang, wait_until
 
-from oncelog import Broker
 from oncelog.aio import Producer as AsyncProducer
 from oncelog.client.producer.batch import BatchResult
 from oncelog.client.producer.delivery import RecordFuture
@@ -23,23 +21,17 @@ from oncelog.types import TopicPartition
 WAIT_S = 60
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
 @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit])
 @pytest.mark.parametrize("how", ["on_delivery", "add_done_callback"])
 def test_a_callback_that_would_end_its_thread_does_not_end_the_producer(
-    servers: str, error: type[BaseException], how: str
+    ours: str, error: type[BaseException], how: str
 ) -> None:
-    topic = new_topic(servers)
+    topic = new_topic(ours)
 
     def stop(*_: object) -> None:
         raise error("stop")
 
-    with producer_of(servers, linger_ms=100) as producer:
+    with producer_of(ours, linger_ms=100) as producer:
         if how == "on_delivery":
             producer.send(topic, b"first", on_delivery=stop)
         else:
@@ -49,35 +41,35 @@ def test_a_callback_that_would_end_its_thread_does_not_end_the_producer(
         producer.flush(WAIT_S)
         assert called == ["second"]
         producer.send(topic, b"third").result(WAIT_S)
-    assert values(servers, topic) == [b"first", b"second", b"third"]
+    assert values(ours, topic) == [b"first", b"second", b"third"]
 
 
 @pytest.mark.parametrize("error", [SystemExit, asyncio.CancelledError, GeneratorExit])
-def test_such_a_callback_does_not_end_an_asyncio_producer(servers: str, error: type[BaseException]) -> None:
-    topic = new_topic(servers)
+def test_such_a_callback_does_not_end_an_asyncio_producer(ours: str, error: type[BaseException]) -> None:
+    topic = new_topic(ours)
 
     def stop(*_: object) -> None:
         raise error("stop")
 
     async def work() -> None:
-        async with AsyncProducer({"bootstrap.servers": servers}) as producer:
+        async with AsyncProducer({"bootstrap.servers": ours}) as producer:
             await producer.send(topic, b"first", on_delivery=stop)
             await asyncio.wait_for(producer.flush(), WAIT_S)
             await asyncio.wait_for(await producer.send(topic, b"second"), WAIT_S)
 
     asyncio.run(work())
-    assert values(servers, topic) == [b"first", b"second"]
+    assert values(ours, topic) == [b"first", b"second"]
 
 
-def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_told(servers: str) -> None:
-    topic = new_topic(servers)
+def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_told(ours: str) -> None:
+    topic = new_topic(ours)
     called: list[object] = []
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     async def work() -> None:
-        producer = AsyncProducer({"bootstrap.servers": servers}, linger_ms=100)
+        producer = AsyncProducer({"bootstrap.servers": ours}, linger_ms=100)
         await producer.send(topic, b"first", on_delivery=interrupt)
         await producer.send(topic, b"second", on_delivery=lambda *_: called.append("second"))
         await producer.flush()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import confluent_kafka
@@ -19,7 +19,7 @@ from support.groups.members import (
 from support.groups.members import member as any_member
 from support.topics import new_topic
 
-from oncelog import Admin, Broker, Consumer
+from oncelog import Admin, Consumer
 from oncelog.client.admin.types import NewTopic
 from oncelog.errors import ConfigError, GroupIdNotFound
 from oncelog.testing.broker_process import BrokerProcess
@@ -28,9 +28,8 @@ QUICK = {"group.consumer.heartbeat.interval.ms": 100, "group.consumer.session.ti
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker(config=QUICK) as broker:
-        yield broker.bootstrap_servers
+def broker_config() -> Mapping[str, object]:
+    return QUICK
 
 
 def member(servers: str, group: str, **settings: object) -> Consumer:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,8 @@ ONE = {"group_instance_id": "one"}
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker(config=QUICK) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def ours(broker: Broker) -> str:
-    return broker.bootstrap_servers
+def broker_config() -> Mapping[str, object]:
+    return QUICK
 
 
 def heartbeats(broker: Broker) -> float:

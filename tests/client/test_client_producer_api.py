@@ -22,47 +22,41 @@ from oncelog.testing.proxy import Proxy, Rule
 from oncelog.types import RecordMetadata
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
 @pytest.fixture
-def producer(servers: str) -> Iterator[Producer]:
-    with producer_of(servers) as running:
+def producer(ours: str) -> Iterator[Producer]:
+    with producer_of(ours) as running:
         yield running
 
 
-def test_a_record_comes_back_whole(servers: str, producer: Producer) -> None:
-    topic = new_topic(servers, 2)
+def test_a_record_comes_back_whole(ours: str, producer: Producer) -> None:
+    topic = new_topic(ours, 2)
     headers = [("a", b"1"), ("a", None), ("ü", b"")]
     future = producer.send(topic, b"v", b"k", partition=1, timestamp_ms=7, headers=headers)
     assert future.result(60) == RecordMetadata(topic, 1, 0, 7)
     producer.send(topic, None, bytearray(b"k"), partition=1).result(60)
-    first, second = read(servers, topic)
+    first, second = read(ours, topic)
     assert (first.key, first.value, first.timestamp_ms, first.headers) == (b"k", b"v", 7, tuple(headers))
     assert (second.key, second.value, second.headers) == (b"k", None, ())
 
 
-def test_metadata_has_the_brokers_log_append_time(servers: str, producer: Producer) -> None:
-    topic = new_topic(servers, message_timestamp_type="LogAppendTime")
+def test_metadata_has_the_brokers_log_append_time(ours: str, producer: Producer) -> None:
+    topic = new_topic(ours, message_timestamp_type="LogAppendTime")
     metadata = producer.send(topic, b"v", timestamp_ms=7).result(60)
-    assert metadata.timestamp_ms == read(servers, topic)[0].timestamp_ms > 7
+    assert metadata.timestamp_ms == read(ours, topic)[0].timestamp_ms > 7
 
 
-def test_without_acknowledgements_offsets_are_not_known(servers: str) -> None:
-    topic = new_topic(servers)
-    with producer_of(servers, acks="0", enable_idempotence=False) as producer:
+def test_without_acknowledgements_offsets_are_not_known(ours: str) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours, acks="0", enable_idempotence=False) as producer:
         metadata = producer.send(topic, b"v", timestamp_ms=7).result(60)
     assert metadata == RecordMetadata(topic, 0, None, 7)
-    with producer_of(servers) as later:
+    with producer_of(ours) as later:
         later.send(topic, b"w").result(60)
-    assert b"v" in values(servers, topic)
+    assert b"v" in values(ours, topic)
 
 
-def test_futures_work_with_concurrent_futures(servers: str, producer: Producer) -> None:
-    topic = new_topic(servers)
+def test_futures_work_with_concurrent_futures(ours: str, producer: Producer) -> None:
+    topic = new_topic(ours)
     futures = [producer.send(topic, b"%d" % number) for number in range(50)]
     done, waiting = concurrent.futures.wait(futures, timeout=10)
     assert (len(done), waiting) == (50, set())
@@ -74,8 +68,8 @@ def test_futures_work_with_concurrent_futures(servers: str, producer: Producer) 
     assert called.is_set() and futures[0].exception() is None
 
 
-def test_callbacks_that_raise_stop_nothing(servers: str, producer: Producer) -> None:
-    topic = new_topic(servers)
+def test_callbacks_that_raise_stop_nothing(ours: str, producer: Producer) -> None:
+    topic = new_topic(ours)
     offsets: list[int | None] = []
 
     def fail(metadata: RecordMetadata | None, error: Exception | None) -> None:
@@ -91,8 +85,8 @@ def test_callbacks_that_raise_stop_nothing(servers: str, producer: Producer) -> 
     assert offsets == [0, 1, 2]
 
 
-def test_a_callback_may_send_but_not_wait(servers: str, producer: Producer) -> None:
-    topic = new_topic(servers)
+def test_a_callback_may_send_but_not_wait(ours: str, producer: Producer) -> None:
+    topic = new_topic(ours)
     errors: list[Exception] = []
     more: list[object] = []
     done = threading.Event()
@@ -108,11 +102,11 @@ def test_a_callback_may_send_but_not_wait(servers: str, producer: Producer) -> N
     producer.send(topic, b"x", on_delivery=again)
     assert done.wait(60) and len(errors) == 1
     producer.flush(60)
-    assert values(servers, topic) == [b"x", b"again"]
+    assert values(ours, topic) == [b"x", b"again"]
 
 
-def test_send_many_takes_keys_timestamps_and_headers(servers: str, producer: Producer) -> None:
-    topic = new_topic(servers, 3)
+def test_send_many_takes_keys_timestamps_and_headers(ours: str, producer: Producer) -> None:
+    topic = new_topic(ours, 3)
     keys = [b"k%d" % (number % 10) for number in range(1000)]
     payload = [b"%d" % number for number in range(1000)]
     delivery = producer.send_many(
@@ -125,7 +119,7 @@ def test_send_many_takes_keys_timestamps_and_headers(servers: str, producer: Pro
         1000,
         0,
     )
-    records = read(servers, topic)
+    records = read(ours, topic)
     assert {(record.value, record.key, record.timestamp_ms) for record in records} == set(
         zip(payload, keys, range(1000), strict=True)
     )
@@ -134,8 +128,8 @@ def test_send_many_takes_keys_timestamps_and_headers(servers: str, producer: Pro
     assert sum(part.record_count for part in result.delivered) == 1000
 
 
-def test_rows_of_a_table_go_to_the_partitions_that_send_chooses(servers: str, producer: Producer) -> None:
-    by_send, by_table = new_topic(servers, 5), new_topic(servers, 5)
+def test_rows_of_a_table_go_to_the_partitions_that_send_chooses(ours: str, producer: Producer) -> None:
+    by_send, by_table = new_topic(ours, 5), new_topic(ours, 5)
     keys = [b"key-%d" % (number % 300) * (number % 3) for number in range(3000)]
     payload = [b"%d" % number for number in range(3000)]
     for key, value in zip(keys, payload, strict=True):
@@ -153,7 +147,7 @@ def test_rows_of_a_table_go_to_the_partitions_that_send_chooses(servers: str, pr
     )
     assert producer.send_table(by_table, table).result(60).delivered_count == 3000
     producer.flush(60)
-    sent, tabled = read(servers, by_send), read(servers, by_table)
+    sent, tabled = read(ours, by_send), read(ours, by_table)
     assert [record[1:3] + record[5:7] for record in sent] == [record[1:3] + record[5:7] for record in tabled]
     for record in tabled:
         number = record.timestamp_ms
@@ -161,18 +155,18 @@ def test_rows_of_a_table_go_to_the_partitions_that_send_chooses(servers: str, pr
         assert record.headers == ((("h", b"x"),) if number % 2 else ())
 
 
-def test_tables_without_keys_go_to_one_partition(servers: str, producer: Producer) -> None:
-    topic = new_topic(servers, 4)
+def test_tables_without_keys_go_to_one_partition(ours: str, producer: Producer) -> None:
+    topic = new_topic(ours, 4)
     batch = pa.record_batch({"value": pa.array([b"v", None, b"w"], pa.binary())})
     assert producer.send_table(topic, batch).result(60).delivered_count == 3
-    assert len({record.partition for record in read(servers, topic)}) == 1
+    assert len({record.partition for record in read(ours, topic)}) == 1
     delivery = producer.send_table(topic, batch, partition=2)
     assert {record.partition for record in delivery.result(60).delivered} == {2}
     times = pa.array([1_000, 2_000, 3_000], pa.timestamp("us", tz="UTC"))
     producer.send_table(topic, pa.table({"value": batch["value"], "timestamp": times}), partition=3).result(
         10
     )
-    assert [record.timestamp_ms for record in read(servers, topic) if record.partition == 3][-3:] == [1, 2, 3]
+    assert [record.timestamp_ms for record in read(ours, topic) if record.partition == 3][-3:] == [1, 2, 3]
     with pytest.raises(MisuseError, match="partition 4"):
         producer.send_table(topic, batch, partition=4)
     with pytest.raises(MisuseError, match="expected the columns"):
@@ -180,8 +174,8 @@ def test_tables_without_keys_go_to_one_partition(servers: str, producer: Produce
     assert producer.send_table(topic, batch.slice(0, 0)).result(60).delivered_count == 0
 
 
-def test_wrong_records_are_refused_at_once_and_stop_nothing(servers: str, producer: Producer) -> None:
-    topic = new_topic(servers)
+def test_wrong_records_are_refused_at_once_and_stop_nothing(ours: str, producer: Producer) -> None:
+    topic = new_topic(ours)
     with pytest.raises(MisuseError, match="encode"):
         producer.send(topic, "text")  # type: ignore[arg-type]
     for bad in [("h", "text"), (b"h", b"x"), ("\ud800", b"x")]:
@@ -195,40 +189,40 @@ def test_wrong_records_are_refused_at_once_and_stop_nothing(servers: str, produc
     assert producer.send(topic, b"good").result(60).offset == 0
 
 
-def test_records_go_to_new_partitions_after_a_metadata_refresh(servers: str) -> None:
-    topic = new_topic(servers)
-    with producer_of(servers, metadata_max_age_ms=100) as producer:
+def test_records_go_to_new_partitions_after_a_metadata_refresh(ours: str) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours, metadata_max_age_ms=100) as producer:
         producer.send(topic, b"x").result(60)
-        with Admin({"bootstrap.servers": servers}) as admin:
+        with Admin({"bootstrap.servers": ours}) as admin:
             admin.create_partitions({topic: 3})
         pause = threading.Event()
         for _ in range(100):
             if producer.send(topic, b"y").result(60).partition:
                 break
             pause.wait(0.05)
-    assert {record.partition for record in read(servers, topic)} > {0}
+    assert {record.partition for record in read(ours, topic)} > {0}
 
 
-def test_a_partition_that_was_added_takes_records_at_once(servers: str) -> None:
+def test_a_partition_that_was_added_takes_records_at_once(ours: str) -> None:
     """The partition was refused until metadata.max.age.ms (5 min); the Java client looks the topic up
     again.
     """
-    topic = new_topic(servers)
+    topic = new_topic(ours)
     batch = pa.table({"value": [b"table"]})
 
     def add_partition(count: int) -> None:
-        with Admin({"bootstrap.servers": servers}) as admin:
+        with Admin({"bootstrap.servers": ours}) as admin:
             admin.create_partitions({topic: count})
 
     async def send_later() -> None:
-        async with AsyncProducer({"bootstrap.servers": servers}) as producer:
+        async with AsyncProducer({"bootstrap.servers": ours}) as producer:
             await (await producer.send(topic, b"0", partition=0))
             add_partition(5)
             await (await producer.send(topic, b"4", partition=4))
             with pytest.raises(MisuseError, match="there is no partition 5"):
                 await producer.send(topic, b"5", partition=5)
 
-    with producer_of(servers) as producer:
+    with producer_of(ours) as producer:
         producer.send(topic, b"0", partition=0).result(60)
         add_partition(2)
         producer.send(topic, b"1", partition=1).result(60)
@@ -239,24 +233,24 @@ def test_a_partition_that_was_added_takes_records_at_once(servers: str) -> None:
         with pytest.raises(MisuseError, match="there is no partition 4"):
             producer.send(topic, b"4", partition=4)
     asyncio.run(send_later())
-    assert values(servers, topic) == [b"0", b"0", b"1", b"table", b"3", b"4"]
+    assert values(ours, topic) == [b"0", b"0", b"1", b"table", b"3", b"4"]
 
 
-def test_close_flushes_and_later_calls_are_refused(servers: str) -> None:
-    topic = new_topic(servers)
-    producer = producer_of(servers, linger_ms=60_000)
+def test_close_flushes_and_later_calls_are_refused(ours: str) -> None:
+    topic = new_topic(ours)
+    producer = producer_of(ours, linger_ms=60_000)
     future = producer.send(topic, b"x")
     producer.close()
     producer.close()
-    assert future.done() and values(servers, topic) == [b"x"]
+    assert future.done() and values(ours, topic) == [b"x"]
     for use in (lambda: producer.send(topic, b"y"), lambda: producer.send_many(topic, [b"y"])):
         with pytest.raises(MisuseError, match="closed"):
             use()
 
 
-def test_records_that_close_leaves_behind_have_an_outcome(servers: str) -> None:
-    topic = new_topic(servers)
-    with Proxy(servers) as proxy:
+def test_records_that_close_leaves_behind_have_an_outcome(ours: str) -> None:
+    topic = new_topic(ours)
+    with Proxy(ours) as proxy:
         producer = producer_of(proxy.bootstrap_servers)
         producer.send(topic, b"x").result(60)
         proxy.add(Rule(action="hold", api="Produce", direction="response"))
@@ -266,8 +260,8 @@ def test_records_that_close_leaves_behind_have_an_outcome(servers: str) -> None:
     assert isinstance(future.exception(10), OncelogError)
 
 
-def test_a_fork_is_refused_in_the_child(servers: str, producer: Producer) -> None:
-    topic = new_topic(servers)
+def test_a_fork_is_refused_in_the_child(ours: str, producer: Producer) -> None:
+    topic = new_topic(ours)
     producer.send(topic, b"x").result(60)
     child = os.fork()
     if not child:
@@ -281,15 +275,15 @@ def test_a_fork_is_refused_in_the_child(servers: str, producer: Producer) -> Non
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     producer.send(topic, b"y").result(60)
-    assert values(servers, topic) == [b"x", b"y"]
+    assert values(ours, topic) == [b"x", b"y"]
 
 
-def test_the_asyncio_producer_sends_flushes_and_closes(servers: str) -> None:
-    topic = new_topic(servers, 2)
+def test_the_asyncio_producer_sends_flushes_and_closes(ours: str) -> None:
+    topic = new_topic(ours, 2)
 
     async def run() -> None:
         offsets: list[int | None] = []
-        async with AsyncProducer({"bootstrap.servers": servers, "linger.ms": 0}) as producer:
+        async with AsyncProducer({"bootstrap.servers": ours, "linger.ms": 0}) as producer:
             futures = [
                 await producer.send(
                     topic,
@@ -310,11 +304,11 @@ def test_the_asyncio_producer_sends_flushes_and_closes(servers: str) -> None:
             await producer.send(topic, b"x")
 
     asyncio.run(run())
-    assert len(values(servers, topic)) == 21
+    assert len(values(ours, topic)) == 21
 
 
-def test_an_asyncio_send_waits_for_room(servers: str) -> None:
-    topic = new_topic(servers)
+def test_an_asyncio_send_waits_for_room(ours: str) -> None:
+    topic = new_topic(ours)
 
     async def run(proxy: Proxy) -> None:
         settings = {"buffer.memory": 1000, "max.block.ms": 300, "linger.ms": 0}
@@ -329,9 +323,9 @@ def test_an_asyncio_send_waits_for_room(servers: str) -> None:
             await (await producer.send(topic, b"x" * 900))
             assert (await first).offset == 1
 
-    with Proxy(servers) as proxy:
+    with Proxy(ours) as proxy:
         asyncio.run(run(proxy))
-    assert len(values(servers, topic)) == 3
+    assert len(values(ours, topic)) == 3
 
 
 @pytest.mark.behaviour("I1", "I11")

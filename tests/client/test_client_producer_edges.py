@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 from support.topics import new_topic, producer_of, values
 from support.wait import JumpingClock
 
-from oncelog import Admin, Broker, NewTopic, Producer
+from oncelog import Admin, NewTopic, Producer
 from oncelog.errors import (
     ConfigError,
     DisconnectedError,
@@ -26,15 +25,9 @@ from oncelog.types import RecordMetadata
 WAIT_S = 60
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
-def test_a_topic_that_was_recreated_with_fewer_partitions_is_written_to(servers: str) -> None:
-    topic = new_topic(servers, 8)
-    with producer_of(servers) as producer, Admin({"bootstrap.servers": servers}) as admin:
+def test_a_topic_that_was_recreated_with_fewer_partitions_is_written_to(ours: str) -> None:
+    topic = new_topic(ours, 8)
+    with producer_of(ours) as producer, Admin({"bootstrap.servers": ours}) as admin:
         while producer.send(topic, b"x").result(WAIT_S).partition == 0:
             pass
         admin.delete_topics([topic])
@@ -46,41 +39,41 @@ def test_a_topic_that_was_recreated_with_fewer_partitions_is_written_to(servers:
             producer.send(topic, b"z", partition=3)
 
 
-def test_nothing_lingers_while_a_sender_waits_for_memory(servers: str) -> None:
+def test_nothing_lingers_while_a_sender_waits_for_memory(ours: str) -> None:
     """The buffer is not nearly full, but the next record does not fit."""
-    topic = new_topic(servers)
+    topic = new_topic(ours)
     patience = {"linger_ms": 600_000, "delivery_timeout_ms": 700_000, "max_block_ms": 30_000}
     sizes = {"buffer_memory": 1_000_000, "batch_size": 900_000}
-    with producer_of(servers, **patience, **sizes) as producer:
+    with producer_of(ours, **patience, **sizes) as producer:
         first = producer.send(topic, b"x" * 600_000)
         second = producer.send(topic, b"x" * 600_000)
         assert first.done() and not second.done()
 
 
-def test_send_many_takes_nothing_of_a_list_with_a_record_that_is_too_large(servers: str) -> None:
-    topic = new_topic(servers)
-    with producer_of(servers, max_request_size=1000, batch_size=500) as producer:
+def test_send_many_takes_nothing_of_a_list_with_a_record_that_is_too_large(ours: str) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours, max_request_size=1000, batch_size=500) as producer:
         with pytest.raises(MessageTooLarge) as caught:
             producer.send_many(topic, [b"a"] * 100 + [b"b" * 2000])
         assert caught.value.delivery is None
         with pytest.raises(MisuseError, match="bytes"):
             producer.send_many(topic, [b"a", "text"])  # type: ignore[list-item]
-    assert values(servers, topic) == []
+    assert values(ours, topic) == []
 
 
-def test_an_error_of_send_many_carries_the_delivery_of_what_it_took(servers: str) -> None:
-    topic = new_topic(servers)
-    with producer_of(servers, max_request_size=1000, batch_size=500) as producer:
+def test_an_error_of_send_many_carries_the_delivery_of_what_it_took(ours: str) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours, max_request_size=1000, batch_size=500) as producer:
         with pytest.raises(MessageTooLarge) as caught:
             producer.send_many(topic, (b"a" * (1 if number < 100 else 2000) for number in range(200)))
         assert caught.value.delivery.result(WAIT_S).delivered_count == 100
-    assert len(values(servers, topic)) == 100
+    assert len(values(ours, topic)) == 100
 
 
-def test_an_error_of_send_table_carries_the_delivery_of_what_it_took(servers: str) -> None:
-    topic = new_topic(servers)
+def test_an_error_of_send_table_carries_the_delivery_of_what_it_took(ours: str) -> None:
+    topic = new_topic(ours)
     table = pa.table({"value": pa.array([b"x" * 10_000] * 100, pa.binary())})
-    with producer_of(servers, buffer_memory=600_000, max_block_ms=300) as producer:
+    with producer_of(ours, buffer_memory=600_000, max_block_ms=300) as producer:
         producer.send(topic, b"first").result(WAIT_S)
         cluster = producer._driver.cluster
         submit = cluster.submit
@@ -90,18 +83,16 @@ def test_an_error_of_send_table_carries_the_delivery_of_what_it_took(servers: st
         cluster.submit = submit  # type: ignore[method-assign]
         taken = caught.value.delivery.result(WAIT_S).delivered_count
     assert 0 < taken < 100
-    assert len(values(servers, topic)) == 1 + taken
+    assert len(values(ours, topic)) == 1 + taken
 
 
 def _unreachable(*_: object, **__: object) -> None:
     raise DisconnectedError("broker 9 is not in the cluster's metadata (known: none)")
 
 
-def test_records_that_no_connection_took_are_known_not_to_be_stored(
-    servers: str, clock: JumpingClock
-) -> None:
-    topic = new_topic(servers)
-    with producer_of(servers) as producer:
+def test_records_that_no_connection_took_are_known_not_to_be_stored(ours: str, clock: JumpingClock) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours) as producer:
         producer.send(topic, b"first").result(WAIT_S)
         producer._driver.cluster.submit = _unreachable  # type: ignore[method-assign]
         sent = producer.send(topic, b"x")
@@ -110,9 +101,9 @@ def test_records_that_no_connection_took_are_known_not_to_be_stored(
     assert isinstance(error, TimedOut) and not isinstance(error, OutcomeUnknown)
 
 
-def test_close_in_a_callback_is_refused_and_the_producer_can_still_be_closed(servers: str) -> None:
-    topic = new_topic(servers)
-    producer = producer_of(servers)
+def test_close_in_a_callback_is_refused_and_the_producer_can_still_be_closed(ours: str) -> None:
+    topic = new_topic(ours)
+    producer = producer_of(ours)
     raised: list[Exception] = []
 
     def close_here(_: RecordMetadata | None, __: Exception | None) -> None:
@@ -137,9 +128,9 @@ def test_a_producer_that_cannot_be_made_leaves_no_thread() -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_metrics_in_a_forked_child_do_not_wait_for_a_lock_that_nobody_holds_there(servers: str) -> None:
-    topic = new_topic(servers)
-    with producer_of(servers) as producer:
+def test_metrics_in_a_forked_child_do_not_wait_for_a_lock_that_nobody_holds_there(ours: str) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours) as producer:
         producer.send(topic, b"x").result(WAIT_S)
         with producer._driver.lock:
             child = os.fork()

@@ -17,7 +17,6 @@ import pytest
 from support.topics import new_topic, producer_of, read
 from support.wait import LIMIT_S, wait_until
 
-from oncelog import Broker
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.rules.transactions.client_session import State
 from oncelog.types import RecordMetadata
@@ -26,12 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
 
 
 class _Interrupt(BaseException):
@@ -86,13 +79,13 @@ def each_place(call: Callable[[int], Any], handler: Callable[[], Any] = _raise) 
 @pytest.mark.parametrize("transactional_id", [None, "interrupted"])
 @pytest.mark.parametrize("error", [_Interrupt, _OwnError])
 def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
-    servers: str, linger_ms: int, buffer_memory: int, transactional_id: str | None, error: type[_Interrupt]
+    ours: str, linger_ms: int, buffer_memory: int, transactional_id: str | None, error: type[_Interrupt]
 ) -> None:
     """The call left a lock held, sent an empty batch (which ended the producer), or forgot a batch."""
-    topic = new_topic(servers)
+    topic = new_topic(ours)
     reported: list[tuple[int, RecordMetadata | None]] = []
     with producer_of(
-        servers,
+        ours,
         linger_ms=linger_ms,
         batch_size=300,
         buffer_memory=buffer_memory,
@@ -121,8 +114,8 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
         assert all(future.result(LIMIT_S) for future in taken)
         if transactional_id is not None:
             producer.commit_transaction()
-    stored = {int(row.value[:7]): row.offset for row in read(servers, topic) if row.value}
-    assert len(stored) == len(read(servers, topic)) >= len(taken)
+    stored = {int(row.value[:7]): row.offset for row in read(ours, topic) if row.value}
+    assert len(stored) == len(read(ours, topic)) >= len(taken)
     assert dict(reported) == {
         half: RecordMetadata(topic, 0, offset, metadata.timestamp_ms)
         for half, offset in stored.items()
@@ -132,10 +125,10 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
 
 
 @pytest.mark.parametrize("name", ["flush", "result", "exception", "metrics", "idempotence"])
-def test_an_interrupt_at_any_call_of_what_waits_stops_nobody(servers: str, name: str) -> None:
+def test_an_interrupt_at_any_call_of_what_waits_stops_nobody(ours: str, name: str) -> None:
     """The producer's thread waited without end for a lock that was left held."""
-    topic = new_topic(servers)
-    with producer_of(servers, linger_ms=1) as producer:
+    topic = new_topic(ours)
+    with producer_of(ours, linger_ms=1) as producer:
 
         def wait(number: int) -> None:
             future = producer.send(topic, b"%d" % number)
@@ -146,11 +139,11 @@ def test_an_interrupt_at_any_call_of_what_waits_stops_nobody(servers: str, name:
         assert producer.send(topic, b"last").result(LIMIT_S).offset is not None
 
 
-def test_an_interrupt_at_any_call_of_close_leaves_no_record_without_an_outcome(servers: str) -> None:
-    topic = new_topic(servers)
+def test_an_interrupt_at_any_call_of_close_leaves_no_record_without_an_outcome(ours: str) -> None:
+    topic = new_topic(ours)
     place, is_interrupted = 1, True
     while is_interrupted:
-        producer = producer_of(servers, linger_ms=60_000)
+        producer = producer_of(ours, linger_ms=60_000)
         future = producer.send(topic, b"%d" % place)
         is_interrupted = interrupted_at(place, producer.close)
         producer.close(LIMIT_S)
@@ -163,9 +156,9 @@ def test_an_interrupt_at_any_call_of_close_leaves_no_record_without_an_outcome(s
     assert place > 10
 
 
-def test_an_interrupt_at_any_call_of_a_transaction_leaves_it_as_it_was_or_ended(servers: str) -> None:
-    topic, place, committed = new_topic(servers), 1, []
-    with producer_of(servers, transactional_id="ended") as producer:
+def test_an_interrupt_at_any_call_of_a_transaction_leaves_it_as_it_was_or_ended(ours: str) -> None:
+    topic, place, committed = new_topic(ours), 1, []
+    with producer_of(ours, transactional_id="ended") as producer:
         producer.init_transactions()
         session = producer._transactions.session  # type: ignore[union-attr]
 
@@ -182,7 +175,7 @@ def test_an_interrupt_at_any_call_of_a_transaction_leaves_it_as_it_was_or_ended(
                 producer.abort_transaction()
             place += 1
         committed.append(place)
-    values = [int(row.value or b"") for row in read(servers, topic)]
+    values = [int(row.value or b"") for row in read(ours, topic)]
     assert values == sorted(set(values))
     assert set(committed) <= set(values)
 
@@ -191,10 +184,10 @@ def test_an_interrupt_at_any_call_of_a_transaction_leaves_it_as_it_was_or_ended(
 @pytest.mark.parametrize("is_caught", [True, False])
 @pytest.mark.parametrize("name", ["send", "flush", "metrics", "commit_transaction", "close"])
 def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interrupted(
-    servers: str, name: str, is_caught: bool
+    ours: str, name: str, is_caught: bool
 ) -> None:
     """The handler waited without end for a lock that the interrupted call held; now it gets MisuseError."""
-    topic, place, is_interrupted = new_topic(servers), 1, True
+    topic, place, is_interrupted = new_topic(ours), 1, True
     refused, taken = 0, 0
     settings: dict[str, Any] = {"batch_size": 150, "linger_ms": 60_000}
     if name == "commit_transaction":
@@ -216,7 +209,7 @@ def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interr
                 producer.send(topic, b"sent", b"key")
                 taken += 1
 
-    producer = producer_of(servers, **settings)
+    producer = producer_of(ours, **settings)
     try:
         if name == "commit_transaction":
             producer.init_transactions()
@@ -227,7 +220,7 @@ def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interr
             place += 1
             if name == "close":
                 producer.close(LIMIT_S)
-                producer = producer_of(servers, **settings)
+                producer = producer_of(ours, **settings)
             session = producer._transactions and producer._transactions.session
             if session is not None and session.state is not State.READY:
                 producer.commit_transaction()
@@ -236,4 +229,4 @@ def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interr
     finally:
         producer.close(LIMIT_S)
     assert (refused > 10) == (name != "metrics")
-    assert sum(row.value == b"sent" for row in read(servers, topic)) >= taken > 10
+    assert sum(row.value == b"sent" for row in read(ours, topic)) >= taken > 10

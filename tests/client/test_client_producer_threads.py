@@ -7,13 +7,13 @@ import concurrent.futures
 import faulthandler
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 from support.topics import new_topic, producer_of, values
 from support.wait import wait_until
 
-from oncelog import Admin, Broker, NewTopic
+from oncelog import Admin, NewTopic
 from oncelog.aio import Producer as AsyncProducer
 from oncelog.errors import MisuseError
 from oncelog.testing.proxy import Proxy, Rule
@@ -25,9 +25,8 @@ WAIT_S = 60
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker(config={"offsets.topic.num.partitions": 4}) as broker:
-        yield broker.bootstrap_servers
+def broker_config() -> Mapping[str, object]:
+    return {"offsets.topic.num.partitions": 4}
 
 
 @pytest.fixture
@@ -57,15 +56,15 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
 
 @pytest.mark.behaviour("I1", "I2")
 @pytest.mark.usefixtures("impatient_threads")
-def test_threads_that_meet_new_topics_together_lose_nothing(servers: str) -> None:
+def test_threads_that_meet_new_topics_together_lose_nothing(ours: str) -> None:
     """All threads send the first record to each topic at the same time; another keeps the producer busy."""
     names = [f"met-{number}" for number in range(TOPICS)]
-    busy_topic = new_topic(servers, 8)
-    with Admin({"bootstrap.servers": servers}) as admin:
+    busy_topic = new_topic(ours, 8)
+    with Admin({"bootstrap.servers": ours}) as admin:
         admin.create_topics([NewTopic(name, 5) for name in names])
     futures: list[concurrent.futures.Future[RecordMetadata]] = []
     barrier, done = threading.Barrier(THREADS), threading.Event()
-    with producer_of(servers, delivery_timeout_ms=30_000, request_timeout_ms=20_000) as producer:
+    with producer_of(ours, delivery_timeout_ms=30_000, request_timeout_ms=20_000) as producer:
 
         def meet() -> None:
             for name in names:
@@ -95,9 +94,9 @@ def test_threads_that_meet_new_topics_together_lose_nothing(servers: str) -> Non
 
 
 @pytest.mark.usefixtures("impatient_threads")
-def test_two_threads_that_wait_for_one_future_both_return(servers: str) -> None:
-    topic = new_topic(servers)
-    with producer_of(servers, linger_ms=3) as producer:
+def test_two_threads_that_wait_for_one_future_both_return(ours: str) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours, linger_ms=3) as producer:
         for _ in range(300):
             future = producer.send(topic, b"x")
             barrier = threading.Barrier(2)
@@ -118,8 +117,8 @@ def test_two_threads_that_wait_for_one_future_both_return(servers: str) -> None:
             assert left == [set(), set()]
 
 
-def test_flush_returns_after_the_callbacks(servers: str) -> None:
-    topic = new_topic(servers)
+def test_flush_returns_after_the_callbacks(ours: str) -> None:
+    topic = new_topic(ours)
     errors: list[Exception | None] = []
     flushed = threading.Event()
 
@@ -127,7 +126,7 @@ def test_flush_returns_after_the_callbacks(servers: str) -> None:
         flushed.wait(0.3)  # runs out, since flush() waits for this
         errors.append(error)
 
-    with producer_of(servers) as producer:
+    with producer_of(ours) as producer:
         producer.send(topic, b"x", on_delivery=slow)
         producer.flush(WAIT_S)
         errors_after_flush = list(errors)
@@ -135,11 +134,11 @@ def test_flush_returns_after_the_callbacks(servers: str) -> None:
     assert errors_after_flush == [None]
 
 
-def test_flush_waits_only_for_what_was_sent_before_it(servers: str) -> None:
+def test_flush_waits_only_for_what_was_sent_before_it(ours: str) -> None:
     """A record sent after the call lingers for ten minutes; the flush returns without it."""
-    early, late = new_topic(servers), new_topic(servers)
+    early, late = new_topic(ours), new_topic(ours)
     patience = {"linger_ms": 600_000, "delivery_timeout_ms": 700_000}
-    with Proxy(servers) as proxy, producer_of(proxy.bootstrap_servers, **patience) as producer:
+    with Proxy(ours) as proxy, producer_of(proxy.bootstrap_servers, **patience) as producer:
         for topic in (early, late):
             producer.send(topic, b"x")
         producer.flush(WAIT_S)
@@ -157,11 +156,11 @@ def test_flush_waits_only_for_what_was_sent_before_it(servers: str) -> None:
     assert second.done()
 
 
-def test_an_asyncio_flush_ends_while_other_tasks_go_on_sending(servers: str) -> None:
-    topic = new_topic(servers)
+def test_an_asyncio_flush_ends_while_other_tasks_go_on_sending(ours: str) -> None:
+    topic = new_topic(ours)
 
     async def run() -> None:
-        async with AsyncProducer({"bootstrap.servers": servers, "linger.ms": 20}) as producer:
+        async with AsyncProducer({"bootstrap.servers": ours, "linger.ms": 20}) as producer:
 
             async def go_on() -> None:
                 while True:
@@ -180,9 +179,9 @@ def test_an_asyncio_flush_ends_while_other_tasks_go_on_sending(servers: str) -> 
     asyncio.run(run())
 
 
-def test_close_refuses_records_of_other_threads_and_waits_for_those_taken(servers: str) -> None:
-    topic = new_topic(servers)
-    producer = producer_of(servers, linger_ms=20)
+def test_close_refuses_records_of_other_threads_and_waits_for_those_taken(ours: str) -> None:
+    topic = new_topic(ours)
+    producer = producer_of(ours, linger_ms=20)
     taken: list[concurrent.futures.Future[RecordMetadata]] = []
     sent = threading.Event()
 
@@ -204,16 +203,16 @@ def test_close_refuses_records_of_other_threads_and_waits_for_those_taken(server
         thread.join(WAIT_S)
         assert not thread.is_alive()
     assert all(future.done() and future.exception() is None for future in taken)
-    assert len(values(servers, topic)) == len(taken)
+    assert len(values(ours, topic)) == len(taken)
 
 
-def test_futures_are_done_when_an_asyncio_flush_returns(servers: str) -> None:
+def test_futures_are_done_when_an_asyncio_flush_returns(ours: str) -> None:
     """A flush that found every record complete returned before the futures were set."""
-    topic = new_topic(servers, 1)
+    topic = new_topic(ours, 1)
     seen: list[bool] = []
 
     async def produce() -> None:
-        async with AsyncProducer({"bootstrap.servers": servers, "linger.ms": 0}) as producer:
+        async with AsyncProducer({"bootstrap.servers": ours, "linger.ms": 0}) as producer:
 
             def flush_at_once(*_: object) -> None:
                 asyncio.get_running_loop().call_soon(begin)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -10,17 +9,10 @@ import pyarrow as pa
 import pytest
 from support.topics import new_topic, producer_of, read
 
-from oncelog import Broker
 from oncelog.client.arguments import headers_of
 from oncelog.errors import MisuseError
 
 VALUES, KEYS = [b"one", b"two"], [b"k1", b"k2"]
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
 
 
 class Frame:
@@ -33,13 +25,13 @@ class Frame:
         return self._table.__arrow_c_stream__(requested_schema)
 
 
-def test_headers_are_taken_from_a_mapping(servers: str) -> None:
-    topic = new_topic(servers)
-    with producer_of(servers) as producer:
+def test_headers_are_taken_from_a_mapping(ours: str) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours) as producer:
         producer.send(topic, b"x", headers={"trace": b"1", "ab": None})
         producer.send_many(topic, [b"y"], headers={"trace": b"2"})
         producer.send(topic, b"z", headers=[("twice", b"1"), ("twice", b"2")])
-    assert [record.headers for record in read(servers, topic)] == [
+    assert [record.headers for record in read(ours, topic)] == [
         (("trace", b"1"), ("ab", None)),
         (("trace", b"2"),),
         (("twice", b"1"), ("twice", b"2")),
@@ -51,10 +43,10 @@ def test_headers_are_taken_from_a_mapping(servers: str) -> None:
     [["ab"], [("a",)], [("a", b"1", 2)], "ab", b"ab", 7, {"a": "text"}, {b"a": b"1"}, ["\ud800"]],
     ids=repr,
 )
-def test_headers_of_no_form_are_refused(servers: str, headers: Any) -> None:
+def test_headers_of_no_form_are_refused(ours: str, headers: Any) -> None:
     with pytest.raises(MisuseError, match="header"):
         headers_of(headers)
-    with producer_of(servers) as producer, pytest.raises(MisuseError, match="header"):
+    with producer_of(ours) as producer, pytest.raises(MisuseError, match="header"):
         producer.send("never", b"x", headers=headers)
 
 
@@ -78,11 +70,11 @@ TABLES = {
 
 
 @pytest.mark.parametrize("form", TABLES)
-def test_send_table_takes_whatever_has_an_arrow_stream(servers: str, form: str) -> None:
-    topic = new_topic(servers)
-    with producer_of(servers) as producer:
+def test_send_table_takes_whatever_has_an_arrow_stream(ours: str, form: str) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours) as producer:
         producer.send_table(topic, TABLES[form], partition=0)
-    assert [(record.key, record.value) for record in read(servers, topic)] == list(
+    assert [(record.key, record.value) for record in read(ours, topic)] == list(
         zip(KEYS, VALUES, strict=True)
     )
 
@@ -92,9 +84,9 @@ def test_send_table_takes_whatever_has_an_arrow_stream(servers: str, form: str) 
     [[b"x"], {"value": [b"x"]}, b"x", None, pa.table({"value": [1]}), pd.DataFrame({"value": [1.5]})],
     ids=lambda table: type(table).__name__,
 )
-def test_send_table_refuses_what_is_no_table_of_bytes(servers: str, table: object) -> None:
+def test_send_table_refuses_what_is_no_table_of_bytes(ours: str, table: object) -> None:
     with (
-        producer_of(servers) as producer,
+        producer_of(ours) as producer,
         pytest.raises(MisuseError, match=r"send_table takes|must hold bytes"),
     ):
-        producer.send_table(new_topic(servers), table)
+        producer.send_table(new_topic(ours), table)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from oncelog import Broker, TopicPartition, aio
+from oncelog import TopicPartition, aio
 from oncelog.errors import MisuseError
 
 T0 = TopicPartition("loops", 0)
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
 
 
 Use = Callable[[Any], Coroutine[Any, Any, Any]]
@@ -60,15 +54,15 @@ async def _made(make: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("call", PRODUCER)
-def test_a_producer_refuses_a_second_loop(servers: str, call: str) -> None:
-    make = lambda: aio.Producer({"bootstrap.servers": servers, "transactional.id": "loops"})  # noqa: E731
+def test_a_producer_refuses_a_second_loop(ours: str, call: str) -> None:
+    make = lambda: aio.Producer({"bootstrap.servers": ours, "transactional.id": "loops"})  # noqa: E731
     use_twice(make, lambda producer: producer.init_transactions(), PRODUCER[call])
 
 
 @pytest.mark.parametrize("call", CONSUMER)
-def test_a_consumer_refuses_a_second_loop(servers: str, call: str) -> None:
+def test_a_consumer_refuses_a_second_loop(ours: str, call: str) -> None:
     def make() -> aio.Consumer:
-        consumer = aio.Consumer({"bootstrap.servers": servers, "group.id": "loops"})
+        consumer = aio.Consumer({"bootstrap.servers": ours, "group.id": "loops"})
         consumer.assign(T0)
         return consumer
 
@@ -79,12 +73,12 @@ def test_a_consumer_refuses_a_second_loop(servers: str, call: str) -> None:
 
 
 @pytest.mark.parametrize("call", ADMIN)
-def test_an_admin_client_refuses_a_second_loop(servers: str, call: str) -> None:
-    use_twice(lambda: aio.Admin({"bootstrap.servers": servers}), ADMIN["list_topics"], ADMIN[call])
+def test_an_admin_client_refuses_a_second_loop(ours: str, call: str) -> None:
+    use_twice(lambda: aio.Admin({"bootstrap.servers": ours}), ADMIN["list_topics"], ADMIN[call])
 
 
-def test_a_client_that_was_only_made_is_used_by_any_loop(servers: str) -> None:
-    producer = aio.Producer({"bootstrap.servers": servers})
+def test_a_client_that_was_only_made_is_used_by_any_loop(ours: str) -> None:
+    producer = aio.Producer({"bootstrap.servers": ours})
 
     async def send() -> int | None:
         async with producer:

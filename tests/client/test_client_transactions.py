@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Iterator
 
 import confluent_kafka
 import pytest
-from oncelog_devtools.apache_kafka import ApacheKafka
+from support.servers import bootstrap_servers
 from support.topics import new_topic, producer_of, requests, values
 
 from oncelog import Producer, TopicPartition
@@ -33,18 +32,8 @@ BROKERS = ("ours", "ours, classic", "apache")
 
 @pytest.fixture(params=BROKERS)
 def servers(request: pytest.FixtureRequest) -> str:
-    """Yield our broker with and without an epoch per transaction, and Apache Kafka."""
-    if request.param == "apache":
-        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
-        return kafka.bootstrap_servers
-    address: str = request.getfixturevalue("classic" if "classic" in request.param else "ours")
-    return address
-
-
-@pytest.fixture
-def proxy(servers: str) -> Iterator[Proxy]:
-    with Proxy(servers) as running:
-        yield running
+    """Run the test on our broker with and without an epoch per transaction, and on Apache Kafka."""
+    return bootstrap_servers(request)
 
 
 def transactional(servers: str, name: str | None = None, **settings: object) -> Producer:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from oncelog_devtools.apache_kafka import ApacheKafka
 from support.topics import new_topic, producer_of, values
 
 from oncelog import Broker, Consumer, Producer, TopicPartition
@@ -16,25 +15,9 @@ from oncelog.testing.proxy.events import Fate
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker() as broker:
-        yield broker.bootstrap_servers
-
-
-@pytest.fixture(scope="module")
 def classic() -> Iterator[str]:
     with Broker(config={"oncelog.transaction.version": 1}) as broker:
         yield broker.bootstrap_servers
-
-
-@pytest.fixture(params=["ours", "apache"])
-def servers(request: pytest.FixtureRequest) -> str:
-    """Yield brokers with an epoch per transaction."""
-    if request.param == "apache":
-        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
-        return kafka.bootstrap_servers
-    address: str = request.getfixturevalue("ours")
-    return address
 
 
 def until(consumer: Consumer, count: int) -> list[bytes]:

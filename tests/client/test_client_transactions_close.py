@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from oncelog_devtools.apache_kafka import ApacheKafka
 from support.broker import wait_until
+from support.servers import bootstrap_servers
 from support.topics import new_topic, producer_of, requests, values
 from support.wait import until
 
@@ -42,17 +41,8 @@ ASKED = [
 
 @pytest.fixture(params=["ours", "ours, classic", "apache"])
 def servers(request: pytest.FixtureRequest) -> str:
-    if request.param == "apache":
-        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
-        return kafka.bootstrap_servers
-    address: str = request.getfixturevalue("classic" if "classic" in request.param else "ours")
-    return address
-
-
-@pytest.fixture
-def proxy(servers: str) -> Iterator[Proxy]:
-    with Proxy(servers) as running:
-        yield running
+    """Run the test on our broker with and without an epoch per transaction, and on Apache Kafka."""
+    return bootstrap_servers(request)
 
 
 def name() -> str:

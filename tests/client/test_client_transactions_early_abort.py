@@ -44,12 +44,6 @@ def servers(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def proxy(servers: str) -> Iterator[Proxy]:
-    with Proxy(servers) as running:
-        yield running
-
-
-@pytest.fixture
 def last_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Yield a broker whose new transactional ids begin with the last epoch of their producer id."""
     limits = Limits(first_producer_epoch=32_766)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.broker import wait_until
 from support.security.brokers import AUTHORIZER
+from support.servers import bootstrap_servers
 from support.topics import new_topic, producer_of, requests, values
 from support.wait import JumpingClock, until
 
@@ -26,8 +27,8 @@ _numbers = itertools.count()
 
 @pytest.fixture(params=["ours", "ours, classic"])
 def servers(request: pytest.FixtureRequest) -> str:
-    address: str = request.getfixturevalue("classic" if "classic" in request.param else "ours")
-    return address
+    """Run the test on our broker with and without an epoch per transaction."""
+    return bootstrap_servers(request)
 
 
 def name() -> str:

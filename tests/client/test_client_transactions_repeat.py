@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from support.topics import new_topic, producer_of, requests, values
 from support.wait import JumpingClock, wait_until
 
-from oncelog import Broker
 from oncelog.errors import MessageTooLarge, TimedOut, TransactionAbortable
 from oncelog.testing.proxy import Proxy, Rule
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker(config={"oncelog.transaction.version": 0}) as broker:
-        yield broker.bootstrap_servers
-
-
 @pytest.fixture
-def proxy(servers: str) -> Iterator[Proxy]:
-    with Proxy(servers) as running:
-        yield running
+def servers(classic: str) -> str:
+    return classic
 
 
 def test_an_abort_waits_for_the_partition_that_is_being_added(servers: str, proxy: Proxy) -> None:

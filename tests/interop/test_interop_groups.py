@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,36 +18,29 @@ from support.foreign.functions import make_topic
 from support.wait import attempts
 
 from oncelog import Producer
-from oncelog.server.embedded import Broker
 from oncelog.testing.broker_process import BrokerProcess
 
 PARTITIONS = 4
 SECONDS = 120.0
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with Broker() as running:
-        yield running.bootstrap_servers
-
-
 @pytest.fixture
-def topic(servers: str) -> str:
+def topic(ours: str) -> str:
     name = f"g-{uuid.uuid4().hex[:8]}"
-    make_topic(servers, name, PARTITIONS)
+    make_topic(ours, name, PARTITIONS)
     return name
 
 
-def fill(servers: str, topic: str, first: int, count: int) -> None:
-    with Producer({"bootstrap.servers": servers}) as producer:
+def fill(ours: str, topic: str, first: int, count: int) -> None:
+    with Producer({"bootstrap.servers": ours}) as producer:
         for number in range(first, first + count):
             producer.send(topic, b"%d" % number, partition=number % PARTITIONS)
         producer.flush()
 
 
-def member(servers: str, group: str, **settings: object) -> confluent_kafka.Consumer:
+def member(ours: str, group: str, **settings: object) -> confluent_kafka.Consumer:
     config: dict[str, Any] = {
-        "bootstrap.servers": servers,
+        "bootstrap.servers": ours,
         "group.id": group,
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
@@ -71,9 +64,9 @@ def poll_until(members: list[confluent_kafka.Consumer], is_done: Callable[[], bo
 
 
 @pytest.mark.parametrize("strategy", ["range,roundrobin", "cooperative-sticky"])
-def test_librdkafka_shares_and_takes_over(servers: str, topic: str, strategy: str) -> None:
+def test_librdkafka_shares_and_takes_over(ours: str, topic: str, strategy: str) -> None:
     group = f"group-{topic}"
-    first, second = (member(servers, group, **{"partition.assignment.strategy": strategy}) for _ in range(2))
+    first, second = (member(ours, group, **{"partition.assignment.strategy": strategy}) for _ in range(2))
     first.subscribe([topic])
     poll_until([first], lambda: len(first.assignment()) == PARTITIONS)
     second.subscribe([topic])
@@ -85,13 +78,13 @@ def test_librdkafka_shares_and_takes_over(servers: str, topic: str, strategy: st
     second.close()
 
 
-def test_commits_carry_a_group_over_its_members(servers: str, topic: str) -> None:
+def test_commits_carry_a_group_over_its_members(ours: str, topic: str) -> None:
     """What one member committed the next does not read again."""
-    fill(servers, topic, 0, 40)
+    fill(ours, topic, 0, 40)
     group = f"group-{topic}"
     seen: list[int] = []
     for part in range(2):
-        consumer = member(servers, group)
+        consumer = member(ours, group)
         consumer.subscribe([topic])
         for _ in attempts(lambda seen=seen: seen, SECONDS):
             if len(seen) >= 40 * (part + 1):
@@ -101,7 +94,7 @@ def test_commits_carry_a_group_over_its_members(servers: str, topic: str) -> Non
                 seen.append(int(message.value()))
                 consumer.commit(message, asynchronous=False)
         consumer.close()
-        fill(servers, topic, 40, 40 if part == 0 else 0)
+        fill(ours, topic, 40, 40 if part == 0 else 0)
     assert sorted(seen) == list(range(80))
 
 
@@ -135,14 +128,14 @@ def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
         assert rebalances == ["assign"]
 
 
-def test_kafka_python_and_aiokafka_share_with_each_other(servers: str, topic: str) -> None:
-    fill(servers, topic, 0, 40)
+def test_kafka_python_and_aiokafka_share_with_each_other(ours: str, topic: str) -> None:
+    fill(ours, topic, 0, 40)
     group = f"group-{topic}"
 
     async def work() -> set[int]:
         reader = aiokafka.AIOKafkaConsumer(
             topic,
-            bootstrap_servers=servers,
+            bootstrap_servers=ours,
             group_id=group,
             auto_offset_reset="earliest",
             heartbeat_interval_ms=200,
@@ -152,7 +145,7 @@ def test_kafka_python_and_aiokafka_share_with_each_other(servers: str, topic: st
         other = await asyncio.to_thread(
             lambda: kafka.KafkaConsumer(
                 topic,
-                bootstrap_servers=servers,
+                bootstrap_servers=ours,
                 group_id=group,
                 auto_offset_reset="earliest",
                 heartbeat_interval_ms=200,

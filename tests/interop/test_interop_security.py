@@ -19,7 +19,6 @@ from support.security.brokers import (
     add_acls,
     apache_properties,
     client_config,
-    make_certificates,
     secured_broker,
     signed_token,
     write_keys,
@@ -34,11 +33,6 @@ from oncelog.rules.security.scram import Mechanism
 from oncelog.server.embedded import Broker
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")

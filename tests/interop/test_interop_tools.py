@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,9 @@ from support.broker import RawClient, batch
 from oncelog import Broker
 from oncelog.errors import OncelogError
 
+pytestmark = pytest.mark.usefixtures("kafka_class_path")
+
 TOOLS = "org.apache.kafka.tools."
-
-
-@pytest.fixture(scope="module")
-def broker(kafka_class_path: str) -> Iterator[Broker]:
-    with Broker() as running:
-        yield running
 
 
 @pytest.fixture

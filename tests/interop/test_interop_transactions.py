@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import aiokafka
@@ -17,12 +16,6 @@ from kafka.structs import OffsetAndMetadata as KafkaPythonOffset
 from oncelog.server.embedded import Broker
 
 SECONDS = 120
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as running:
-        yield running
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,6 @@ from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Proxy, Rule, WireEvent
 
 ROWS, FEW = 1_500, 1_000
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as running:
-        yield running
 
 
 def finish(servers: str, topic: str, load_id: str, files: list[Path]) -> Report:

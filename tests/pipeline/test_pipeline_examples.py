@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from oncelog_devtools.apache_kafka import ApacheKafka
 from support.pipeline.pipelines import CASES, EXAMPLES, PER_BATCH, Supervised
 
-import oncelog
-
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 MAX_LINES = 80
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[str]:
-    with oncelog.Broker() as broker:
-        yield broker.bootstrap_servers
 
 
 def run_through_kills(it: Supervised) -> None:
@@ -49,8 +40,8 @@ def stop_midway(it: Supervised) -> int:
 
 
 @pytest.mark.behaviour("P2")
-def test_a_stop_midway_leaves_whole_batches(servers: str, tmp_path: Path) -> None:
-    with Supervised(CASES["enrich"], servers, tmp_path) as it:
+def test_a_stop_midway_leaves_whole_batches(ours: str, tmp_path: Path) -> None:
+    with Supervised(CASES["enrich"], ours, tmp_path) as it:
         it.start()
         it.wait_for_batch(1)
         ended = stop_midway(it)
@@ -63,8 +54,8 @@ def test_a_stop_midway_leaves_whole_batches(servers: str, tmp_path: Path) -> Non
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["enrich", "windows", "upserts"])
-def test_kills_lose_and_double_nothing(name: str, servers: str, tmp_path: Path) -> None:
-    with Supervised(CASES[name], servers, tmp_path) as it:
+def test_kills_lose_and_double_nothing(name: str, ours: str, tmp_path: Path) -> None:
+    with Supervised(CASES[name], ours, tmp_path) as it:
         run_through_kills(it)
 
 

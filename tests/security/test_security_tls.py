@@ -36,11 +36,6 @@ from oncelog.wire.messages import MetadataRequest
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[Broker]:
     with secured_broker(tmp_path_factory.mktemp("data"), certificates, sasl=False) as broker:
         yield broker

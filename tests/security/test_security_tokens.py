@@ -14,7 +14,6 @@ from support.security.brokers import (
     Certificates,
     client_config,
     logins_again,
-    make_certificates,
     reauthenticate,
     secured_broker,
     signed_token,
@@ -187,11 +186,6 @@ def test_invalid_token_settings_are_refused(tmp_path: Path, broker: Broker) -> N
     del lacking["sasl.oauthbearer.token.endpoint.url"]
     with pytest.raises(ConfigError, match="token"):
         Admin(lacking).list_topics()
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def test_certificates_name_principals(tmp_path: Path, certificates: Certificates) -> None:

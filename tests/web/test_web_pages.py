@@ -10,16 +10,15 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
-from oncelog_devtools.apache_kafka import ApacheKafka
 from starlette.testclient import TestClient
 from support.cli import oncelog
 from support.client import append, batch_of
 from support.topics import new_topic, producer_of, values
 
-from oncelog import Admin, Broker, Consumer, OffsetAndMetadata, TopicPartition
+from oncelog import Admin, Consumer, OffsetAndMetadata, TopicPartition
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.transactions import TransactionDescription
 from oncelog.errors import TransactionalIdNotFound
@@ -29,18 +28,8 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[str]:
-    with Broker(config={"transaction.partition.verification.enable": False}) as broker:
-        yield broker.bootstrap_servers
-
-
-@pytest.fixture(params=["ours", "apache"])
-def servers(request: pytest.FixtureRequest) -> str:
-    if request.param == "apache":
-        kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
-        return kafka.bootstrap_servers
-    address: str = request.getfixturevalue("ours")
-    return address
+def broker_config() -> Mapping[str, object]:
+    return {"transaction.partition.verification.enable": False}
 
 
 @pytest.fixture
