@@ -1,6 +1,6 @@
-"""Restore index entries of aborted transactions from the markers that are still in the log.
+"""Restore index entries of aborted transactions from the ABORT markers in the log.
 
-Compaction up to 0.4.1 lost entries where its map of keys was full in the middle of a segment.
+Compaction up to 0.4.1 lost such entries if its map of keys became full in the middle of a segment.
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_B
 
 
 class Restored(NamedTuple):
-    """The result of a restoration. `error`: why some entries are only in memory, None if none are."""
+    """The result of `restore_aborted`.
+
+    `error` is None if all restored entries are on disk. Otherwise some entries are only in memory, and
+    `error` says why.
+    """
 
     entry_count: int
     error: OSError | None
 
 
 def restore_aborted(segments: Iterable[Segment]) -> Restored:
-    """Add the missing entries and sync them. Raises OSError if the log cannot be read."""
+    """Add the missing entries to the transaction indexes of `segments`, and sync the index files.
+
+    Raises OSError if the log cannot be read.
+    """
     walked = list(segments)
     indexed = {entry.last_offset for segment in walked for entry in segment.transactions.entries}
     aborts = UnindexedAborts(indexed)
@@ -39,7 +46,7 @@ def restore_aborted(segments: Iterable[Segment]) -> Restored:
             try:
                 segment.transactions.add_missing(AbortedTransaction(*entry) for entry in missing)
             except OSError as error:
-                # A full disk must not prevent the start: readers use the entries in memory.
+                # A full disk must not prevent the start of the broker. Readers use the entries in memory.
                 failure = error
         segment.file.release_handle()
     return Restored(count, failure)
@@ -74,7 +81,8 @@ def _missing_in_block(segment: Segment, block: HeaderBlock, aborts: UnindexedAbo
             continue
         batch = segment.file.pread(header.size_bytes, int(positions[number]))
         try:
-            # A flipped bit may turn a commit into an abort, whose entry would hide committed records:
+            # A flipped bit may turn a COMMIT marker into an ABORT marker, whose entry would hide committed
+            # records. So only a marker with a valid checksum counts. See
             # test_a_damaged_commit_gets_no_index_entry.
             is_whole = verify_crc(batch, 0, header.size_bytes)
             marker = end_marker(header, memoryview(batch)) if is_whole else None

@@ -1,9 +1,10 @@
-"""Background work in bounded steps, between which the broker serves requests.
+"""Background tasks: long work in bounded steps, between which the broker serves requests.
 
-Large requests, snapshots, deletions and the periodic rounds are background tasks. A task is a generator, and
-each step is a bounded piece of work. A step yields None, or a blocking call (a sync, a deletion) that is safe
-in another thread; the next step runs after that call. Without a runner, `add` runs a task to its end, as
-tests and tools do.
+Large requests, snapshots, deletions and periodic work run as background tasks. A task is a generator. Each
+item that it yields ends one step, which is a bounded piece of work. The item is None or a blocking call (a
+sync, a deletion) that may run in another thread; the next step runs after that call. A runner, such as the
+server's event loop, calls `BackgroundQueue.step`. Without a runner, as in tests and tools, `add` runs the
+whole task at once.
 """
 
 from __future__ import annotations
@@ -21,22 +22,25 @@ BackgroundTask = Generator[BlockingCall | None, None, None]
 
 
 class Kind(IntEnum):
-    """The kind of a background task. A blocking call delays only the tasks of its own kind."""
+    """The kind of a background task. A blocking call delays only other tasks of the same kind."""
 
     LOG = 0
-    """A task that the log or a timer started. Between a blocking call and the step after it, only requests
-    and their steps run. So such a task must expect any change that a request can make, and no other."""
+    """A task that the log or a timer started. Between its blocking call and its next step, no other LOG task
+    runs, but requests do. So such a task must expect every change that a request can make, and no other
+    change.
+    """
     REQUEST = 1
-    """A request that a client waits for, and that needs no blocking call."""
+    """A client's request that needs no blocking call."""
     REQUEST_WITH_CALLS = 2
-    """A request that a client waits for, from its first blocking call on. One call at a time bounds their
-    memory: a compressed batch of 10 KB may become 256 MB."""
+    """A client's request, from its first blocking call on. Only one such call runs at a time, which bounds
+    the memory: a compressed batch of 10 KB may become 256 MB.
+    """
 
 
 class BackgroundQueue:
-    """The background tasks under way. The kinds take turns, and so do the tasks of one kind.
+    """The unfinished background tasks. The kinds take turns, and so do the tasks of one kind.
 
-    A runner sets `on_added`. It then calls `step` until nothing is left, and runs the blocking calls.
+    A runner sets `on_added`, then calls `step` until no task is left, and runs the blocking calls.
     """
 
     def __init__(self) -> None:
@@ -49,11 +53,11 @@ class BackgroundQueue:
 
     @property
     def is_ready(self) -> bool:
-        """True if `step` can run something now, even while blocking calls are running."""
+        """True if `step` can run a step now. Blocking calls of other kinds may be running."""
         return any(queue.is_ready for queue in self._queues)
 
     def add(self, task: BackgroundTask, kind: Kind = Kind.LOG) -> None:
-        """Start a task. Without a runner, run it to its end and raise what it raises."""
+        """Start a task. Without a runner, run it to its end, and raise its error."""
         if self.on_added is None:
             run(task)
             return
@@ -61,9 +65,10 @@ class BackgroundQueue:
         self.on_added()
 
     def step(self) -> RunningCall | None:
-        """Run one step of the next task, and return the blocking call that the caller must run, if any.
+        """Run one step of the next task, and return the blocking call that the caller must run, None without
+        one.
 
-        Raises what the task raised, which ends it. A task of a closed partition ends silently.
+        An error of the step ends the task and is raised. PartitionClosed ends the task without an error.
         """
         for _ in self._queues:
             queue = self._queues[self._turn]
@@ -73,9 +78,9 @@ class BackgroundQueue:
         return None
 
     def finish(self) -> None:
-        """Run all tasks to their ends, as on closing; no blocking call may be running.
+        """Run all tasks to their ends, for closing. The caller must not be running a blocking call.
 
-        Raises the first error after the other tasks have ended.
+        After the last task has ended, raises the first error of any task.
         """
         errors: list[Exception] = []
         for queue in self._queues:
@@ -94,7 +99,11 @@ class BackgroundQueue:
 
 
 class _KindQueue:
-    """The tasks of one kind. `call` is the running call of the first one; `error` is what it raised."""
+    """The tasks of one kind.
+
+    - `call`: the running blocking call of the first task; None without one.
+    - `error`: the error of the last blocking call, for the next step of its task.
+    """
 
     def __init__(self) -> None:
         self.waiting: deque[BackgroundTask] = deque()
@@ -109,7 +118,7 @@ class _KindQueue:
         task, error = self.waiting.popleft(), self.error
         self.error = None
         if inspect.getgeneratorstate(task) == inspect.GEN_CLOSED:
-            return None  # abandoned during its call, which may have met closed files
+            return None  # abandoned during its blocking call, whose error no longer matters
         try:
             call = next(task) if error is None else task.throw(error)
         except (StopIteration, PartitionClosed):
@@ -117,14 +126,14 @@ class _KindQueue:
         if call is None:
             self.waiting.append(task)
             return None
-        # First in the queue: no task of this kind runs between a call and the step after it.
+        # Back to the front: no other task of this kind may run between the call and the next step.
         self.waiting.appendleft(task)
         self.call = RunningCall(self, call)
         return self.call
 
 
 class RunningCall:
-    """A blocking call, to be made once and in any thread. Its task's next step gets what it raises."""
+    """A blocking call to run once, in any thread. The next step of its task gets its error."""
 
     __slots__ = ("_queue", "call")
 
@@ -140,14 +149,18 @@ class RunningCall:
         self.end(None)
 
     def end(self, error: Exception | None) -> None:
-        """Let the task continue, with `error` if the call failed. A second call of `end` has no effect."""
+        """Let the task continue after its blocking call; `error` is what the call raised. Idempotent."""
         if self._queue.call is self:
             self._queue.error = error
-            self._queue.call = None  # last: the thread of the steps may continue from here
+            # Assigned last: another thread may run the next step as soon as `call` is None.
+            self._queue.call = None
 
 
 def run(task: BackgroundTask) -> None:
-    """Run a task to its end. Raises what the task raises; a task may handle the errors of its calls."""
+    """Run a task to its end without a runner. Raises the error of the task.
+
+    An error of a blocking call is raised inside the task, which may handle it.
+    """
     queue = BackgroundQueue()
     queue._queues[Kind.LOG].waiting.append(task)
     try:

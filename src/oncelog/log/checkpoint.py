@@ -19,10 +19,13 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
 INDEXED_OFFSETS = "oncelog-txnindex-checkpoint"
-"""Offsets below which the transaction indexes are complete: compaction kept every entry, or it was
-restored."""
+"""Offsets below which the transaction indexes are complete. Compaction kept every entry below them, or a
+restart restored the lost ones.
+"""
 INDEX_STARTS = "oncelog-txnindex-start-checkpoint"
-"""Offsets from which on every segment has a transaction index, so that a missing one was lost."""
+"""Offsets from which on every segment has had a transaction index file. If a file is missing there, it was
+lost.
+"""
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 
@@ -33,7 +36,7 @@ def encode_checkpoint(entries: Iterable[str]) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> list[str]:
-    """Return the entries. Raises StorageError if the version or the count is wrong."""
+    """Return the entry lines of a checkpoint. Raises StorageError if the version or the count is wrong."""
     try:
         lines = data.decode().splitlines()
         version, count = int(lines[0]), int(lines[1])
@@ -50,7 +53,10 @@ def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
 
 
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
-    """Return the offsets in a file; none if it is missing or unreadable, because all have safe defaults."""
+    """Return the offsets in a checkpoint file.
+
+    A missing or unreadable file gives an empty result, because every checkpoint has safe defaults.
+    """
     try:
         data = disk.read(path)
     except FileNotFoundError:
@@ -71,13 +77,13 @@ def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
 
 
 def write_epochs(disk: Disk, directory: str, epochs: Iterable[tuple[int, int]], *, sync: bool = True) -> None:
-    """Write (epoch, start offset) pairs, both growing."""
+    """Write the leader epoch file: (epoch, start offset) pairs, both growing."""
     lines = [f"{epoch} {start_offset}" for epoch, start_offset in epochs]
     disk.replace(f"{directory}/{LEADER_EPOCHS}", encode_checkpoint(lines), sync=sync)
 
 
 def read_epochs(disk: Disk, directory: str) -> list[tuple[int, int]] | None:
-    """Return (epoch, start offset) pairs, None if the file is missing or unreadable."""
+    """Return the leader epoch file's (epoch, start offset) pairs, None if it is missing or unreadable."""
     try:
         lines = decode_checkpoint(disk.read(f"{directory}/{LEADER_EPOCHS}"))
         return [(int(epoch), int(start)) for epoch, start in (line.split() for line in lines)]
@@ -86,7 +92,7 @@ def read_epochs(disk: Disk, directory: str) -> list[tuple[int, int]] | None:
 
 
 def encode_uuid(uuid: bytes) -> str:
-    """Return 16 bytes as Kafka writes ids: base64url, 22 characters."""
+    """Return 16 bytes in Kafka's notation of ids: 22 characters of base64url."""
     return base64.urlsafe_b64encode(uuid).decode().rstrip("=")
 
 
@@ -102,13 +108,19 @@ def decode_uuid(text: str) -> bytes:
 
 
 def write_partition_metadata(disk: Disk, directory: str, topic_id: bytes) -> None:
-    """Write the topic id without a sync: the list of topics has it, too, and the first flush syncs it."""
+    """Write partition.metadata without a sync.
+
+    The first flush of the partition syncs the file. Until then, the stored list of topics has the id.
+    """
     text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n"
     disk.replace(f"{directory}/{PARTITION_METADATA}", text.encode(), sync=False)
 
 
 def read_partition_metadata(disk: Disk, directory: str) -> bytes | None:
-    """Return the topic id, None without a file. Raises StorageError if the file is unreadable."""
+    """Return the topic id in partition.metadata, None if the file is missing.
+
+    Raises StorageError if the file is unreadable.
+    """
     try:
         text = disk.read(f"{directory}/{PARTITION_METADATA}").decode(errors="replace")
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""Compaction of one partition: when it is due, and rewriting closed segments without superseded records.
+"""Compaction of one partition: decide when it is due, and remove superseded records.
 
-A round reads the dirty range by key, rewrites the closed segments without what may go, and swaps the result
-in (`oncelog.log.segment_swap`). `oncelog.rules.storage.compaction` decides what may go. Everything runs in
-short steps; syncs are blocking calls. Source: Kafka's LogCleaner and Cleaner.
+A compaction reads the keys of the dirty range, copies the closed segments without the records that may be
+removed, and replaces the segments by their copies (`oncelog.log.segment_swap`).
+`oncelog.rules.storage.compaction` decides which records may be removed. All work runs as background tasks in
+bounded steps; syncs are blocking calls. Source: Kafka's LogCleaner and Cleaner.
 """
 
 from __future__ import annotations
@@ -36,25 +37,30 @@ from oncelog.wire.compression import most_output
 from oncelog.wire.records import LOSSLESS, DecodedRecord, iter_records
 
 _MAX_FIRST_READS = 100
-"""Segments whose first batch one round reads, which takes about 3 ms."""
+"""The number of segments whose first batch one call of `dirty_range` reads, which takes about 3 ms."""
 _LARGE_BYTES = 1 << 20
-"""A compressed batch that may become larger than this is decompressed in a thread."""
+"""A compressed batch that may decompress to more bytes than this is decompressed in a thread."""
 
 
 class LogCleaner:
-    """Compacts the closed segments of a partition."""
+    """The compaction of one partition."""
 
     def __init__(self, log: LocalLog, cleaned_to: int) -> None:
         self._log = log
         self._swapper = SegmentSwapper(log)
         self._is_uncleanable = False
         self.cleaned_to = cleaned_to
-        """Compaction has seen every key below it; superseded records there are gone."""
+        """The offset up to which compaction has read every key and removed superseded records."""
         self.held_from = INT64_MAX
-        """Nothing from this offset on may be compacted yet, for a reason that the log does not know."""
+        """Records at or above this offset must not be compacted yet. The transaction coordinator sets it for
+        decisions whose markers a power loss could still remove.
+        """
 
     def dirty_range(self, now_ms: int) -> DirtyRange | None:
-        """Return what compaction may look at now, None for nothing or if a batch in it cannot be read."""
+        """Return the dirty range that may be compacted now, None if there is none.
+
+        Also None once a compaction has failed at a damaged batch, until the next restart.
+        """
         if self._is_uncleanable:
             return None
         log = self._log
@@ -80,10 +86,10 @@ class LogCleaner:
         )
 
     def _stable_after_power_loss(self) -> int:
-        """Return the offset below which every outcome is decided, and stays so after a power loss.
+        """Return the offset below which a power loss can change no transaction's outcome.
 
-        A power loss may take an unsynced commit, and its transaction may be aborted then. The records that
-        it had superseded are the newest of their keys again. See
+        A power loss may remove an unsynced COMMIT marker, and its transaction may then be aborted. In that
+        case, the records that the transaction superseded would again be the newest of their keys. See
         test_a_commit_that_is_not_synced_holds_compaction_back.
         """
         log = self._log
@@ -92,16 +98,17 @@ class LogCleaner:
         return stable_offset if unsynced is None else min(stable_offset, unsynced)
 
     def _read_first_timestamps(self, segments: list[Segment]) -> None:
-        """Read the first timestamps of some segments; a start reads none."""
+        """Read the first timestamp of segments whose batches were not read when they were opened."""
         unknown = [segment for segment in segments if not segment.is_first_timestamp_known]
         for segment in unknown[:_MAX_FIRST_READS]:
-            with suppress(OSError):  # the next round reads it again
+            with suppress(OSError):  # the next call tries again
                 segment.read_first_timestamp()
 
     def roll_for_compaction(self, now_ms: int) -> None:
-        """Roll the active segment if it is as large as all the others, so that it can be compacted.
+        """Roll the active segment if it is as large as all closed segments together.
 
-        Loading such a log then costs what its live records cost, not its history. Raises KafkaStorageError.
+        Rolled segments can be compacted, so reading the log later costs as much as its live records, not its
+        history. `limits.coordinator_roll_bytes` is the minimum size. Raises KafkaStorageError.
         """
         log = self._log
         active_bytes, all_bytes = log.segments.active.size_bytes, log.segments.size_bytes
@@ -113,12 +120,15 @@ class LogCleaner:
             raise KafkaStorageError(f"{log.topic_partition}: {error}") from error
 
     def compact(self, dirty: DirtyRange, now_ms: int) -> BackgroundTask:
-        """Remove the records that newer ones of the same keys supersede. Raises KafkaStorageError."""
+        """Remove the superseded records of the closed segments. Raises KafkaStorageError.
+
+        `dirty` is a result of `dirty_range`.
+        """
         log = self._log
         log.check_online()
         sources = [segment for segment in log.segments if segment.base_offset < dirty.end_offset]
         if log.is_closed or self._swapper.unfinished is not None or not sources:
-            return  # closed, or its records were deleted, since `dirty_range`
+            return  # the log was closed, or its records deleted, after `dirty_range`
         compaction = Compaction(
             log,
             self._swapper,
@@ -131,25 +141,28 @@ class LogCleaner:
             yield from self._swapper.discard_leftovers()
             yield from compaction.run()
         except Exception as error:
-            # The error refers to everything that was opened, and a round keeps the errors of all partitions.
-            # See test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read.
+            # The traceback refers to all local variables of the failed compaction, and `LogManager` collects
+            # the errors of all partitions. See
+            # test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read.
             _clear_frames(error)
             if not log.is_closed:
-                # Another attempt would fail at the same place, so the next one comes after a restart. No
-                # error ends the round over all partitions. See
-                # test_a_partition_that_cannot_be_compacted_keeps_no_other.
+                # After an error of the data, another attempt would fail at the same batch, so the partition
+                # is not compacted again until a restart. KafkaStorageError lets `LogManager` continue with
+                # the next partition. See test_a_partition_that_cannot_be_compacted_keeps_no_other.
                 self._is_uncleanable = not isinstance(error, OSError | StorageError)
                 raise KafkaStorageError(f"{log.topic_partition}: compaction failed: {error}") from error
         self.cleaned_to = max(self.cleaned_to, compaction.cleaned_to)
 
     @property
     def has_leftovers(self) -> bool:
-        """True while files of a failed attempt may be left, which a start would swap in."""
+        """True while files of a failed compaction may exist that recovery would swap in."""
         return self._swapper.has_leftovers
 
     @property
     def has_unfinished_swap(self) -> bool:
-        """True while a compacted segment waits for its names."""
+        """True while a complete compacted segment could not yet take the names of the segments that it
+        replaces.
+        """
         return self._swapper.unfinished is not None and not self._log.is_closed and self._log.failure is None
 
     def finish_swap(self) -> BackgroundTask:
@@ -164,37 +177,39 @@ class LogCleaner:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Release what the frames of an error refer to. The traceback stays, for the log."""
+    """Release the local variables of an error's frames. The traceback itself stays, for the broker's log."""
     while error is not None:
         clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 class SegmentSwapper:
-    """Replaces segments of a log by their compacted successor, and tracks what a failed attempt left."""
+    """The replacement of segments by their compacted successor, with the state of a failed attempt."""
 
     def __init__(self, log: LocalLog) -> None:
         self._log = log
         self.has_leftovers = False
-        """True while files of a failed attempt may be left, which a start would swap in."""
+        """True while files of a failed compaction may exist that recovery would swap in."""
         self.unfinished: list[Segment] | None = None
-        """Segments whose successor is complete but could not take their names yet."""
+        """Segments whose successor is complete but could not take their names yet; None without such a
+        failure.
+        """
 
     def discard_leftovers(self) -> BackgroundTask:
-        """Remove what a failed attempt left, if anything. Raises OSError."""
+        """Delete the files of a failed compaction, if there may be any. Raises OSError."""
         if self.has_leftovers:
             yield partial(discard_leftovers, self._log.disk, self._log.directory)
             self.has_leftovers = False
 
     def begin(self, segments: list[Segment]) -> None:
-        """Prepare segments for the loss of their file names; they stay readable. Raises OSError."""
+        """Prepare segments for the loss of their file names. They stay readable. Raises OSError."""
         for segment in segments:
-            segment.file.pread(1, 0)  # opens the file
+            segment.file.pread(1, 0)  # opens the file, which cannot be opened later
             segment.keep_indexes_in_memory()
         self._log.is_swapping = True
 
     def swap_in(self, segments: list[Segment]) -> BackgroundTask:
-        """Replace `segments` by the complete successor that has the first one's base offset.
+        """Replace `segments` by their complete successor, whose base offset is that of the first one.
 
         Raises OSError, StorageError.
         """
@@ -204,20 +219,20 @@ class SegmentSwapper:
         except OSError as failure:
             error = failure
         if old := self._end(segments, error):
-            # Their names are gone, so closing the last descriptor frees the blocks, which takes long.
+            # Closing the last descriptor of a deleted file frees its blocks, which may take long.
             yield partial(_close_files, old)
 
     def finish(self) -> BackgroundTask:
-        """Retry the unfinished swap. Raises OSError, StorageError."""
+        """Retry the swap in `unfinished`. Raises OSError, StorageError."""
         if self.unfinished is not None:
             yield from self.swap_in(self.unfinished)
 
     def _end(self, segments: list[Segment], error: Exception | None) -> list[Segment]:
-        """Replace `segments` by the segment that now has the first one's name; return those to close.
+        """Replace `segments` in the list by the new segment, and return the segments to close.
 
-        `error` is what renaming raised. Raises OSError, StorageError. After a temporary failure, such as too
-        many open files, the old segments are read until `finish`. See
-        test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round.
+        `error` is the error of the renames, None if they succeeded. After a temporary failure, such as too
+        many open files, readers use the old segments until `finish` succeeds. See
+        test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round. Raises OSError, StorageError.
         """
         log = self._log
         self.unfinished = None
@@ -251,7 +266,7 @@ def _close_files(segments: list[Segment]) -> None:
 
 
 class Compaction:
-    """One round over one partition. After `run`, everything below `cleaned_to` is clean."""
+    """One compaction of one partition. After `run`, all records below `cleaned_to` are compacted."""
 
     def __init__(
         self,
@@ -275,8 +290,11 @@ class Compaction:
         self._now_ms = now_ms
 
     def run(self) -> BackgroundTask:
-        """Raises KafkaStorageError for an unreadable batch, OSError; segments already swapped in stay."""
-        # About 100 bytes for each key.
+        """Compact the range group by group. Groups that were swapped in before an error stay compacted.
+
+        Raises OSError, and KafkaStorageError for an unreadable batch.
+        """
+        # A key takes about 100 bytes.
         latest = LatestOffsets(self._config.limits.max_compaction_keys)
         end_offset = yield from self._learn_keys(latest)
         cleaner = Cleaner(
@@ -294,7 +312,11 @@ class Compaction:
         self.cleaned_to = end_offset
 
     def _learn_keys(self, latest: LatestOffsets) -> Generator[BlockingCall | None, None, int]:
-        """Note the keys of the dirty range, and return where it ended: earlier if there are too many."""
+        """Note the newest offset of each key in the dirty range.
+
+        Returns the offset up to which keys were read. That is below the end of the dirty range if there are
+        too many keys, or if a segment was deleted.
+        """
         transactions = SeenTransactions(self._aborted)
         end_offset, items = self._dirty.first_offset, 0
         for segment in self._sources:
@@ -325,7 +347,7 @@ class Compaction:
     def _clean(
         self, group: list[Segment], cleaner: Cleaner, end_offset: int
     ) -> Generator[BlockingCall | None, None, bool]:
-        """Rewrite a group of segments as one and swap it in; return False if the group is no longer there."""
+        """Compact a group of segments into one and swap it in; return False if the group has changed."""
         log, swapper, base_offset = self._log, self._swapper, group[0].base_offset
         output = Segment.create(
             log.disk, log.directory, base_offset, self._now_ms, CLEANED, self._config.limits
@@ -345,7 +367,7 @@ class Compaction:
             try:
                 yield partial(make_swap, log.disk, log.directory, output, group[-1].log_path)
             except OSError:
-                # DeleteRecords and retention may have taken a segment's names away meanwhile.
+                # DeleteRecords or retention may have removed a segment's file names during the call.
                 if log.owns_segments(group):
                     raise
             if log.owns_segments(group):
@@ -364,18 +386,19 @@ class Compaction:
     def _take(
         self, output: Segment, batch: ScannedBatch, cleaner: Cleaner, end_offset: int
     ) -> Generator[BlockingCall | None, None, int]:
-        """Write what stays of a batch, and return how many records it had."""
+        """Write the remaining records of a batch, and return how many records the batch had."""
         header = batch.header
         if header.base_offset >= end_offset:
             self._append(output, batch.bytes(), header)
-            # Without its entry, the next round would take aborted data before this marker for committed. See
-            # test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry.
+            # Without the index entry of this ABORT marker, the next compaction would take its aborted data
+            # for committed data. See test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry.
             if header.is_control and (entry := self._aborted_by_marker.get(header.last_offset)) is not None:
                 output.transactions.append(entry)
             return 0
         retention = cleaner.retention(_facts(header))
         rewritten: list[bytearray | memoryview | None] = []
-        # A batch of many records takes long. Nothing else uses `cleaner` meanwhile.
+        # A batch of many records takes long and is rewritten in a thread. Nothing else uses `cleaner` during
+        # the call.
         yield from _do(
             lambda: rewritten.append(self._rewritten(batch, retention, cleaner)), header, self._step_items
         )
@@ -392,13 +415,13 @@ class Compaction:
     def _rewritten(
         self, batch: ScannedBatch, retention: Retention, cleaner: Cleaner
     ) -> bytearray | memoryview | None:
-        """Return what stays of a batch, None for nothing."""
+        """Return the batch with its remaining records, None if the batch is removed."""
         header = batch.header
         horizon_ms = _horizon_ms(header)
         if retention.drops_all:
             return rewrite_batch(header, [], horizon_ms) if retention.keeps_header else None
         kept: list[DecodedRecord] = []
-        # In parts, so that only the records that stay are in memory, however many the batch has.
+        # Decoded in parts, so that only the remaining records are in memory, however many the batch has.
         for records in iter_records(batch.data, batch.data_position, name_errors=LOSSLESS):
             kept += (
                 record
@@ -420,7 +443,7 @@ class Compaction:
 
 
 def _groups(segments: Iterable[Segment], config: LogConfig) -> Iterator[list[Segment]]:
-    """Yield groups of neighbours that fit into one segment together."""
+    """Yield groups of neighbouring segments that fit into one segment together."""
     group: list[Segment] = []
     for segment in segments:
         size_bytes = sum(member.size_bytes for member in group) + segment.size_bytes
@@ -436,9 +459,9 @@ def _groups(segments: Iterable[Segment], config: LogConfig) -> Iterator[list[Seg
 
 
 def _do(call: BlockingCall, header: BatchHeader, step_items: int) -> BackgroundTask:
-    """Decode a batch: at once, or in a thread if it has many records or may become large.
+    """Run `call`, which decodes a batch: directly, or in a thread if it may take long.
 
-    Few records prove nothing: 10 KB can become 256 MB.
+    The size and the number of records alone prove nothing, because 10 KB may decompress to 256 MB.
     """
     is_large = most_output(header.compression, header.size_bytes) > _LARGE_BYTES
     if header.records_count > step_items or (is_large and header.compression):
@@ -448,7 +471,7 @@ def _do(call: BlockingCall, header: BatchHeader, step_items: int) -> BackgroundT
 
 
 def _note_keys(batch: ScannedBatch, latest: LatestOffsets, step_items: int) -> BackgroundTask:
-    """Note the offsets of the keys of a batch, in bounded steps."""
+    """Note the offset of each key in a batch, in bounded steps."""
     parts: list[Iterator[list[DecodedRecord]]] = []
     records: list[DecodedRecord] = []
     left = batch.header.records_count
@@ -470,7 +493,7 @@ def _note_keys(batch: ScannedBatch, latest: LatestOffsets, step_items: int) -> B
 
 
 def _batches(segment: Segment) -> Iterator[ScannedBatch]:
-    """Yield the batches of a segment. Raises KafkaStorageError at bytes that are no batch."""
+    """Yield the batches of a segment. Raises KafkaStorageError if some bytes are not a valid batch."""
     for batch in scan(segment.file, 0, segment.size_bytes, limits=segment.limits):
         if isinstance(batch, BadBatch):
             raise KafkaStorageError(f"{segment.log_path} at position {batch.position}: {batch.reason}")

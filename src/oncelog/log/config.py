@@ -1,4 +1,4 @@
-"""The topic settings that a partition uses, as plain fields."""
+"""The settings of a topic that its partitions use, as typed fields."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """The settings of one topic, under their Kafka names. `oncelog.config.TOPIC` has meanings and defaults.
+    """The settings of one topic, named as in Kafka. `oncelog.config.TOPIC` has their meanings and defaults.
 
-    `compression` None keeps the producer's codec. `compression_level` None is the codec's default; for lz4
+    `compression` None keeps the producer's codec. `compression_level` None uses the codec's default; for lz4,
     that is the fast mode, as in Kafka. `retention_ms` and `retention_bytes` None mean unlimited. `limits` are
-    those of the broker, not of the topic.
+    internal limits of the broker, not settings of the topic.
     """
 
     segment_bytes: int
@@ -50,13 +50,16 @@ class LogConfig:
         producer_expiration_ms: int = DAY_MS,
         limits: Limits = DEFAULT_LIMITS,
     ) -> LogConfig:
-        """Return the fields of parsed topic settings and of the broker's producer.id.expiration.ms."""
+        """Return the configuration for parsed topic settings.
+
+        `producer_expiration_ms` is the broker's producer.id.expiration.ms.
+        """
         codec = settings["compression.type"]
         policies = settings["cleanup.policy"]
         is_append_time = settings["message.timestamp.type"] == "LogAppendTime"
         segment_ms = settings["segment.ms"]
         if "compact" in policies:
-            # A record is compacted in time only if its segment is closed in time.
+            # Only closed segments are compacted. So a segment must roll within the maximum compaction lag.
             segment_ms = min(segment_ms, settings["max.compaction.lag.ms"])
         return cls(
             segment_bytes=settings["internal.segment.bytes"] or settings["segment.bytes"],

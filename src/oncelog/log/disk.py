@@ -1,7 +1,8 @@
-"""The interface between the log and a disk.
+"""The interface through which the log uses a disk.
 
 `oncelog.server.disk.RealDisk` and `oncelog.testing.memory_disk.MemoryDisk` implement it. Paths are relative
-to the data directory and use "/". Every call may raise OSError; a full or broken disk raises ENOSPC or EIO.
+to the data directory and use "/". Every method may raise OSError, for example ENOSPC if the disk is full, or
+EIO if it is broken.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ Buffer = bytes | bytearray | memoryview
 
 
 class SyncFailed(OSError):
-    """Earlier writes may be lost although they can still be read; a later sync proves nothing."""
+    """A sync failed. Earlier writes may be lost although they can still be read, and a later sync proves
+    nothing.
+    """
 
 
 class PartitionClosed(OSError):
-    """The partition was closed, so its directory may belong to another one: deferred work has no effect."""
+    """The partition was closed, so its paths may belong to another partition. Deferred work must stop."""
 
 
 class File(Protocol):
-    """An open file, read and written at positions. Reads and `sync` may come from another thread."""
+    """An open file with reads and writes at positions. Other threads may call `pread` and `sync`."""
 
     def size(self) -> int: ...
 
@@ -31,33 +34,34 @@ class File(Protocol):
         ...
 
     def pwrite(self, data: Buffer, position: int) -> None:
-        """Write all of `data`. On OSError an unknown part of it may be in the file."""
+        """Write all of `data`. After an OSError, any part of it may be in the file."""
         ...
 
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None:
-        """Make earlier writes survive a power loss (fdatasync). Raises SyncFailed."""
+        """Sync the file (fdatasync), so that earlier writes survive a power loss. Raises SyncFailed."""
         ...
 
     def rewrite(self, start: int, stop: int) -> None:
-        """Write the stored bytes again, so that the next sync covers them even if an earlier one failed.
+        """Write the stored bytes from `start` to below `stop` again, so that the next sync includes them.
 
-        Safe in another thread while bytes after `stop` are written, or the file is closed.
+        Used after a failed sync. Safe in another thread while bytes after `stop` are written or the file is
+        closed.
         """
         ...
 
     def release_handle(self) -> None:
-        """Release the file descriptor until the file is used again; not while another thread uses it."""
+        """Close the file descriptor; the next use opens it again. No other thread may be using the file."""
         ...
 
     def close(self) -> None:
-        """Close the file. Idempotent; other calls fail afterwards."""
+        """Close the file. Idempotent; all other methods fail afterwards."""
         ...
 
 
 class DiskLock(Protocol):
-    """A held lock. It ends with the process at the latest."""
+    """A lock held by this process. It is released when the process ends, if not before."""
 
     def release(self) -> None: ...
 
@@ -70,17 +74,22 @@ class Disk(Protocol):
         ...
 
     def list(self, directory: str = "") -> list[str]:
-        """Return the sorted names (not paths) in a directory. Raises FileNotFoundError without one."""
+        """Return the sorted names, not paths, in a directory. Raises FileNotFoundError without a
+        directory.
+        """
         ...
 
     def exists(self, path: str) -> bool:
-        """Return False only if nothing is there, or a symbolic link to nothing."""
+        """Return True if a file or directory exists. A symbolic link to nothing does not count."""
         ...
 
     def is_directory(self, path: str) -> bool: ...
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file for reading and writing. Raises FileNotFoundError unless it exists or `create`."""
+        """Open a file for reading and writing.
+
+        Raises FileNotFoundError if the file does not exist and `create` is false.
+        """
         ...
 
     def read(self, path: str) -> bytes:
@@ -88,44 +97,48 @@ class Disk(Protocol):
         ...
 
     def replace(self, path: str, data: bytes, *, sync: bool = True, is_private: bool = False) -> None:
-        """Write a whole file so that a crash leaves the old or the new content, never a mixture.
+        """Write a whole file atomically: a crash leaves the old or the new content.
 
         Without `sync`, a power loss may leave neither; use that only for content that can be rebuilt.
         `is_private`: only the owner may read the file. Raises SyncFailed if the new content is in place but a
-        power loss may undo it; after any other OSError the old content stays.
+        power loss may undo it. After any other OSError, the old content stays.
         """
         ...
 
     def rename(self, old: str, new: str) -> None: ...
 
     def modified_ms(self, path: str) -> int:
-        """Return the time of the last write, by the clock of the file system."""
+        """Return the time of the last write in ms, by the clock of the file system."""
         ...
 
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
-        """Set the time of the last write, for a file that takes over the content of another one."""
+        """Set the time of the last write, in ms. Compaction copies it from an old file to its successor."""
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file. Raises FileNotFoundError without one."""
+        """Remove a file. Raises FileNotFoundError if it does not exist."""
         ...
 
     def mkdir(self, path: str) -> None:
-        """Create a directory, durable once its parent is synced. Raises FileExistsError if it exists."""
+        """Create a directory, which is durable after its parent is synced. Raises FileExistsError if it
+        exists.
+        """
         ...
 
     def remove_tree(self, path: str) -> None: ...
 
     def sync_directory(self, path: str = "") -> None:
-        """Make creations, renames and removals in a directory survive a power loss. Raises SyncFailed."""
+        """Sync a directory, so that creations, renames and removals in it survive a power loss. Raises
+        SyncFailed.
+        """
         ...
 
     def volume(self) -> tuple[int, int]:
-        """Return (total bytes, bytes that may still be written) of the volume that holds the directory."""
+        """Return (total bytes, free bytes that the broker may use) of the volume of the data directory."""
         ...
 
     def mutex(self) -> AbstractContextManager[object]:
-        """Return a new lock between the threads that use this disk. Hold it only briefly."""
+        """Return a new lock for the threads that use this disk. Hold it only briefly."""
         ...
 
     def lock(self, path: str) -> DiskLock:
@@ -142,13 +155,13 @@ _REMEDIES = {
 
 
 def explain(error: OSError) -> str:
-    """Return the text of an error, with a remedy where one is known."""
+    """Return the text of an error, and what to do about it if that is in `_REMEDIES`."""
     remedy = _REMEDIES.get(error.errno or 0)
     return f"{error}: {remedy}" if remedy else str(error)
 
 
 def remove_if_exists(disk: Disk, path: str) -> None:
-    """Remove a file that may not exist."""
+    """Remove a file if it exists."""
     try:
         disk.remove(path)
     except FileNotFoundError:
@@ -156,7 +169,7 @@ def remove_if_exists(disk: Disk, path: str) -> None:
 
 
 def write_synced(disk: Disk, path: str, data: bytes) -> None:
-    """Write a whole file in place and sync it; the caller then renames it."""
+    """Write and sync a whole file, which is not atomic. The caller renames the file afterwards."""
     file = disk.open(path, create=True)
     try:
         file.truncate(0)
@@ -167,7 +180,7 @@ def write_synced(disk: Disk, path: str, data: bytes) -> None:
 
 
 def sync_file(disk: Disk, path: str, *, rewrites: bool = False) -> None:
-    """Sync a file that may be missing; with `rewrites`, write its content again before."""
+    """Sync a file if it exists. With `rewrites`, write its content again first."""
     try:
         file = disk.open(path)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Decode the files of a partition directory into rows for people, Apache Kafka's files and Oncelog's.
+"""Decode the files of a partition directory, of Apache Kafka or Oncelog, into rows for people.
 
-Each reader yields rows, and raises StorageError with the position of the first invalid bytes.
-Source: Kafka's DumpLogSegments.
+Every function that yields rows raises StorageError with the position of the first invalid bytes. Source:
+Kafka's DumpLogSegments.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _FULL_CRC_POSITION = 6
 
 
 def dump_file(disk: Disk, path: str, *, print_records: bool = False, verify: bool = True) -> Iterator[Row]:
-    """Yield the rows of one file, by its suffix. `verify` compares index entries with the log beside them.
+    """Yield the rows of one file, whose suffix determines its format.
 
-    Raises StorageError for invalid bytes and for an unknown kind of file.
+    `verify` also compares index entries with the log file beside the index. Raises StorageError for invalid
+    bytes and for an unknown suffix.
     """
     if path.endswith(LOG_SUFFIX):
         yield from dump_log(disk, path, print_records=print_records)
@@ -51,7 +52,7 @@ def dump_file(disk: Disk, path: str, *, print_records: bool = False, verify: boo
 
 
 def dump_log(disk: Disk, path: str, *, print_records: bool = False) -> Iterator[Row]:
-    """Yield a row per batch, with its records if requested."""
+    """Yield one row per batch. With `print_records`, a row also has the batch's records."""
     file = disk.open(path)
     try:
         for batch in scan(file, 0, file.size()):
@@ -130,7 +131,9 @@ def _base_offset(disk: Disk, path: str) -> int:
 
 
 def _entries(disk: Disk, path: str, layout: struct.Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield positions and fields, without the zeros that Kafka preallocates at the end of an active index."""
+    """Yield the (position, fields) of each entry. The zeros that Kafka preallocates at the end
+    are skipped.
+    """
     data = disk.read(path)
     whole = len(data) - len(data) % layout.size
     filled = len(data.rstrip(b"\0"))
@@ -225,7 +228,7 @@ def _decoded(disk: Disk, path: str, decode: Callable[[bytes], Producers]) -> Pro
 
 
 def _producer_rows(producers: Producers, *, has_append_time: bool) -> Iterator[Row]:
-    """Yield a row per remembered batch, and one for a producer without any."""
+    """Yield one row per remembered batch, and one row for a producer without remembered batches."""
     for producer_id, entry in producers:
         shared = {
             "producer_id": producer_id,

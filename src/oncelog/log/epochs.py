@@ -1,4 +1,4 @@
-"""The first offset of each leader epoch (OffsetForLeaderEpoch, leader-epoch-checkpoint).
+"""The first offset of each leader epoch, for OffsetForLeaderEpoch; stored in leader-epoch-checkpoint.
 
 Source: Kafka's LeaderEpochFileCache.
 """
@@ -14,7 +14,10 @@ Epochs = list[tuple[int, int]]
 
 
 class LeaderEpochs:
-    """Pairs of epoch and start offset, both growing. Every change is written to the checkpoint at once."""
+    """The leader epochs of a partition as (epoch, start offset) pairs, both growing.
+
+    Every change is written to leader-epoch-checkpoint at once.
+    """
 
     def __init__(self, disk: Disk, directory: str, entries: Epochs) -> None:
         self._disk = disk
@@ -32,10 +35,11 @@ class LeaderEpochs:
         log_end_offset: int,
         leader_epoch: int,
     ) -> LeaderEpochs:
-        """Return the epochs of the checkpoint file, corrected by the log, and store them if they changed.
+        """Return the epochs of the checkpoint file, corrected by the log; write the file if they changed.
 
-        `found` are the (epoch, first offset) pairs of the batches that recovery has read. A missing or
-        unreadable file is written again. It is not synced: the partition's first flush does that.
+        `found` are the (epoch, first offset) pairs of the batches that recovery read. They replace a missing
+        or unreadable file. `leader_epoch` is the current one, and begins at the log end if no batch has it
+        yet. The file is not synced: the partition's first flush syncs it.
         """
         stored = read_epochs(disk, directory)
         entries = stored or []
@@ -52,14 +56,21 @@ class LeaderEpochs:
         return self._entries[-1][0] if self._entries else None
 
     def cut_start(self, log_start_offset: int) -> None:
-        """Drop the epochs below a new log start; the epoch that covers it starts there."""
+        """Drop the epochs that end at or below a new log start.
+
+        The epoch that contains the new log start now begins there. Raises OSError.
+        """
         entries = _cut_start(self._entries, log_start_offset)
         if entries != self._entries:
             write_epochs(self._disk, self._directory, entries)
             self._entries = entries
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int | None, int | None]:
-        """Return the largest epoch not above `epoch` and its end offset; (None, None) for a later epoch."""
+        """Return the largest epoch at or below `epoch`, and its end offset.
+
+        Returns (None, None) if `epoch` is above the latest epoch. If `epoch` is below the first known one,
+        returns `epoch` and the offset at which the first known one begins.
+        """
         if not self._entries or epoch > self._entries[-1][0]:
             return None, None
         after = bisect_right([entry_epoch for entry_epoch, _ in self._entries], epoch)
@@ -70,7 +81,7 @@ class LeaderEpochs:
 
 
 def _assigned(entries: Epochs, epoch: int, start_offset: int) -> Epochs:
-    """Add an epoch that begins at an offset, unless it is in the list already."""
+    """Append an epoch that begins at `start_offset`, unless the last epoch is at least as large."""
     if entries and entries[-1][0] >= epoch:
         return entries
     return [*(entry for entry in entries if entry[1] < start_offset), (epoch, start_offset)]

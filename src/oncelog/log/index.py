@@ -1,12 +1,13 @@
-"""The three indexes of a segment, in Kafka's file formats. All can be rebuilt from the log.
+"""The three index files of a segment, in Kafka's formats. All can be rebuilt from the log.
 
     .index      i32 offset - base | i32 position           one entry every index.interval.bytes
     .timeindex  i64 timestamp_ms | i32 offset - base       the largest timestamp so far, and its batch's end
     .txnindex   i16 0 | i64 producer id | i64 first | i64 last | i64 last stable    aborted transactions
 
-Entries are kept in memory and written in runs: an index that lags behind its log is sparser, never wrong.
-Every write goes to the position of its entries, so that repeating it after a failure is harmless. Source:
-Kafka's OffsetIndex, TimeIndex, TransactionIndex, AbortedTxn.
+Entries are kept in memory and written in runs of `limits.index_run_entries`. If the last entries are missing
+in a file, look-ups scan more of the log, but stay correct. Every write goes to the position of its entries,
+so a repeated write after a failure is harmless. Source: Kafka's OffsetIndex, TimeIndex, TransactionIndex,
+AbortedTxn.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ TXN_ENTRY_BYTES = _TXN_ENTRY.size
 
 
 class AbortedTransaction(NamedTuple):
-    """The span of an aborted transaction. `last_offset` is that of its marker."""
+    """One entry of a transaction index: an aborted transaction.
+
+    `first_offset` is the offset of its first record, and `last_offset` that of its ABORT marker.
+    `last_stable_offset` is the partition's last stable offset after the marker.
+    """
 
     producer_id: int
     first_offset: int
@@ -41,7 +46,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class _IndexFile(ABC):
-    """An index file. It writes buffered entries to disk, and tracks how many of them the file holds."""
+    """An index file: entries in memory, the first `_written` of which are also in the file."""
 
     entry_bytes: int
 
@@ -51,7 +56,7 @@ class _IndexFile(ABC):
         self._run_entries = run_entries
         self._written = 0
         self.holds_back = False
-        """While true, only `write_pending` writes."""
+        """While true, only `write_pending` writes to the file."""
 
     @property
     def path(self) -> str:
@@ -63,10 +68,12 @@ class _IndexFile(ABC):
 
     @abstractmethod
     def _pack(self, start: int, stop: int) -> bytes:
-        """Return some of the entries as bytes of the file."""
+        """Return the entries from `start` to below `stop` in the file's format."""
 
     def write_pending(self, *, sync: bool = False) -> None:
-        """Write the entries that the file lacks. Raises OSError; a later call tries again."""
+        """Write the entries that the file lacks, and sync the file if `sync`. Raises OSError; a later call
+        retries.
+        """
         count, written = len(self), self._written
         if count == written and not sync:
             return
@@ -80,25 +87,25 @@ class _IndexFile(ABC):
         self._written = count
 
     def write_runs(self) -> None:
-        """Write once a run is complete; after a failure the next call tries again."""
+        """Write the pending entries if they are at least one run. After a failure, the next call retries."""
         if len(self) - self._written >= self._run_entries and not self.holds_back:
             try:
                 self.write_pending()
             except OSError:
-                pass  # only the log matters here; flush, roll and close raise such errors
+                pass  # appends need only the log; flush, roll and close raise such errors
 
     def rewrite_all(self) -> None:
-        """Write every entry again with the next write, because an earlier sync may have failed."""
+        """Make the next write write every entry again, because an earlier sync may have failed."""
         self._written = 0
 
     def _loaded(self, file_size: int) -> None:
-        """Note that all entries came from the file, and cut off preallocated or torn bytes after them."""
+        """Note that the file contains all entries, and cut off preallocated or torn bytes after them."""
         self._written = len(self)
         if file_size != self._written * self.entry_bytes:
             self.cut_file()
 
     def cut_file(self) -> None:
-        """Truncate the file after the entries that are written and still in memory."""
+        """Truncate the file after the entries that are both written and still in memory."""
         self._written = min(self._written, len(self))
         if self._disk.exists(self._path):
             file = self._disk.open(self._path)
@@ -109,7 +116,7 @@ class _IndexFile(ABC):
 
 
 class OffsetIndex(_IndexFile):
-    """The positions of batches in the file: (last offset of a batch, its position), both growing."""
+    """Pairs of (last offset of a batch relative to the base offset, position of the batch), both growing."""
 
     entry_bytes = _OFFSET_ENTRY.size
 
@@ -122,12 +129,15 @@ class OffsetIndex(_IndexFile):
     def load(
         cls, disk: Disk, path: str, log_size: int, run_entries: int = DEFAULT_LIMITS.index_run_entries
     ) -> OffsetIndex:
-        """Return the index in a file. Raises StorageError if the file is missing or does not fit the log."""
+        """Load an index file. Raises StorageError if the file is missing or does not fit the log.
+
+        `log_size` is the size of the log file in bytes.
+        """
         index = cls(disk, path, run_entries)
         data = _read(disk, path)
         for offset, position in _OFFSET_ENTRY.iter_unpack(data[: len(data) - len(data) % 8]):
             if position == 0:
-                break  # zeros that Kafka preallocated; the first batch never has an entry
+                break  # Kafka preallocates zeros; no entry has position 0, because the first batch gets none
             if position >= log_size or (index._offsets and offset <= index._offsets[-1]):
                 raise StorageError(f"{disk.describe(path)}: entry {len(index)} does not fit the log")
             index._offsets.append(offset)
@@ -137,7 +147,10 @@ class OffsetIndex(_IndexFile):
 
     @staticmethod
     def read_position(disk: Disk, path: str, relative_offset: int) -> int:
-        """Return `position_for` of a file, without keeping its entries; 0 if the file is unreadable."""
+        """Return the result of `position_for` for an index file, without keeping its entries in memory.
+
+        Returns 0 if the file is missing or unreadable.
+        """
         data = disk.read(path) if disk.exists(path) else b""
         entries = np.frombuffer(data, ">u4", len(data) // _OFFSET_ENTRY.size * 2).reshape(-1, 2)
         offsets, positions = entries[entries[:, 1] > 0].T
@@ -155,26 +168,26 @@ class OffsetIndex(_IndexFile):
         self.write_runs()
 
     def position_for(self, relative_offset: int) -> int:
-        """Return the position at which a scan for the batch that holds the offset can start."""
+        """Return a position from which a scan of the log finds the batch that contains the offset."""
         entry = bisect_right(self._offsets, relative_offset) - 1
         return self._positions[entry] if entry >= 0 else 0
 
     def position_before(self, position: int) -> int:
-        """Return the position of the last indexed batch at or before a position, 0 without one."""
+        """Return the position of the last indexed batch at or before `position`, 0 without one."""
         entry = bisect_right(self._positions, position) - 1
         return self._positions[entry] if entry >= 0 else 0
 
     def last(self) -> tuple[int, int] | None:
-        """Return the last entry as (relative offset, position), None without one."""
+        """Return the last entry as (relative offset, position), None in an empty index."""
         return (self._offsets[-1], self._positions[-1]) if self._offsets else None
 
     def cut(self, count: int) -> None:
-        """Keep the first `count` entries."""
+        """Keep only the first `count` entries."""
         del self._offsets[count:], self._positions[count:]
         self.cut_file()
 
     def count_below(self, relative_offset: int) -> int:
-        """Return how many entries are of batches wholly below an offset."""
+        """Return the number of entries whose batch ends below `relative_offset`."""
         return bisect_right(self._offsets, relative_offset - 1) if relative_offset > 0 else 0
 
     def _pack(self, start: int, stop: int) -> bytes:
@@ -183,7 +196,9 @@ class OffsetIndex(_IndexFile):
 
 
 class TimeIndex(_IndexFile):
-    """The largest timestamps so far: (timestamp, last offset of its batch), both growing."""
+    """Pairs of (largest timestamp so far, last offset of its batch relative to the base offset), both
+    growing.
+    """
 
     entry_bytes = _TIME_ENTRY.size
 
@@ -194,12 +209,12 @@ class TimeIndex(_IndexFile):
 
     @classmethod
     def load(cls, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> TimeIndex:
-        """Return the index in a file. Raises StorageError if it is missing or its entries do not grow."""
+        """Load a time index file. Raises StorageError if the file is missing or its entries do not grow."""
         index = cls(disk, path, run_entries)
         data = _read(disk, path)
         for timestamp_ms, offset in _TIME_ENTRY.iter_unpack(data[: len(data) - len(data) % 12]):
             if timestamp_ms == 0 and offset == 0:
-                break  # zeros that Kafka preallocated
+                break  # Kafka preallocates zeros
             if index._offsets and (timestamp_ms <= index._timestamps[-1] or offset <= index._offsets[-1]):
                 raise StorageError(f"{disk.describe(path)}: entry {len(index)} does not grow")
             index._timestamps.append(timestamp_ms)
@@ -209,9 +224,10 @@ class TimeIndex(_IndexFile):
 
     @staticmethod
     def read_last(disk: Disk, path: str) -> tuple[int, int] | None:
-        """Return the last entry of a finished file without reading the others, None if the file is empty.
+        """Return the last entry of a closed segment's file as (timestamp_ms, relative offset).
 
-        Raises StorageError if the file is missing or ends within an entry.
+        Only that entry is read. Returns None if the file is empty or the entry consists of zeros. Raises
+        StorageError if the file is missing or ends within an entry.
         """
         try:
             file = disk.open(path)
@@ -233,29 +249,29 @@ class TimeIndex(_IndexFile):
         return len(self._offsets)
 
     def append(self, timestamp_ms: int, relative_offset: int) -> None:
-        """Append an entry if its timestamp is larger than the last one."""
+        """Append an entry if `timestamp_ms` is larger than that of the last entry."""
         if not self._timestamps or timestamp_ms > self._timestamps[-1]:
             self._timestamps.append(timestamp_ms)
             self._offsets.append(relative_offset)
             self.write_runs()
 
     def offset_before(self, timestamp_ms: int) -> int:
-        """Return the relative offset up to which every timestamp is below `timestamp_ms`, 0 if unknown."""
+        """Return a relative offset up to which all timestamps are below `timestamp_ms`, 0 if unknown."""
         entry = bisect_right(self._timestamps, timestamp_ms - 1) - 1
         return self._offsets[entry] if entry >= 0 else 0
 
     def last(self) -> tuple[int, int] | None:
-        """Return the last entry as (timestamp_ms, relative offset), None without one."""
+        """Return the last entry as (timestamp_ms, relative offset), None in an empty index."""
         return (self._timestamps[-1], self._offsets[-1]) if self._offsets else None
 
     def cut_below(self, relative_offset: int) -> None:
-        """Keep only the entries below an offset."""
+        """Keep only the entries below `relative_offset`, in memory and in the file."""
         count = bisect_right(self._offsets, relative_offset - 1) if relative_offset > 0 else 0
         del self._timestamps[count:], self._offsets[count:]
         self.cut_file()
 
     def last_below(self, relative_offset: int) -> int | None:
-        """Return the offset of the last entry below an offset, None without one."""
+        """Return the relative offset of the last entry below `relative_offset`, None without one."""
         entry = bisect_right(self._offsets, relative_offset - 1) - 1 if relative_offset > 0 else -1
         return self._offsets[entry] if entry >= 0 else None
 
@@ -265,15 +281,15 @@ class TimeIndex(_IndexFile):
 
 
 def decode_aborted(data: bytes, base_offset: int, path: str) -> list[AbortedTransaction]:
-    """Return the entries of a `.txnindex` file, without a torn one at the end.
+    """Return the entries of a `.txnindex` file. A torn entry at the end is ignored.
 
-    Raises StorageError naming `path` if an entry is invalid.
+    Raises StorageError, which names `path`, if an entry is invalid.
     """
     entries: list[AbortedTransaction] = []
     previous = base_offset - 1
     for fields in _TXN_ENTRY.iter_unpack(data[: len(data) - len(data) % TXN_ENTRY_BYTES]):
         if not any(fields):
-            break  # after a power loss, the file may have the length without the bytes
+            break  # a power loss may leave a file of full length with zeros at its end
         entry = AbortedTransaction(*fields[1:])
         if fields[0] != 0 or entry.last_offset <= previous or entry.first_offset >= entry.last_offset:
             raise StorageError(f"{path}: entry {len(entries)} is {fields}")
@@ -283,9 +299,10 @@ def decode_aborted(data: bytes, base_offset: int, path: str) -> list[AbortedTran
 
 
 class TransactionIndex(_IndexFile):
-    """The aborted transactions whose marker is in the segment.
+    """The aborted transactions whose marker is in the segment, ordered by the marker's offset.
 
-    Oncelog creates the file with the segment; Apache Kafka, and Oncelog up to 0.5.0, with the first entry.
+    Oncelog creates the file when it creates the segment. Apache Kafka, and Oncelog up to 0.5.0, create it
+    with the first entry.
     """
 
     entry_bytes = TXN_ENTRY_BYTES
@@ -293,15 +310,19 @@ class TransactionIndex(_IndexFile):
     def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
         super().__init__(disk, path, run_entries)
         self._entries: list[AbortedTransaction] = []
-        self._placed = 0  # entries for which the file has bytes, written or reserved
-        self._extent = 0  # entries for which the file may have some bytes
+        # The number of entries that the file has bytes for, written or reserved.
+        self._placed = 0
+        # At least the number of entries that the file has bytes for, even after a failed reservation.
+        self._extent = 0
         self.is_unsynced = False
 
     @classmethod
     def load(
         cls, disk: Disk, path: str, base_offset: int, run_entries: int = DEFAULT_LIMITS.index_run_entries
     ) -> TransactionIndex:
-        """Return the index in a file; a missing file is empty. Raises StorageError for an invalid entry."""
+        """Load a transaction index file; a missing file counts as empty. Raises StorageError for an invalid
+        entry.
+        """
         index = cls(disk, path, run_entries)
         data = disk.read(path) if disk.exists(path) else b""
         index._entries = decode_aborted(data, base_offset, disk.describe(path))
@@ -316,24 +337,25 @@ class TransactionIndex(_IndexFile):
         return self._entries
 
     def from_offset(self, offset: int) -> Iterator[AbortedTransaction]:
-        """Yield the entries whose marker is at an offset or later, without examining earlier ones."""
+        """Yield the entries whose marker is at `offset` or later, without reading earlier entries."""
         first = bisect_left(self._entries, offset, key=attrgetter("last_offset"))
         for index in range(first, len(self._entries)):
             yield self._entries[index]
 
     def reserve_entries(self) -> None:
-        """Reserve bytes in the file for a run of further entries. Raises OSError.
+        """Write zeros to the file as the place of the next entries, one run at a time. Raises OSError.
 
-        Called before the marker of an aborted transaction is stored, so that a flush writes in place.
-        Otherwise no flush would succeed on a full disk, and the segments that wait for one could not be
-        deleted. See test_a_full_disk_with_unflushed_aborts_gets_room. The bytes are zeros, at which a reader
-        stops.
+        Called before the marker of an aborted transaction is stored, so that a flush needs no more room on
+        the disk. Otherwise no flush would succeed on a full disk, and segments that may only be deleted after
+        a flush would stay. See test_a_full_disk_with_unflushed_aborts_gets_room. `decode_aborted` stops at
+        the zeros.
         """
         count = len(self)
         if count < self._placed:
             return
         file = self._disk.open(self._path, create=True)
-        # Before the write, because a full disk may take a part of it. See test_a_clean_stop_leaves_no_zeros.
+        # Set before the write, because a full disk may store a part of the zeros. See
+        # test_a_clean_stop_leaves_no_zeros.
         self._extent = count + self._run_entries
         try:
             file.pwrite(bytes(self._run_entries * self.entry_bytes), count * self.entry_bytes)
@@ -342,7 +364,7 @@ class TransactionIndex(_IndexFile):
         self._placed = self._extent
 
     def truncate_reserved(self) -> None:
-        """Truncate the file after its last entry, when the segment is closed."""
+        """Remove the zeros of `reserve_entries` from the file. Called when the segment is closed."""
         if self._extent > len(self):
             self.cut_file()
 
@@ -355,38 +377,42 @@ class TransactionIndex(_IndexFile):
         self.is_unsynced = True
 
     def add_missing(self, entries: Iterable[AbortedTransaction]) -> None:
-        """Insert entries and replace the file.
+        """Insert entries, sort all entries by marker, and replace the file.
 
-        After an OSError the entries are in memory, and any later write stores all of them.
+        If this raises OSError, the new entries are in memory, and the next write stores all entries.
         """
         self._entries = sorted([*self._entries, *entries], key=lambda entry: entry.last_offset)
         self.replace()
 
     def replace(self) -> None:
-        """Write every entry to a new file that replaces the old one atomically. Raises OSError."""
+        """Write all entries to a new file that replaces the old one atomically. Raises OSError."""
         self._written = 0
         self._disk.replace(self._path, self._pack(0, len(self)))
         self._written, self.is_unsynced = len(self), False
         self._placed = self._extent = len(self)
 
     def store(self) -> None:
-        """Write all entries and sync them; a crash leaves the previous entries or all. Raises OSError.
+        """Write all entries and sync the file. Raises OSError.
 
-        A start trusts the file of a synced segment, so a partial file would show aborted records. See
+        A crash leaves the previous entries or all of them. Recovery trusts the file of a synced segment, so a
+        partial file would show aborted records to readers. See
         test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry.
         """
         stored = self._disk.read(self._path) if self._disk.exists(self._path) else None
         if stored is None or not self._pack(0, len(self)).startswith(stored):
             self.replace()
             return
-        # In place, because a full disk mostly has room for that. All of it, because an earlier sync may have
-        # failed.
+        # Written in place, because a full disk mostly has room for that. All entries are written again,
+        # because an earlier sync may have failed.
         self._written = 0
         self.sync()
 
     def sync(self) -> None:
-        """Write and sync every entry; the file may be new in its directory. Raises OSError."""
-        # Before the write: an entry that is appended meanwhile makes it unsynced again.
+        """Write the entries that the file lacks, and sync the file. Raises OSError.
+
+        The file's name is durable only after a sync of the directory.
+        """
+        # Cleared before the write, because another thread may append an entry and set it again.
         self.is_unsynced = False
         try:
             self.write_pending(sync=True)
@@ -395,9 +421,10 @@ class TransactionIndex(_IndexFile):
             raise
 
     def cut_below(self, offset: int) -> None:
-        """Keep only the entries whose marker is below an offset. The file changes with `store`."""
+        """Keep only the entries whose marker is below `offset`. The file changes with the next `store`."""
         kept = [entry for entry in self._entries if entry.last_offset < offset]
-        # A power loss could bring back the entries that are removed here, below a later recovery point.
+        # The file must be replaced by `store`. Otherwise a power loss could bring back the removed entries
+        # below a later recovery point.
         self.is_unsynced |= len(kept) < len(self._entries)
         self._entries = kept
         self._written = min(self._written, len(kept))

@@ -1,7 +1,7 @@
-"""The files of one partition and its offsets: writing, rolling, syncing and deleting segments.
+"""The files and offsets of one partition: write, roll, sync and delete segments.
 
-`oncelog.log.partition` decides what may be written; this module keeps on disk what it decides.
-Source: Kafka's LocalLog, and the parts of UnifiedLog that flush and delete segments.
+`oncelog.log.partition` decides which batches are stored, and this module stores them. Source: Kafka's
+LocalLog, and the parts of UnifiedLog that flush and delete segments.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
 
 
 class _DroppedSegment(NamedTuple):
-    """A segment that left the list. `remove` deletes its files, wherever their directory is by then."""
+    """A deleted segment whose files have been renamed. `remove` deletes the renamed files."""
 
     end_offset: int
     remove: BlockingCall
 
 
 class LocalLog:
-    """The segments of one directory, and the offsets that say which records are there and durable.
+    """The segments of one partition directory, its log start, log end and recovery point.
 
-    Methods are called from one thread, except `flush`, which may run in another one meanwhile. Other parts
-    of the partition read the attributes.
+    All methods except `flush` must be called from one thread. `flush` may run in another thread at the same
+    time. `Partition` and `LogCleaner` read the attributes.
     """
 
     def __init__(
@@ -61,30 +61,36 @@ class LocalLog:
         self.producers = recovered.producers
         self.leader_epoch = leader_epoch
         self.start_offset = recovered.log_start_offset
-        """The first offset that may be read."""
+        """The log start: the first offset that clients may read."""
         self.end_offset = recovered.segments.active.end_offset
-        """The offset that the next record gets."""
+        """The log end: the offset of the next record."""
         self.recovery_point = recovered.log_start_offset
-        """Everything below it survives a power loss."""
+        """The offset below which every record survives a power loss."""
         self.failure: str | None = None
-        """Why the partition is offline, None while it is online."""
+        """The reason why the partition is offline, None while it is online."""
         self.is_closed = False
         self.is_swapping = False
-        """True while compaction replaces segments: their files have no names, so none may be dropped."""
+        """True while compaction replaces segments. Their files have no names then, so no segment may be
+        deleted.
+        """
         self.unindexed_marker_offset: int | None = None
-        """The offset of a marker that is being written, until its transaction index entry is in memory."""
+        """The offset of a marker that is being appended. None again once its transaction index entry is in
+        memory.
+        """
         self._reader = reader
         self._background = background
         self._min_high_watermark = recovered.log_start_offset
         self._unsnapshotted_bytes = 0
-        self._sync_needed_to = 0  # the recovery point at which the deleted segments may go
+        # Deleted segments wait until the recovery point reaches this offset; 0 if none wait.
+        self._sync_needed_to = 0
         self._is_directory_dirty = True
         self._rewrites_small_files = False
 
     def settle_recovery_point(self, options: OpenOptions, rebuilt_from: int | None) -> None:
         """Set the recovery point after opening.
 
-        After an unclean start, the first flush writes what no earlier flush has synced once more.
+        After an unclean shutdown, the bytes above it may be in memory but not on disk, although an earlier
+        process tried to sync them. So the next flush writes these bytes again before it syncs.
         """
         end_offset = self.end_offset
         synced = end_offset if options.is_clean else max(options.recovery_point, options.log_start_offset)
@@ -99,11 +105,11 @@ class LocalLog:
 
     @property
     def high_watermark(self) -> int:
-        """Return the offset below which readers see records. With one replica that is mostly the log end.
+        """Return the offset below which readers see records.
 
-        A record that makes it flush.messages unsynced records is hidden until the sync, with all records
-        after it. Apache Kafka does the same: it syncs before it moves the high watermark. See
-        test_a_reader_sees_nothing_that_a_power_loss_could_take.
+        With one replica, that is the log end unless flush.messages or more records are unsynced. The record
+        that reaches that number is hidden until the next sync, and so are later ones. Apache Kafka also syncs
+        before it moves the high watermark. See test_a_reader_sees_nothing_that_a_power_loss_could_take.
         """
         end_offset, recovery_point = self.end_offset, self.recovery_point
         if end_offset - recovery_point < self.config.flush_messages:
@@ -125,7 +131,7 @@ class LocalLog:
     def is_flush_due(self) -> bool:
         """Return True if a flush would shorten recovery, free deleted segments or let compaction proceed.
 
-        Without traffic no other flush comes: test_compaction_does_not_wait_for_a_marker_without_end.
+        Without traffic, no append causes a flush. See test_compaction_does_not_wait_for_a_marker_without_end.
         """
         active_base = self.segments.active.base_offset
         if self.recovery_point < max(active_base, self._sync_needed_to):
@@ -139,24 +145,25 @@ class LocalLog:
             raise KafkaStorageError(f"{self.topic_partition} is offline: {self.failure}")
 
     def owns_segments(self, segments: list[Segment]) -> bool:
-        """Return True if the partition is open and online, and these are among its segments."""
+        """Return True if the partition is open and online, and all of `segments` are still in its list."""
         return not self.is_closed and self.failure is None and set(self.segments).issuperset(segments)
 
     # Writing
 
     def append(self, records: memoryview, header: BatchHeader, now_ms: int) -> int:
-        """Stamp and write a batch that the rules have accepted, and return its base offset.
+        """Write a batch that the append rule has accepted, and return its base offset.
 
-        Raises KafkaStorageError.
+        The base offset, the leader epoch and perhaps the append time are written into `records` first. Raises
+        KafkaStorageError.
         """
         if self.failure is not None:
             self.check_online()
         base_offset, config = self.end_offset, self.config
         if config.timestamp_type is _LOG_APPEND_TIME and not header.is_control:
             header = stamp_append_time(records, now_ms)
-        # In place, before the write. After a failed write the caller's bytes hold our base offset. So the
-        # request must be answered, and never retried with the same bytes. See
-        # test_the_bytes_of_a_failed_write_are_not_accepted_again.
+        # The batch is stamped in place before the write. If the write fails, the caller's buffer already
+        # contains our base offset. So the request must be answered, and never retried with the same bytes.
+        # See test_the_bytes_of_a_failed_write_are_not_accepted_again.
         stamp(records, 0, base_offset, self.leader_epoch)
         last_offset, max_timestamp_ms = base_offset + header.last_offset_delta, header.max_timestamp_ms
         segment = self.segments.active
@@ -176,7 +183,10 @@ class LocalLog:
         return base_offset
 
     def reserve_abort_entry(self, header: BatchHeader, now_ms: int) -> None:
-        """Reserve an index entry in the segment that gets an abort marker. Raises KafkaStorageError."""
+        """Reserve a transaction index entry in the segment to which an ABORT marker will be written.
+
+        Rolls the active segment if the marker does not fit. Raises KafkaStorageError.
+        """
         self.check_online()
         segment, last_offset = self.segments.active, self.end_offset + header.last_offset_delta
         times = header.max_timestamp_ms, self.config, now_ms
@@ -188,7 +198,7 @@ class LocalLog:
             raise KafkaStorageError(f"{self.topic_partition}, offset {last_offset}: {error}") from error
 
     def roll(self, now_ms: int) -> Segment:
-        """Close the active segment and start the next one. On OSError nothing has changed."""
+        """Close the active segment; create and return the next one. An OSError leaves the log unchanged."""
         active = self.segments.active
         active.cut_failed_write()
         try:
@@ -196,11 +206,11 @@ class LocalLog:
         except OSError:
             if active.end_offset > self.start_offset:
                 raise
-            self._give_up_indexes([active])  # all of its records are deleted
+            self._give_up_indexes([active])  # all of its records are deleted, so no reader needs them
         if len(self.segments) == 1 and self.recovery_point <= active.base_offset:
-            # No flush has made the first segment's name durable yet. A power loss could take it and keep the
-            # second one's name. The log would then begin inside a transaction, or with a gap that recovery
-            # takes for lost records. See test_no_power_loss_takes_the_first_segment_alone.
+            # No flush has yet made the name of the first segment durable. A power loss could remove it and
+            # keep the second segment. The log would then begin inside a transaction, or with a gap that
+            # recovery takes for lost records. See test_no_power_loss_takes_the_first_segment_alone.
             self.disk.sync_directory(self.directory)
         segment = Segment.create(
             self.disk, self.directory, self.end_offset, now_ms, limits=self.config.limits
@@ -208,17 +218,17 @@ class LocalLog:
         self.segments.add(segment)
         self._is_directory_dirty = True
         with suppress(OSError):
-            # Without this snapshot, recovery starts from an older one, and a deletion takes its own.
+            # If this snapshot fails, recovery starts from an older one, and deleting segments takes another.
             self.snapshot()
         return segment
 
     def snapshot(self) -> None:
-        """Start to write a snapshot of the producers as of the log end."""
+        """Start a background task that writes a snapshot of the producers as of the log end."""
         self._unsnapshotted_bytes = 0
         self.producers.snapshot(self.end_offset, self._after_snapshot)
 
     def _after_snapshot(self) -> BackgroundTask:
-        """Remove the snapshots that are no longer needed, then the segments that waited for this one."""
+        """Delete snapshots that are no longer needed, then the segments that waited for this snapshot."""
         kept = [segment.base_offset for segment in self.segments]
         if self.producers.snapshot_offset is not None:
             kept.append(self.producers.snapshot_offset)
@@ -226,17 +236,17 @@ class LocalLog:
         yield from self._remove(self._drop_dead())
 
     def reconfigure(self, config: LogConfig) -> None:
-        """Use other topic settings from now on."""
-        # Readers must still see what they have seen, even with a smaller flush.messages.
+        """Replace the topic's settings."""
+        # The high watermark must not fall, even if flush.messages is smaller now.
         self._min_high_watermark = self.high_watermark
         self.config = config
 
     # Deleting
 
     def delete_before(self, offset: int, now_ms: int) -> None:
-        """Move the log start up to `offset`, and delete the segments that lie wholly below it.
+        """Move the log start up to `offset`, and delete the segments wholly below it.
 
-        Raises OSError. The start has moved then, and a later call deletes what remained.
+        Raises OSError. Even then the log start has moved, and a later call deletes the remaining segments.
         """
         self.start_offset = max(self.start_offset, offset)
         active, failure = self.segments.active, None
@@ -244,13 +254,13 @@ class LocalLog:
             try:
                 self.roll(now_ms)
             except OSError as error:
-                failure = error  # a full disk: the closed segments can still go, and make room
+                failure = error  # on a full disk, deleting the closed segments still makes room
         dead = self._dead_segments()
         if dead and not self._is_safe_without(dead):
             try:
                 self._wait_for_snapshot(dead)
             except OSError as error:
-                failure = error  # segments that an older snapshot covers can still go, and make room
+                failure = error  # deleting what an older snapshot covers still makes room
         if dropped := self._drop_dead():
             self._background.add(self._remove(dropped))
         if failure is not None:
@@ -261,10 +271,10 @@ class LocalLog:
         return [segment for segment in closed if segment.end_offset <= self.start_offset]
 
     def _is_safe_without(self, dead: list[Segment]) -> bool:
-        """Return True if a snapshot covers what these segments say of producers, even after a power loss.
+        """Return True if a snapshot covers the producers of the `dead` segments, even after a power loss.
 
-        Recovery drops a snapshot above the end of the log. So before synced records are deleted, the log
-        must be synced up to that snapshot. See
+        Recovery deletes snapshots above the log end. So before synced records are deleted, the log must be
+        synced up to the offset of that snapshot. See
         test_a_power_loss_after_deleting_segments_leaves_their_producers_known.
         """
         offset = self.producers.snapshot_from(dead[-1].end_offset)
@@ -273,21 +283,24 @@ class LocalLog:
         return offset <= self.recovery_point or dead[0].base_offset >= self.recovery_point
 
     def _safe_part(self, dead: list[Segment]) -> list[Segment]:
-        """Return the segments below the newest snapshot at or below the recovery point.
+        """Return those of the `dead` segments that a snapshot at or below the recovery point covers.
 
-        On a full disk they make room for a newer snapshot:
+        On a full disk, deleting them makes room for a newer snapshot. See
         test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover.
         """
         offset = self.producers.snapshot_up_to(self.recovery_point)
         return [segment for segment in dead if offset is not None and segment.end_offset <= offset]
 
     def _wait_for_snapshot(self, dead: list[Segment]) -> None:
-        """Request a snapshot that covers what these segments say of producers, and a sync up to it."""
+        """Start a snapshot that covers the producers of the `dead` segments, and request a flush up to its
+        offset.
+        """
         offset = self.producers.snapshot_from(dead[-1].end_offset)
         self._sync_needed_to = self.end_offset if offset is None else offset
         if offset is None:
             if self.producers.is_snapshot_refused:
-                # On a full disk this makes room for it: test_a_full_disk_with_one_segment_gets_room.
+                # On a full disk, this makes room for the snapshot. See
+                # test_a_full_disk_with_one_segment_gets_room.
                 self._give_up_indexes(dead)
             self.snapshot()
 
@@ -297,7 +310,10 @@ class LocalLog:
             segment.give_up_indexes()
 
     def _drop_dead(self) -> list[_DroppedSegment]:
-        """Take some of the deleted segments out of the list; `_remove` deletes their files."""
+        """Rename the files of some deleted segments and remove the segments from the list.
+
+        At most `limits.max_drops_per_step` segments are handled. `_remove` deletes the renamed files.
+        """
         dead = self._dead_segments()
         if dead and not self._is_safe_without(dead):
             dead = self._safe_part(dead)
@@ -306,23 +322,23 @@ class LocalLog:
         dropped: list[_DroppedSegment] = []
         dead = dead[: self.config.limits.max_drops_per_step]
         if self.recovery_point <= dead[-1].end_offset:
-            # As in `roll`, for the segment that becomes the first one. See
+            # The next segment becomes the first one, and its name must be durable, as in `roll`. See
             # test_no_power_loss_takes_the_first_segment_that_retention_leaves.
             self.disk.sync_directory(self.directory)
         try:
-            # Four renames each; eight segments take about two milliseconds.
+            # A segment has four files to rename; eight segments take about two milliseconds.
             for segment in dead:
                 dropped.append(_DroppedSegment(segment.end_offset, segment.drop(self.disk)))
                 self.segments.drop_first()
         except OSError:
             if not dropped:
                 raise
-            # The next round of retention meets the others again.
+            # The next retention run tries the remaining segments again.
         self._reader.forget_cursors()
         return dropped
 
     def _remove(self, dropped: list[_DroppedSegment]) -> BackgroundTask:
-        """Delete the files of dropped segments, then drop the next ones: thousands may go at once."""
+        """Delete the files of the dropped segments, then drop and delete the remaining deleted segments."""
         end_offset = None
         while dropped:
             end_offset = dropped[-1].end_offset
@@ -335,42 +351,44 @@ class LocalLog:
             yield partial(self.producers.snapshots.remove_below, end_offset)
 
     def _sync_drops(self) -> None:
-        """Make the names of dropped segments durable before their files go. Safe in a thread.
+        """Sync the renames of dropped segments before their files are deleted. Safe in a thread.
 
-        A power loss may keep the new name of one segment and lose those of older ones. A start knows that
-        the older ones were dropped, too, only while that one's file is there. See
-        test_a_power_loss_amid_deleting_segments_leaves_no_hole.
+        A power loss may keep the rename of one segment and lose the renames of older ones. As long as the
+        renamed file of the newer segment exists, recovery knows that all older segments were dropped, too.
+        See test_a_power_loss_amid_deleting_segments_leaves_no_hole.
         """
         with suppress(PartitionClosed, FileNotFoundError):  # the whole directory is being deleted
             self.disk.sync_directory(self.directory)
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:
-        """Put one compacted segment in the place of neighbours."""
+        """Replace neighbouring segments by their compacted segment in the list."""
         self.segments.replace(old, new)
         self._reader.forget_cursors()
 
     # Syncing
 
     def flush(self) -> None:
-        """Sync what was appended before the call, and raise the recovery point. Safe in a thread.
+        """Sync all records that were appended before the call, and raise the recovery point.
 
-        Raises KafkaStorageError. The next flush retries what failed before a sync. After a failed sync,
-        appends are refused until a restart: the system may have dropped what it could not write.
+        Safe in another thread. Raises KafkaStorageError. If a write failed before the sync, the next flush
+        tries again. If a sync failed, the partition is offline until a restart, because Linux may have
+        dropped the unsynced bytes.
         """
         self.check_online()
         self._check_open()
         end_offset = self.end_offset
-        # In another thread, this may run between the write of a marker and its transaction index entry. See
+        # The other thread may have written a marker, but not yet its transaction index entry. See
         # test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry.
         if (marker_offset := self.unindexed_marker_offset) is not None:
             end_offset = min(end_offset, marker_offset)
         synced_to = self.recovery_point
-        # Includes the segment that ends at the recovery point. Its indexes were written after that flush, or
-        # a start has cut off its torn end since, which a power loss may undo until it is synced. See
-        # test_a_second_power_loss_does_not_bring_a_torn_end_back.
+        # The segment that ends at the recovery point is synced again. Its indexes may be newer than the last
+        # flush. Recovery may also have cut off its torn end, which a power loss can undo until the next sync.
+        # See test_a_second_power_loss_does_not_bring_a_torn_end_back.
         segments = self.segments.from_offset(synced_to - 1)
         try:
-            # Read before the syncs: a segment that is created meanwhile makes the directory dirty again.
+            # Cleared before the syncs: a segment that is created during the syncs makes the directory dirty
+            # again.
             is_dirty, self._is_directory_dirty = self._is_directory_dirty, False
             is_dirty |= any(segment.transactions.is_unsynced for segment in segments)
             for segment in segments:
@@ -381,19 +399,19 @@ class LocalLog:
             self._fail(error)
             raise KafkaStorageError(f"{self.topic_partition}: {self.failure}") from error
         except OSError as error:
-            # Not offline: a flush that found no room or no file descriptor has lost nothing. See
+            # The partition stays online: a full disk or a lack of file descriptors has lost no bytes. See
             # test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline.
             self._is_directory_dirty = True
             raise KafkaStorageError(f"{self.topic_partition} cannot be flushed: {error}") from error
-        # Files that were closed meanwhile were not synced.
+        # If the partition was closed during the syncs, some of its files were not synced.
         self._check_open()
         self.recovery_point = max(self.recovery_point, end_offset)
 
     def _sync_small_files(self) -> None:
-        """Sync partition.metadata, the leader epochs and the directory.
+        """Sync partition.metadata, the leader epoch file and the directory.
 
-        They are not synced when a partition is created: until the first flush, the list of topics is the
-        durable truth. See test_a_new_partition_that_was_flushed_survives_a_power_loss.
+        A new partition's small files are not synced when they are created. Until the first flush, the stored
+        list of topics is authoritative. See test_a_new_partition_that_was_flushed_survives_a_power_loss.
         """
         for name in (PARTITION_METADATA, LEADER_EPOCHS):
             sync_file(self.disk, f"{self.directory}/{name}", rewrites=self._rewrites_small_files)
@@ -401,11 +419,12 @@ class LocalLog:
         self.disk.sync_directory(self.directory)
 
     def _fail(self, error: SyncFailed) -> None:
-        """Take the partition offline. Linux marks pages clean after a failed sync, so no later sync helps.
+        """Take the partition offline after a failed sync.
 
-        Apache Kafka does this for any IOException. Not only `flush` syncs. Names that retention, a snapshot
-        or compaction could not make durable would pass for durable after the directory's next sync. See
-        test_a_directory_that_cannot_be_synced_takes_the_partition_offline.
+        Linux marks pages clean after a failed sync, so a later sync proves nothing. Failed directory syncs of
+        retention, snapshots and compaction come here, too: the next successful sync of the directory would
+        hide that a rename is not durable. Apache Kafka takes the log directory offline after any IOException.
+        See test_a_directory_that_cannot_be_synced_takes_the_partition_offline.
         """
         self.failure = f"a sync failed ({error}); start the broker again once the disk works"
 
@@ -414,21 +433,23 @@ class LocalLog:
             raise KafkaStorageError(f"{self.topic_partition} was closed or deleted")
 
     def checkpoint_producers(self) -> None:
-        """Snapshot the producers if much was appended since the last snapshot, so that recovery stays short.
+        """Take a snapshot of the producers if enough bytes were appended since the last one.
 
-        Also delete the segments that waited for a sync.
+        The threshold is `limits.snapshot_every_bytes`. Frequent snapshots keep recovery short. The call also
+        deletes the segments that waited for a flush.
         """
         if self._unsnapshotted_bytes >= self.config.limits.snapshot_every_bytes:
             self.snapshot()
         if 0 < self._sync_needed_to <= self.recovery_point and not self.is_closed:
             self._sync_needed_to = 0
-            with suppress(OSError):  # the next round of retention meets them again
+            with suppress(OSError):  # the next retention run tries again
                 self._background.add(self._remove(self._drop_dead()))
 
     def release_handles(self) -> None:
-        """Release the file descriptors of closed, synced segments; the next read opens the files again.
+        """Close the file descriptors of closed, synced segments; the next read reopens the files.
 
-        A segment that compaction is replacing, or could not replace, has no name to open it by.
+        Nothing is closed while compaction replaces segments, because their files could not be reopened by
+        name.
         """
         if self.is_closed or self.is_swapping or self.failure is not None:
             return
@@ -439,9 +460,9 @@ class LocalLog:
     # Closing
 
     def close(self, now_ms: int) -> None:
-        """Snapshot the producers, write the indexes, sync everything and close the files.
+        """Take a snapshot of the producers, write the indexes, sync everything and close the files.
 
-        Raises KafkaStorageError, but closes the files in any case.
+        Raises KafkaStorageError after closing the files.
         """
         try:
             self.producers.table.expire(now_ms, self.config.producer_expiration_ms)
@@ -456,19 +477,18 @@ class LocalLog:
             self.abandon()
 
     def close_unchanged(self) -> None:
-        """Close the files of a log that nothing was appended to since it was opened."""
-        with suppress(OSError):  # left by a batch or a marker that the disk refused
+        """Close the files of a log that has had no append since it was opened."""
+        with suppress(OSError):  # a rejected write may have left bytes after the end
             self.segments.active.cut_failed_write()
             self.segments.active.transactions.truncate_reserved()
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the files without writing anything, as a crash would."""
+        """Close the files without writing, as a crash would."""
         self.is_closed = True
         self.producers.abandon()
         for segment in self.segments:
-            with suppress(OSError):  # of a network file system, for example
+            with suppress(OSError):  # a network file system, for example, may fail here
                 segment.close()
-        # Last, because the calls above may remove unfinished files. From here on, deferred work has no
-        # effect.
+        # Last, because the calls above may remove unfinished files. A closed disk rejects all deferred work.
         self.disk.close()

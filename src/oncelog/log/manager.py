@@ -1,13 +1,13 @@
 """The data directory: its lock, its partitions and their checkpoints.
 
-    .lock                                held while a broker runs; a second broker is rejected
+    .lock                                locked while a broker runs; a second broker is rejected
     meta.properties                      cluster.id, node.id, directory.id, the version of the format
     .kafka_cleanshutdown                 exists only after a clean stop
     recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint,
     cleaner-offset-checkpoint
     oncelog-txnindex-checkpoint          offsets below which the transaction indexes are complete
     oncelog-txnindex-start-checkpoint    offsets from which on each segment has a transaction index
-    <topic>-<partition>/                 a partition; "...-delete" is one that is being removed
+    <topic>-<partition>/                 a partition; "...-delete" is being deleted
 
 Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 """
@@ -46,20 +46,26 @@ from oncelog.types import TopicPartition
 LOCK, META_PROPERTIES, CLEAN_SHUTDOWN = ".lock", "meta.properties", ".kafka_cleanshutdown"
 DELETED_SUFFIX = "-delete"
 FORMAT_KEY, FORMAT_VERSION = "oncelog.format.version", 1
-"""The key in meta.properties of the format of all files, raised when an older Oncelog would misread them.
+"""The key in meta.properties with the version of all file formats.
 
-A directory without it is Apache Kafka's, or of an Oncelog before the key existed, with files of version 1."""
+The version is raised if an older Oncelog would misread the files. Without the key, Apache Kafka wrote the
+directory, or an Oncelog from before the key existed, whose files have version 1.
+"""
 FOREIGN_LOGS = frozenset({"__cluster_metadata"})
-"""Logs of Apache Kafka's controllers, which are no topics and must not be deleted."""
+"""Logs of Apache Kafka's controllers. They are not topics and must not be deleted."""
 _META_VERSION = 1
 _NO_IDS: Mapping[str, bytes] = MappingProxyType({})
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9]\d{0,9})")
 _DELETED = re.compile(rf"(?=.{{255}}$|.+-\d+\.[0-9a-f]{{32}}-).+{DELETED_SUFFIX}")
-"""The directory of a deleted partition. Only a name at the length limit lacks its number or id."""
+"""The directory of a deleted partition. Its partition number and id may be cut off only if the name has the
+maximum length.
+"""
 MAX_PROMPT_DELETIONS = 100
-"""The number of deleted partitions that a start removes before it serves, and a stop before it ends.
+"""The maximum number of deleted partitions whose directories are removed during opening, and again during
+closing.
 
-A slow disk removes a hundred in a second. A start removes some first, because a full disk needs the room."""
+A slow disk removes a hundred in a second. Opening removes some at once, because a full disk needs the room.
+"""
 _SEGMENT = re.compile(r"\d{20}\.log")
 _FIRST_SEGMENT = f"{0:020}.log"
 _PARTITION_FILE = re.compile(
@@ -95,7 +101,7 @@ class LogManager:
         self._indexed = read_offsets(disk, INDEXED_OFFSETS)
         self._index_starts = read_offsets(disk, INDEX_STARTS)
         self._unindexed: set[TopicPartition] = set()
-        """Partitions that were opened with restored transaction index entries that could not be stored."""
+        """Partitions whose restored transaction index entries could not be stored when they were opened."""
         self._written_points = dict(self._recovery_points)
         self.background = BackgroundQueue()
         self._lock = lock
@@ -104,10 +110,10 @@ class LogManager:
         self._is_noting_log_starts = self._is_indexed_dirty = self._is_index_starts_dirty = False
         self._has_lost_end = False
         self._is_forgetting = False
-        """True while checkpoint files may contain deleted partitions."""
+        """True while checkpoint files may contain entries of deleted partitions."""
         self._is_closing = self._is_compacting = False
         self._left_deletions: list[str] = []
-        """Directories of deleted partitions, for `remove_deleted`."""
+        """Directories of deleted partitions that `remove_deleted` still has to remove."""
         self._prompt_deletions = MAX_PROMPT_DELETIONS
 
     @classmethod
@@ -121,12 +127,12 @@ class LogManager:
         cluster_id: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> LogManager:
-        """Lock the directory and finish some deletions; partitions are opened one by one afterwards.
+        """Lock the directory and remove some directories of deleted partitions. Opens no partition.
 
-        `new_uuid` returns 16 random bytes. `cluster_id` None takes the directory's id or a new one. `limits`
-        are those of the whole broker. Raises StorageError if the directory is in use by another process,
-        belongs to another node or cluster, was written by a newer Oncelog (then nothing was changed), or has
-        unreadable files.
+        `new_uuid` returns 16 random bytes. `cluster_id` None uses the directory's id, or a new id. `limits`
+        apply to the whole broker. Raises StorageError if another process uses the directory, if it belongs to
+        another node or cluster, or if files are unreadable. StorageError is also raised, before anything is
+        changed, if a newer Oncelog wrote the directory.
         """
         lock = _take_lock(disk)
         try:
@@ -138,8 +144,9 @@ class LogManager:
                 try:
                     disk.remove_tree(name)
                 except OSError:
-                    manager._left_deletions.append(name)  # a leftover must not prevent the start
-            # From here on, a crash makes the next start recover; the recovery points are at the log ends.
+                    manager._left_deletions.append(name)  # must not prevent opening
+            # After this removal, the next start recovers every partition, whose recovery points are at the
+            # log ends.
             remove_if_exists(disk, CLEAN_SHUTDOWN)
             disk.sync_directory()
         except OSError as error:
@@ -151,9 +158,9 @@ class LogManager:
         return manager
 
     def partition_directories(self) -> list[TopicPartition]:
-        """Return the partitions in the directory, open or not, without Apache Kafka's internal logs.
+        """Return all partitions in the directory, open or not. Apache Kafka's internal logs are left out.
 
-        A directory with such a name may be the user's own: see `is_partition`.
+        A directory with a matching name may also be the user's own. `is_partition` tells them apart.
         """
         matches = [(name, _DIRECTORY.fullmatch(name)) for name in self.disk.list()]
         return [
@@ -163,25 +170,35 @@ class LogManager:
         ]
 
     def is_partition(self, topic_partition: TopicPartition) -> bool:
-        """Return True if a directory can be a partition: it has a segment, or only files of partitions.
+        """Return True if a directory has a segment, or no files except a partition's.
 
-        `backup-20261122` is not one. See test_a_directory_that_is_no_partition_is_left_alone.
+        For example, `backup-20261122` may be a user's directory. See
+        test_a_directory_that_is_no_partition_is_left_alone.
         """
         names = self.disk.list(str(topic_partition))
         return any(_SEGMENT.match(name) for name in names) or all(map(_PARTITION_FILE.fullmatch, names))
 
     def stored_topic_id(self, topic_partition: TopicPartition) -> bytes | None:
-        """Return the topic id in a directory, None without one. Raises StorageError if it is unreadable."""
+        """Return the topic id stored in a partition's directory, None if there is none.
+
+        Raises StorageError if the file is unreadable.
+        """
         return read_partition_metadata(self.disk, str(topic_partition))
 
     def lacks_recovery_point(self, tp: TopicPartition) -> bool:
-        """Return True if the last stop was clean but left no recovery point: files are missing."""
+        """Return True if the last stop was clean but stored no recovery point of this partition.
+
+        In this case, files are missing.
+        """
         return self.was_clean and tp not in self._recovery_points
 
     def open_partition(
         self, topic_partition: TopicPartition, config: LogConfig, topic_id: bytes, now_ms: int
     ) -> Partition:
-        """Open a partition and recover it if necessary, or create it. Raises MisuseError, StorageError."""
+        """Open a partition and recover it if necessary, or create it. `now_ms` is the wall clock in ms.
+
+        Raises MisuseError if the partition is open, and StorageError.
+        """
         if topic_partition in self.partitions:
             raise MisuseError(f"{topic_partition} is open already")
         cleaned_to = self._cleaned.get(topic_partition, 0)
@@ -207,7 +224,9 @@ class LogManager:
         partition.on_log_start = self._note_log_start
         if cleaned_to <= partition.log_end_offset:
             partition.cleaner.cleaned_to = max(partition.cleaner.cleaned_to, cleaned_to)
-            # Only a version that writes the first checkpoint and not the second can have lost entries.
+            # If the second checkpoint is behind, the last cleaning version wrote only the first, and may have
+            # Oncelog up to 0.4.1 wrote cleaner-offset-checkpoint, but not oncelog-txnindex-checkpoint. So
+            # index entries may be lost only if the second checkpoint is behind the first.
             if cleaned_to > self._indexed.get(topic_partition, 0):
                 if partition.restore_aborted_index(cleaned_to):
                     self._indexed[topic_partition] = cleaned_to
@@ -218,10 +237,11 @@ class LogManager:
         return partition
 
     def remove_leftover(self, tp: TopicPartition, topic_id: bytes) -> bool:
-        """Remove a directory without records that another topic of the name left; return True if it did.
+        """Remove a directory without records that belongs to another topic of the same name.
 
-        A creation or growth that failed on a broken disk leaves such directories. A recreated topic could not
-        be opened over them. See test_what_another_topic_left_stops_no_start.
+        Returns True if the directory was removed. Such a directory remains if a topic's creation or growth
+        failed on a broken disk, and would prevent opening a recreated topic. See
+        test_what_another_topic_left_stops_no_start.
         """
         try:
             if read_partition_metadata(self.disk, str(tp)) in (None, topic_id):
@@ -234,11 +254,11 @@ class LogManager:
         return True
 
     def is_without_records(self, tp: TopicPartition) -> bool:
-        """Return True if a partition's directory has never held a record, not even one deleted since."""
+        """Return True if a partition's directory has never contained a record."""
         for name in self.disk.list(str(tp)):
             if name.endswith(".log") and name != _FIRST_SEGMENT:
                 return False
-            if ".log" in name:  # including one that compaction has written and not swapped in
+            if ".log" in name:  # also a compacted segment that is not swapped in yet
                 file = self.disk.open(f"{tp}/{name}")
                 size_bytes = file.size()
                 file.close()
@@ -247,13 +267,13 @@ class LogManager:
         return True
 
     def forget_missing_partitions(self) -> None:
-        """Forget the checkpoints of partitions that are not open and have no directory. Raises OSError.
+        """Remove checkpoint entries of partitions that are not open and have no directory. Raises OSError.
 
-        Call it when every known partition is open. A new topic of that name must begin at offset 0. See
+        Call this after opening all existing partitions. A new topic of that name must begin at offset 0. See
         test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one.
 
-        A recovery point above a log's end is lowered at once. After a kill, the next start would take records
-        that are appended below it for synced. See test_a_lost_end_lowers_the_recovery_point_on_disk.
+        A recovery point above its log's end is also lowered at once. Otherwise, after a kill, the next start
+        would take new records below it for synced. See test_a_lost_end_lowers_the_recovery_point_on_disk.
         """
         tables = (self._recovery_points, self._log_starts, self._cleaned, self._indexed, self._index_starts)
         listed = {tp for table in tables for tp in table}
@@ -268,11 +288,11 @@ class LogManager:
             self._written_points = dict(self._recovery_points)
 
     def forget_index_starts(self) -> None:
-        """Expect no segment to have a transaction index, because Apache Kafka has run since.
+        """Forget which segments have transaction index files, because Apache Kafka has run since.
 
-        Kafka creates the index file only with an entry. Segments that seem to have lost theirs would all be
-        read, at 4 to 18 seconds per gigabyte. See test_when_kafka_has_run_since_its_segments_lack_no_index.
-        Raises StorageError.
+        Kafka creates such a file only with its first entry. Recovery would take missing files for lost and
+        read the segments, at 4 to 18 seconds per gigabyte. See
+        test_when_kafka_has_run_since_its_segments_lack_no_index. Raises StorageError.
         """
         self._index_starts.clear()
         try:
@@ -283,7 +303,7 @@ class LogManager:
     def delete_partitions(
         self, deleted: Iterable[TopicPartition], topic_ids: Mapping[str, bytes] = _NO_IDS
     ) -> dict[str, KafkaStorageError]:
-        """Delete partitions as `delete_in_steps` does, in one step."""
+        """Delete partitions without yielding. Otherwise the same as `delete_in_steps`."""
         steps = self.delete_in_steps(deleted, topic_ids)
         while True:
             try:
@@ -294,12 +314,13 @@ class LogManager:
     def delete_in_steps(
         self, deleted: Iterable[TopicPartition], topic_ids: Mapping[str, bytes] = _NO_IDS
     ) -> Generator[None, None, dict[str, KafkaStorageError]]:
-        """Forget partitions and their producers, and remove their directories as far as the disk allows.
+        """Delete partitions: close them, forget their checkpoints, and rename and remove their directories.
 
-        Return by topic why a directory may be left; empty if none is. The caller may then try again, even in
-        a later process. The directory of a partition that is not open is removed only if it has the topic's
-        id in `topic_ids`, or none. Between the steps, none of these partitions may be opened. If the data
-        directory is closed meanwhile, the deletion stops where it is.
+        The generator returns an error for each topic whose directories may remain; the caller may try again,
+        even after a restart. A directory whose partition is not open is removed only if its topic id is that
+        of `topic_ids`, or if it has none. Between the steps, the caller must not open any of these
+        partitions. If the data directory is closed during the deletion, the deletion stops and all topics
+        count as failed.
         """
         deleted, renamed = list(deleted), []
         failures: dict[str, KafkaStorageError] = {}
@@ -311,16 +332,17 @@ class LogManager:
                 if count % self.limits.partitions_per_step == 0:
                     yield from self._yield_to_others()
             if self._is_forgetting:
-                # A new partition of this name must not inherit these offsets.
+                # A new partition of the same name must not inherit the checkpoints.
                 self._write_offsets()
                 self._is_forgetting = False
-            # Renamed first: a crash must not leave half a partition under its name.
+            # Renamed before its files are removed, so that a crash cannot leave a part of the partition under
+            # its name.
             for count, tp in enumerate(deleted, 1):
                 try:
                     if tp in opened or self._is_of_topic(tp, topic_ids.get(tp.topic)):
                         renamed.append(self._rename_deleted(tp))
                 except FileNotFoundError:
-                    pass  # removed by an earlier attempt, or never created
+                    pass  # an earlier attempt removed it, or it was never created
                 except OSError as error:
                     failures.setdefault(tp.topic, KafkaStorageError(f"{tp} cannot be deleted: {error}"))
                 if count % self.limits.partitions_per_step == 0:
@@ -334,18 +356,19 @@ class LogManager:
         return failures
 
     def _yield_to_others(self) -> Iterator[None]:
-        """Yield to other work. Raises KafkaStorageError if the directory was closed meanwhile."""
+        """Yield once. Raises KafkaStorageError if the data directory was closed during that step."""
         was_closing = self._is_closing
         yield None
         if self._is_closing and not was_closing:
             raise KafkaStorageError("the broker stops; its next start continues")
 
     def _forget(self, tp: TopicPartition) -> bool:
-        """Forget a partition and its checkpoints; return True if it was open."""
-        self._deletion_count += 1  # a checkpoint that is being written may still contain it
+        """Forget a partition and its checkpoints. Return True if it was open."""
+        self._deletion_count += 1  # a checkpoint file that is being written may still have it
         for table in (self._recovery_points, self._log_starts, self._cleaned, self._indexed):
             self._is_forgetting |= table.pop(tp, None) is not None
-        # A new partition may inherit it from the file, because all of its segments have such an index.
+        # Not counted in `_is_forgetting`: a new partition may inherit it, as all its segments have an index
+        # file.
         self._index_starts.pop(tp, None)
         self._written_points.pop(tp, None)
         self._unindexed.discard(tp)
@@ -357,13 +380,13 @@ class LogManager:
     def _is_of_topic(self, tp: TopicPartition, topic_id: bytes | None) -> bool:
         """Return True if a directory belongs to this topic, or is a partition without a topic id.
 
-        Raises OSError; FileNotFoundError if there is no directory.
+        Raises OSError, for example FileNotFoundError if the directory does not exist.
         """
         is_partition = self.is_partition(tp)
         try:
             stored_id = read_partition_metadata(self.disk, str(tp))
         except StorageError:
-            return True  # torn: its topic was still being created
+            return True  # unreadable, because creating the topic was interrupted
         return stored_id == topic_id or (stored_id is None and is_partition)
 
     def _rename_deleted(self, tp: TopicPartition) -> str:
@@ -372,7 +395,7 @@ class LogManager:
         return name
 
     def remove_deleted(self) -> None:
-        """Start to remove the directories of deleted partitions that earlier runs and attempts left."""
+        """Start to remove the directories of deleted partitions that could not be removed earlier."""
         directories, self._left_deletions = self._left_deletions, []
         if directories:
             self.background.add(self._remove_trees(directories))
@@ -381,7 +404,8 @@ class LogManager:
         failure = None
         for directory in directories:
             if self._is_closing:
-                # The next start continues: test_a_stop_and_a_start_wait_for_few_deletions.
+                # The next start removes the remaining ones. See
+                # test_a_stop_and_a_start_wait_for_few_deletions.
                 if not self._prompt_deletions:
                     return
                 self._prompt_deletions -= 1
@@ -390,17 +414,19 @@ class LogManager:
             except FileNotFoundError:
                 pass
             except OSError as error:
-                # The others are removed: test_a_directory_that_cannot_be_removed_keeps_no_other.
+                # Continue with the other directories. See
+                # test_a_directory_that_cannot_be_removed_keeps_no_other.
                 failure = failure or error
                 self._left_deletions.append(directory)
-            yield None  # otherwise other tasks would wait for thousands of directories
+            yield None  # thousands of directories must not delay other tasks
         if failure is not None and not self._is_closing:
             raise failure
 
     def for_each_partition(self, work: Callable[[Partition], Iterator[object] | None]) -> None:
-        """Start a round over all partitions; `work` may return further steps for a partition.
+        """Start a background task that calls `work` for every partition.
 
-        A partition that fails does not stop the round; the first KafkaStorageError is raised at its end.
+        `work` may return an iterator, whose items are separate steps. If `work` raises KafkaStorageError for
+        a partition, the task continues, and raises the first error at its end.
         """
         self.background.add(self._round(work))
 
@@ -419,7 +445,7 @@ class LogManager:
             raise failures[0]
 
     def compact(self, now_ms: int) -> None:
-        """Start a round that compacts the partitions that need it, unless one is running."""
+        """Start to compact all partitions that need it, unless such a task is running already."""
         if not self._is_compacting:
             self._is_compacting = True
             self.background.add(self._compact(now_ms))
@@ -443,9 +469,9 @@ class LogManager:
                 if dirty is not None and dirty.is_due(
                     config.min_cleanable_dirty_ratio, config.max_compaction_lag_ms, now_ms
                 ):
-                    # Compaction leaves gaps, and recovery takes a gap above the recovery point that it reads
-                    # for lost records. So the checkpoint file must be past the range, not only the point in
-                    # memory. See
+                    # Recovery takes a gap above the checkpointed recovery point for lost records, and
+                    # compaction leaves gaps. So the range must be below the recovery point in the checkpoint
+                    # file, not only below the one in memory. See
                     # test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk.
                     if self._written_points.get(tp, 0) < dirty.end_offset:
                         yield from self._write_aside(RECOVERY_POINTS)
@@ -466,7 +492,10 @@ class LogManager:
             raise failures[0]
 
     def write_checkpoints(self) -> None:
-        """Write recovery points, log starts and high watermarks. Raises KafkaStorageError."""
+        """Start to write recovery points, log starts and high watermarks.
+
+        Without a background runner, raises KafkaStorageError if a file cannot be written.
+        """
         self.background.add(self._checkpoint())
 
     def _checkpoint(self) -> BackgroundTask:
@@ -488,21 +517,26 @@ class LogManager:
             raise KafkaStorageError(f"checkpoints cannot be written: {error}") from error
 
     def _write_aside(self, path: str) -> BackgroundTask:
-        """Write one checkpoint file in a thread, and rename it unless a partition was deleted meanwhile."""
+        """Write a checkpoint file in a thread, then rename it unless a partition was deleted since."""
         data, deletion_count, new_path = self._encode_offsets(path), self._deletion_count, path + ".new"
         points = dict(self._recovery_points)
         yield partial(write_synced, self.disk, new_path, data)
         if self._deletion_count == deletion_count:
-            # Not in the thread: see test_checkpoints_written_aside_never_bring_back_a_deleted_partition.
+            # Renamed in this thread, where no deletion can come between check and rename. See
+            # test_checkpoints_written_aside_never_bring_back_a_deleted_partition.
             self.disk.rename(new_path, path)
             yield self.disk.sync_directory
-            # Otherwise a new partition of the name would be compacted above the recovery point on disk. See
+            # A partition that was deleted and recreated during the sync has no recovery point on disk. With
+            # the old one, it would be compacted too far. See
             # test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk.
             if path == RECOVERY_POINTS and self._deletion_count == deletion_count:
                 self._written_points = points
 
     def _note_log_start(self) -> None:
-        """Write the log starts after one moved within a segment, because only the checkpoint has it."""
+        """Start to write the log starts. Called when a log start moved to an offset inside a segment.
+
+        Only the checkpoint file stores such a log start.
+        """
         if not self._is_noting_log_starts:
             self._is_noting_log_starts = True
             self.background.add(self._write_log_starts())
@@ -517,7 +551,8 @@ class LogManager:
             self._is_index_starts_dirty = False
             paths.append(INDEX_STARTS)
         if self._cleaned or any(partition.config.is_compacted for partition in self.partitions.values()):
-            # In this order: after a crash between them, the next start must not read every batch again.
+            # Written in this order: a crash between the two would otherwise make the next start read every
+            # batch.
             paths += [INDEXED_OFFSETS, CLEANED_OFFSETS]
         for path in paths:
             self.disk.replace(path, self._encode_offsets(path))
@@ -526,7 +561,7 @@ class LogManager:
         partitions = self.partitions.items()
         if path == HIGH_WATERMARKS:
             return encode_offsets({tp: p.high_watermark for tp, p in partitions})
-        # Partitions that are not open keep their offsets.
+        # Offsets of partitions that are not open stay in the files.
         if path == CLEANED_OFFSETS:
             self._cleaned |= {tp: p.cleaner.cleaned_to for tp, p in partitions if p.config.is_compacted}
             return encode_offsets(self._cleaned)
@@ -546,9 +581,10 @@ class LogManager:
         return encode_offsets(self._recovery_points)
 
     def close(self, now_ms: int) -> None:
-        """Close every partition, write the checkpoints and, without errors, the clean-shutdown marker.
+        """Close every partition and write the checkpoints. Without errors, also write `.kafka_cleanshutdown`.
 
-        Raises the first KafkaStorageError after closing the others; the next start recovers then.
+        Raises the first KafkaStorageError after closing everything. In this case, the next start recovers the
+        partitions.
         """
         failures, self._is_closing = [], True
         for partition in self.partitions.values():
@@ -571,20 +607,20 @@ class LogManager:
 
     @property
     def is_closing(self) -> bool:
-        """True from the start of `close` on: no partition may be opened any more."""
+        """True once `close` was called. No partition may be opened from then on."""
         return self._is_closing
 
     def new_uuid(self) -> bytes:
-        """Return 16 random bytes."""
+        """Return 16 random bytes for a new id."""
         return self._new_uuid()
 
     def give_back(self) -> None:
-        """Restore the clean-shutdown marker after a rejected start, if no partition was opened."""
+        """Restore `.kafka_cleanshutdown` if the start was rejected before any partition was opened."""
         if self.was_clean and not self.partitions:
             self.disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
 
     def release(self) -> None:
-        """Close files and lock without writing anything, as a crash would."""
+        """Close the files and release the lock without writing, as a crash would."""
         for partition in self.partitions.values():
             partition.abandon()
         self._lock.release()
@@ -633,7 +669,7 @@ def _settle_properties(
 
 
 def _check_version(path: str, properties: dict[str, str], key: str, newest: int) -> int:
-    """Return the version under a key, 0 without one. Raises StorageError for a newer or invalid one."""
+    """Return the version stored under `key`, 0 without one. Raises StorageError if it is newer or invalid."""
     text = properties.get(key, "0")
     if not text.isdecimal():
         raise StorageError(f"{path} says {key}={text}, which is no version; restore the file from a backup")

@@ -1,8 +1,8 @@
-"""One partition: append, read, delete. Every stored batch passes through `Partition.append`.
+"""One partition's log: append, read and delete records.
 
-A batch is checked first (header, checksum, `oncelog.rules.idempotence.append`), then written. Producer state
-changes only after the bytes are written, so a rejection or a failing disk leaves the partition as it was.
-Source: Kafka's UnifiedLog.
+`Partition.append` stores every batch of the partition. It checks the header and the checksum, applies the
+append rule (`oncelog.rules.idempotence.append`), and then writes. Producer state changes only after the bytes
+are written. So a rejected batch or a failing disk leaves the partition unchanged. Source: Kafka's UnifiedLog.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ _CLIENT, _LOG_APPEND_TIME = Origin.CLIENT, TimestampType.LOG_APPEND_TIME
 
 
 class Appended(NamedTuple):
-    """A batch that is in the log.
+    """The result of `Partition.append`: the offsets of the stored batch, or of the batch that it repeats.
 
-    `log_append_time_ms` is the broker's time on topics with LogAppendTime, the remembered time for a
-    duplicate, otherwise None.
+    `log_append_time_ms` is the broker's time in ms on a topic with LogAppendTime, else None. For a duplicate,
+    it is the timestamp that the broker remembers of the stored batch. `log_start_offset` is the partition's
+    log start after the append.
     """
 
     base_offset: int
@@ -72,9 +73,10 @@ class ProducerState(NamedTuple):
 
 
 class Partition:
-    """The log of one topic partition on this node, its leader and only replica.
+    """The log of one topic partition on this node, which is the leader and the only replica.
 
-    Methods are called from one thread, except `flush`, which may run in another one meanwhile.
+    All methods except `flush` must be called from one thread. `flush` may run in another thread at the same
+    time.
     """
 
     def __init__(
@@ -92,16 +94,20 @@ class Partition:
         self.topic_id = topic_id
         self.recovery_warnings = recovered.warnings
         self.indexed_from = recovered.indexed_from
-        """Every segment that begins there or later has an index file of aborted transactions."""
+        """The base offset from which on every segment has a transaction index file."""
         self.opened_cost = 0
-        """The cost so far of decompressing clients' batches, in records (`prepare_batch`)."""
+        """The total cost of decompressing clients' batches since opening, in records. See `prepare_batch`."""
         self.on_log_start: Callable[[], None] | None = None
-        """Called when the log start has moved to an offset at which no segment begins."""
+        """Called after the log start moved to an offset inside a segment. Only a checkpoint file stores such
+        a log start.
+        """
         self._reader = reader
         self._epochs = epochs
         self._producers = recovered.producers
         self._unchanged: tuple[int, int] | None = None
-        """Log end and log start with which closing has nothing to write; None if it always has."""
+        """The (log end, log start) for which the files are complete, so that `close` writes nothing. None if
+        `close` must always write.
+        """
 
     @classmethod
     def open(
@@ -121,15 +127,17 @@ class Partition:
         leader_epoch: int = 0,
         background: BackgroundQueue | None = None,
     ) -> Self:
-        """Open the partition in `directory`, or create it. A `topic_id` of None takes the stored one.
+        """Open the partition in `directory`, or create it.
 
-        A new directory survives a power loss once its parent is synced, its content after a flush.
+        A new directory survives a power loss after its parent directory is synced. Its files survive after
+        the first flush. Raises StorageError, which names the file and the position.
 
-        `recovery_point`: everything below is synced; without a clean shutdown, the rest is checked.
-        `cleaned_to`: everything below was compacted, as far as is known.
-        `indexed_from`: segments from there on had an index file of aborted transactions; None: unknown.
-        `background` runs deferred work; None: it is done at once.
-        Raises StorageError naming file and position.
+        - `topic_id`: 16 bytes; None uses the id stored in the directory.
+        - `clean_shutdown`: the last process closed the partition. Else, all above `recovery_point` is read.
+        - `recovery_point`: every record below this offset is synced.
+        - `cleaned_to`: compaction has cleaned the log at least up to this offset.
+        - `indexed_from`: segments from this base offset on had a transaction index file; None if unknown.
+        - `background`: runs deferred work; with None, deferred work runs at once.
         """
         disk = PartitionDisk(disk)
         background = BackgroundQueue() if background is None else background
@@ -151,11 +159,12 @@ class Partition:
             partition = cls._load(disk, directory, topic_partition, options, topic_id, leader_epoch)
         except OSError as error:
             if is_new:
-                with suppress(OSError):  # otherwise it would block the next attempt
+                with suppress(OSError):  # a remaining directory would block the next attempt
                     disk.remove_tree(directory)
             raise StorageError(f"{disk.describe(directory)} cannot be opened: {explain(error)}") from error
         if partition.high_watermark < partition.log_end_offset:
-            # Hidden by flush.messages, but readers may have seen it before the process ended.
+            # The high watermark hides records that flush.messages has not synced. Before the process ended,
+            # readers may have seen them, so they are synced and visible again.
             try:
                 partition.flush()
             except KafkaStorageError as error:
@@ -172,7 +181,7 @@ class Partition:
         topic_id: bytes | None,
         leader_epoch: int,
     ) -> Self:
-        """Recover the directory and build the partition from it. Raises StorageError, OSError."""
+        """Recover the directory and return its partition. Raises StorageError, OSError."""
         stored_id = _check_topic_id(disk, directory, topic_id)
         recovered = recover(disk, directory, options)
         if topic_id is not None and stored_id is None:
@@ -211,12 +220,12 @@ class Partition:
 
     @property
     def log_start_offset(self) -> int:
-        """The first offset that may be read."""
+        """The first offset that clients may read."""
         return self.log.start_offset
 
     @property
     def log_end_offset(self) -> int:
-        """The offset that the next record gets."""
+        """The offset of the next record."""
         return self.log.end_offset
 
     @property
@@ -235,7 +244,7 @@ class Partition:
 
     @property
     def recovery_point(self) -> int:
-        """Everything below it survives a power loss."""
+        """The offset below which every record survives a power loss."""
         return self.log.recovery_point
 
     @property
@@ -246,12 +255,12 @@ class Partition:
 
     @property
     def is_offline(self) -> bool:
-        """True after a failed sync: nothing is accepted until the partition is opened again."""
+        """True after a failed sync: the partition rejects appends until the broker restarts."""
         return self.log.failure is not None
 
     @property
     def is_closed(self) -> bool:
-        """True once the partition was closed or deleted. It changes no file from then on."""
+        """True once the partition was closed or deleted. A closed partition changes no file."""
         return self.log.is_closed
 
     @property
@@ -273,7 +282,7 @@ class Partition:
         return self.log.directory
 
     def file_at(self, offset: int) -> str:
-        """Return the path of the log file that holds an offset, for people."""
+        """Return the full path of the log file of the segment that contains `offset`, for messages."""
         return self.log.disk.describe(self.log.segments.from_offset(offset)[0].log_path)
 
     # Appending
@@ -287,11 +296,14 @@ class Partition:
         header: BatchHeader | None = None,
         begins_epoch: bool = False,
     ) -> Appended:
-        """Store the one batch in `records`, stamped in place if writable; bytes after it are ignored.
+        """Store the first batch in `records`; bytes after that batch are ignored.
 
-        `header`: as read from these records, if the caller has done so. `begins_epoch`: see `decide_append`.
-        A repetition of a remembered batch is not stored again. Raises a BrokerError and stores nothing if
-        `check_batch` or the append rule rejects the batch; raises KafkaStorageError if the disk fails.
+        The base offset and the leader epoch are written into `records` if the buffer is writable and holds
+        only the batch. Otherwise they are written into a copy. `header` is the batch's parsed header, if the
+        caller has read it. `now_ms` is the wall clock in ms. `begins_epoch`: see `decide_append`.
+
+        A batch that repeats a remembered batch is not stored again. Raises a BrokerError and stores nothing
+        if `check_batch` or the append rule rejects the batch. Raises KafkaStorageError if the disk fails.
         """
         if header is None:
             header = read_header(records)
@@ -344,7 +356,8 @@ class Partition:
             origin,
             base_offset=log.end_offset,
             now_ms=now_ms,
-            # As in Kafka, the kind of request that asked first counts until its batch is stored.
+            # As in Kafka: until a batch of the producer is stored, the first request that asked the
+            # coordinator decides whether each transaction has its own epoch.
             begins_epoch=begins_epoch and (verification is None or verification.raises_epoch),
             verification=verification,
         )
@@ -389,11 +402,12 @@ class Partition:
     def read(
         self, offset: int, max_bytes: int, *, upper_offset: int | None = None, at_least_one: bool = True
     ) -> LogSlice:
-        """Return whole stored batches, unchanged, from the one that holds `offset` to below `upper_offset`.
+        """Return whole batches as stored, from the one that contains `offset` to below `upper_offset`.
 
-        They take at most `max_bytes`, but with `at_least_one` the first batch comes even if it is larger.
-        `upper_offset` None is the log end, which readers may not see yet. The result is empty at the end.
-        Raises OffsetOutOfRange, KafkaStorageError, and CorruptMessage where the files are damaged.
+        `upper_offset` None means the log end, which clients may not see yet. The batches have at most
+        `max_bytes` bytes. With `at_least_one`, the first batch is returned even if it is larger. At the end,
+        the result is empty. Raises OffsetOutOfRange, KafkaStorageError, and CorruptMessage if the files are
+        damaged there.
         """
         log = self.log
         end_offset = log.end_offset
@@ -411,13 +425,14 @@ class Partition:
             raise KafkaStorageError(f"{self.topic_partition}: reading failed: {error}") from error
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
-        """Return the aborted transactions that overlap a range, for a read_committed reader; unordered."""
+        """Return the aborted transactions that overlap [`from_offset`, `upper_offset`), in no order."""
         return self.log.segments.aborted_transactions(from_offset, upper_offset)
 
     def search_timestamp(self, timestamp_ms: int | None, cost: StepCost) -> Search:
-        """Find the first record at or after a time, or with the largest time (None), in bounded steps.
+        """Find the first record at or after `timestamp_ms`; with None, the record with the largest timestamp.
 
-        Raises KafkaStorageError if the partition is closed meanwhile, or cannot be read.
+        The generator runs in bounded steps, as `oncelog.log.background` defines them. Raises
+        KafkaStorageError if the partition is closed during the search or cannot be read.
         """
         search = self._reader.search(timestamp_ms, self.log.start_offset, cost)
         while True:
@@ -432,27 +447,30 @@ class Partition:
                 raise KafkaStorageError(f"{self.topic_partition} was closed meanwhile")
 
     def offset_for_timestamp(self, timestamp_ms: int) -> FoundTime | None:
-        """Return the first record at or after a time as (timestamp_ms, offset), in one step."""
+        """Return the first record whose timestamp is at least `timestamp_ms`, in one step."""
         return _finish(self.search_timestamp(timestamp_ms, StepCost()))
 
     def max_timestamp_offset(self) -> FoundTime | None:
-        """Return the record with the largest timestamp, None in an empty log."""
+        """Return the record with the largest timestamp, None if the log has no timestamps."""
         return _finish(self.search_timestamp(None, StepCost()))
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int | None, int | None]:
-        """Return the largest leader epoch not above `epoch` and its end offset; (None, None) if unknown."""
+        """Return the largest leader epoch at or below `epoch`, and its end offset.
+
+        Returns (None, None) if `epoch` is above the latest leader epoch.
+        """
         return self._epochs.end_offset(epoch, self.log.end_offset)
 
     # Producers and transactions
 
     @property
     def producer_count(self) -> int:
-        """The number of producer ids that are remembered."""
+        """The number of producer ids in the producer table."""
         return len(self._producers.table)
 
     @property
     def largest_producer_id(self) -> int:
-        """The largest remembered producer id, -1 without one."""
+        """The largest producer id in the producer table, -1 if the table is empty."""
         return self._producers.table.largest_id
 
     @property
@@ -460,14 +478,14 @@ class Partition:
         return len(self._producers.open_transactions)
 
     def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Return True if this epoch of the producer has a transaction open here."""
+        """Return True if this producer id and epoch has an open transaction in this partition."""
         if producer_id not in self._producers.open_transactions:
             return False
         entry = self._producers.table.get(producer_id)
         return entry is not None and entry.producer_epoch == producer_epoch
 
     def open_transaction(self, producer_id: int) -> ProducerIdAndEpoch | None:
-        """Return the producer of the transaction that is open here under an id, None without one."""
+        """Return the producer whose transaction is open in this partition, None if it has none open."""
         if producer_id not in self._producers.open_transactions:
             return None
         entry = self._producers.table.get(producer_id)
@@ -475,49 +493,57 @@ class Partition:
         return None if epoch is None else ProducerIdAndEpoch(producer_id, epoch)
 
     def open_transactions(self) -> list[ProducerIdAndEpoch]:
-        """Return the producers whose transactions are open here."""
+        """Return the producers that have an open transaction in this partition."""
         producers = [self.open_transaction(producer_id) for producer_id in self._producers.open_transactions]
         return [producer for producer in producers if producer is not None]
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
-        """Note a batch about which the transaction coordinator is asked; no later batch may overtake it."""
+        """Note a batch before the transaction coordinator is asked whether it may be stored.
+
+        Until the coordinator has answered, the append rule rejects batches with higher sequences
+        (`Verification`).
+        """
         self._producers.begin_verification(producer_id, epoch, sequence, raises_epoch=raises_epoch)
 
     def producer(self, producer_id: int) -> ProducerEntry | None:
-        """Return what is remembered of a producer id."""
+        """Return the producer table's entry for `producer_id`, None without one."""
         return self._producers.table.get(producer_id)
 
     def epochs_of(self, producer_ids: Container[int]) -> Iterator[tuple[int, int]]:
-        """Yield (producer id, epoch) of the remembered ones among these ids. Scans the whole table."""
+        """Yield (producer id, epoch) for the producers in the table that are in `producer_ids`.
+
+        Scans the whole table.
+        """
         return self._producers.table.epochs_of(producer_ids)
 
     def describe_producers(self) -> list[ProducerState]:
-        """Return what is remembered of every producer id, by id."""
+        """Return the producer table, sorted by producer id."""
         return sorted(
             ProducerState(producer_id, entry) for producer_id, entry in self._producers.table.items()
         )
 
     def producers_in_parts(self) -> Iterator[list[ProducerState]]:
-        """Yield what is remembered now of every producer id, a few thousand at a time, by id within a part.
+        """Yield the producer table as of now in parts of a few thousand producers, sorted by producer id.
 
-        A million at once would delay other requests for seconds. See
-        test_producers_are_described_in_bounded_parts.
+        Only the producers of one part are sorted. Describing a million producers at once would delay other
+        requests for seconds. See test_producers_are_described_in_bounded_parts.
         """
         for part in self._producers.table.image().parts():
             yield [ProducerState(pid, unpack_entry(packed)) for pid, packed in sorted(part.items())]
 
     def expire_producers(self, now_ms: int) -> Iterator[int]:
-        """Forget idle producers, a part of the table in each step; yield how many each step forgot."""
+        """Remove idle producers from the table, one part of the table per step. Yield the number removed."""
         config, table = self.log.config, self._producers.table
         max_examined = config.limits.expire_step_producers
         for _ in range(1 + len(table) // max_examined):
             yield table.expire(now_ms, config.producer_expiration_ms, max_examined)
 
     def restore_aborted_index(self, cleaned_to: int) -> bool:
-        """Give abort markers below `cleaned_to` the index entries that compaction up to 0.4.1 lost.
+        """Restore index entries of aborted transactions that compaction up to 0.4.1 lost below `cleaned_to`.
 
-        Reads the header of every batch there. Returns False if a full disk, for example, kept them from
-        being stored; the next start must do it again. Raises StorageError.
+        Reads every batch header below `cleaned_to`. Returns False if the entries are only in memory because
+        writing failed, for example on a full disk. The next restart must then restore them again. Raises
+        StorageError if the log cannot be read.
         """
         log = self.log
         try:
@@ -536,9 +562,10 @@ class Partition:
     # Deletion
 
     def delete_records(self, before_offset: int | None, now_ms: int) -> int:
-        """Delete the records below an offset (None: all that readers see); return the new log start.
+        """Delete the records below `before_offset`, or below the high watermark if it is None.
 
-        Raises OffsetOutOfRange above the high watermark.
+        Returns the new log start. Raises OffsetOutOfRange if `before_offset` is above the high watermark, and
+        KafkaStorageError if the disk fails.
         """
         high_watermark = self.high_watermark
         target = high_watermark if before_offset is None else before_offset
@@ -551,9 +578,9 @@ class Partition:
         return self.log.start_offset
 
     def confirm_times(self, now_ms: int) -> Iterator[None]:
-        """Verify the timestamps by which `enforce_retention` would delete now, in bounded steps.
+        """Verify the largest timestamps of the segments that `enforce_retention` would delete now.
 
-        Raises KafkaStorageError.
+        The generator runs in bounded steps. Raises KafkaStorageError.
         """
         log, config = self.log, self.log.config
         if not config.is_deleted or config.retention_ms is None or log.is_swapping:
@@ -570,27 +597,27 @@ class Partition:
                     return
             except (OSError, StorageError) as error:
                 if not log.owns_segments([segment]):
-                    return  # deleted or compacted meanwhile; the next round sees what is there then
+                    return  # deleted or compacted during this step; the next run retries
                 raise KafkaStorageError(f"{self.topic_partition}: retention failed: {error}") from error
 
     def enforce_retention(self, now_ms: int) -> int:
-        """Delete segments that are too old or exceed the size limit, oldest first; return how many.
+        """Delete the oldest segments that are too old or exceed the size limit; return the number deleted.
 
-        Open transactions do not keep them. An offline partition keeps all of them, and so does one in which
-        compaction is replacing segments. Raises KafkaStorageError.
+        Segments with open transactions are deleted, too. Nothing is deleted while the partition is offline or
+        while compaction is replacing segments. Raises KafkaStorageError.
         """
         log = self.log
         if self.is_offline or log.is_swapping:
             return 0
         before = len(log.segments)
         for _ in self.confirm_times(now_ms):
-            pass  # mostly done already, in steps
+            pass  # mostly done by the caller before, in bounded steps
         is_deleted = log.config.is_deleted
         self._advance_log_start(self._retained_from(now_ms) if is_deleted else log.start_offset, now_ms)
         return max(before - len(log.segments), 0)
 
     def _retained_from(self, now_ms: int) -> int:
-        """Return the offset below which segments are too old or exceed the size limit."""
+        """Return the new log start: all segments below it are too old or exceed the size limit."""
         log, config, high_watermark = self.log, self.log.config, self.high_watermark
         offset = log.start_offset
         excess = None if config.retention_bytes is None else log.segments.size_bytes - config.retention_bytes
@@ -598,7 +625,8 @@ class Partition:
             oldest_ms = None if config.retention_ms is None else now_ms - config.retention_ms
             is_old = oldest_ms is not None and segment.largest_timestamp_ms < oldest_ms
             is_excess = excess is not None and excess >= segment.size_bytes
-            # A closed segment is empty where compaction left nothing. It must not keep the ones after it.
+            # Compaction may leave a closed segment empty. An empty segment must not keep later ones from
+            # deletion.
             is_needed = segment is log.segments.active and segment.size_bytes == 0
             if is_needed or not (is_old or is_excess) or segment.end_offset > high_watermark:
                 break
@@ -607,7 +635,9 @@ class Partition:
         return offset
 
     def _advance_log_start(self, offset: int, now_ms: int) -> None:
-        """Move the log start up, and delete the segments wholly below it. Raises KafkaStorageError."""
+        """Move the log start up to `offset`, and delete the segments wholly below it. Raises
+        KafkaStorageError.
+        """
         log = self.log
         log.check_online()
         previous = log.start_offset
@@ -623,25 +653,25 @@ class Partition:
     # Syncing and closing
 
     def flush(self) -> None:
-        """Sync what was appended before the call, and raise the recovery point. Safe in a thread.
+        """Sync all records that were appended before the call, and raise the recovery point.
 
-        Raises KafkaStorageError; see `LocalLog.flush`.
+        Safe in another thread. Raises KafkaStorageError; `LocalLog.flush` explains what follows a failure.
         """
         self.log.flush()
 
     def checkpoint_producers(self) -> None:
-        """Snapshot the producers if much was appended since the last snapshot."""
+        """Take a snapshot of the producers if enough bytes were appended since the last one."""
         self.log.checkpoint_producers()
 
     def reconfigure(self, config: LogConfig) -> None:
-        """Use other topic settings from now on."""
+        """Replace the topic's settings."""
         self.log.reconfigure(config)
 
     def close(self, now_ms: int) -> None:
-        """Write everything and close the files. Raises KafkaStorageError, but closes them in any case.
+        """Write all state to disk and close the files. Raises KafkaStorageError after closing them.
 
-        An offline partition is only closed: its failure was reported, and the next start must recover it.
-        An unchanged partition needs nothing to be written.
+        An offline partition is closed without writing, because its failure was reported and the next restart
+        must recover it. A partition that is unchanged since opening needs no write.
         """
         if self.is_offline:
             self.abandon()
@@ -656,7 +686,7 @@ class Partition:
 
 
 def _make_directory(disk: Disk, directory: str) -> None:
-    """Raises StorageError for a symbolic link to nothing, OSError."""
+    """Create the directory. Raises OSError, and StorageError if a symbolic link to nothing has its name."""
     try:
         disk.mkdir(directory)
     except FileExistsError as error:
@@ -676,9 +706,10 @@ def _settle_epochs(disk: Disk, directory: str, recovered: Recovered, leader_epoc
 
 
 def _check_topic_id(disk: Disk, directory: str, topic_id: bytes | None) -> bytes | None:
-    """Return the stored id, None if there is none, or a torn one while the caller knows the id.
+    """Return the topic id stored in the directory, None if the file is missing.
 
-    Raises StorageError if the ids differ, or if the file is unreadable and the caller does not know the id.
+    An unreadable file also gives None if `topic_id` is not None, because the file can be written again.
+    Raises StorageError if the two ids differ, or if the file is unreadable and `topic_id` is None.
     """
     try:
         stored = read_partition_metadata(disk, directory)

@@ -1,9 +1,9 @@
-"""The disk as one partition uses it: paths lead to the partition's own files, or nowhere.
+"""A partition's view of the disk, which rejects calls once the partition is closed.
 
-Deferred work (snapshots, compaction, a flush in another thread) addresses files by path. The directory of a
-deleted topic is renamed, and a new topic of that name has files with the same names. So every path is
-resolved here, and nothing is found once the partition is closed. Files that are open already stay with the
-renamed directory.
+Deferred work, such as snapshots, compaction or a flush in another thread, addresses files by path. After a
+topic is deleted, its directory is renamed, and a new topic of the same name may have files with the same
+paths. So the old partition must resolve no path after it was closed. Its open files stay valid, because they
+moved with the directory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from oncelog.log.background import BlockingCall
 from oncelog.log.disk import Disk, DiskLock, File, PartitionClosed, SyncFailed, remove_if_exists
 
 DROPPED_SUFFIX = ".deleted"
-"""Kafka's ending of files that a start removes."""
-# Unique in the process, over all directories; a start removes what an earlier process left.
+"""Kafka's ending of deleted files. Recovery removes such files."""
+# Makes names unique within the process, in all directories. Recovery removes the files of earlier processes.
 _drops = itertools.count()
 
 
 class PartitionDisk:
-    """Forwards calls to a disk until `close`; after that they raise PartitionClosed. Safe in threads.
+    """A disk that raises PartitionClosed after `close`. Safe in threads.
 
-    `close` waits for a call in progress, so that no path is resolved before it and used after it.
+    Until then, it forwards all calls to another disk. `close` waits for a call in progress, so that no call
+    resolves a path before `close` and uses it afterwards.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -33,18 +34,18 @@ class PartitionDisk:
         self._lock = disk.mutex()
         self._is_closed = False
         self.on_sync_failed: Callable[[SyncFailed], None] = lambda error: None
-        """Called if a directory could not be synced, in the thread of that sync."""
+        """Called when a sync of a directory failed, in the thread of that sync."""
 
     def close(self) -> None:
-        """Reject further calls. Idempotent."""
+        """Reject all further calls. Idempotent."""
         with self._lock:
             self._is_closed = True
 
     def drop(self, paths: Iterable[str]) -> BlockingCall:
-        """Rename files to unique names; return a call that removes them, at any time and in any thread.
+        """Rename files to unique names, and return a call that removes them at any time, in any thread.
 
-        The first file must exist, others may be missing. Raises OSError if the first one cannot be renamed;
-        any other that cannot be renamed keeps its name.
+        The first file must exist; the others may be missing. Raises OSError if the first file cannot be
+        renamed. Another file that cannot be renamed keeps its name.
         """
         dropped: list[str] = []
         for path in paths:
@@ -126,7 +127,7 @@ class PartitionDisk:
             self._disk.remove_tree(path)
 
     def sync_directory(self, path: str = "") -> None:
-        # Without the lock, because it may take long: a sync of another partition's directory does no harm.
+        # Without the lock, because a sync may take long. Syncing another partition's directory does no harm.
         self._check()
         try:
             self._disk.sync_directory(path)
@@ -146,5 +147,5 @@ class PartitionDisk:
 
 def _remove_dropped(disk: Disk, paths: Iterable[str]) -> None:
     for path in paths:
-        # Gone if the directory was renamed meanwhile; then it is removed as a whole.
+        # The file is gone if the directory of a deleted partition was renamed. It is then removed as a whole.
         remove_if_exists(disk, path)

@@ -1,7 +1,7 @@
 """The producers of a partition: their state, their open transactions, and the snapshots of both.
 
-Appends and recovery change the state through the same two methods, `remember` and `complete`.
-Source: Kafka's ProducerStateManager.
+Appends and recovery change the state through the same two methods: `remember` for data, `complete` for
+markers. Source: Kafka's ProducerStateManager.
 """
 
 from __future__ import annotations
@@ -41,12 +41,16 @@ from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 from oncelog.wire.control import ControlType, decode_control
 
 _MAX_UNSYNCED = 100
-"""The number of complete transactions that are noted one by one until their markers are synced."""
+"""The number of completed transactions that are tracked individually until their markers are synced. Beyond
+it, one entry covers several transactions.
+"""
 _Request = tuple[int, ProducerImage, Callable[[], BackgroundTask]]
 
 
 def produced_batch(header: BatchHeader) -> ProducedBatch:
-    """Return the producer fields of a header. Raises InvalidRecord without a producer id or epoch."""
+    """Return the producer fields of a batch header. Raises InvalidRecord if the producer id or epoch is
+    missing.
+    """
     _, _, _, _, _, attributes, delta, _, max_timestamp_ms, producer_id, epoch, sequence, _ = header
     if producer_id is None or epoch is None:
         raise InvalidRecord(f"producer id {producer_id} with epoch {epoch}")
@@ -55,7 +59,7 @@ def produced_batch(header: BatchHeader) -> ProducedBatch:
 
 
 def end_marker(header: BatchHeader, batch: memoryview) -> EndMarker | None:
-    """Return the COMMIT or ABORT in a control batch, None for other control records and an empty batch.
+    """Return the COMMIT or ABORT marker in a control batch; None for other control records or none at all.
 
     Raises CorruptMessage or InvalidRecord if the batch cannot be decoded.
     """
@@ -76,8 +80,8 @@ def end_marker(header: BatchHeader, batch: memoryview) -> EndMarker | None:
 class PartitionProducers:
     """The producer table and the open transactions of a partition.
 
-    `open_transactions` maps producer ids to first offsets, oldest first. `snapshot_offset` is that of the
-    newest snapshot known to be on disk, None without one.
+    - `open_transactions`: first offset of each open transaction by producer id, oldest first.
+    - `snapshot_offset`: offset of the newest snapshot that was loaded or written; None without one.
     """
 
     def __init__(self, snapshots: Snapshots, background: BackgroundQueue) -> None:
@@ -85,15 +89,17 @@ class PartitionProducers:
         self.table = ProducerTable(limits.max_producers_at_work, limits.producer_shard_entries)
         self._max_verifying = limits.max_verifying_producers
         self.open_transactions: OrderedDict[int, int] = OrderedDict()
-        # Not a dict: finding its first entry skips the slots of all entries deleted before it. With 80,000
-        # open transactions, the end of each would skip the others. See
-        # test_many_open_transactions_end_in_turn.
+        # An OrderedDict, because a dict finds its first entry only after skipping the slots of deleted
+        # entries. With 80,000 open transactions, ending them in turn would skip up to 80,000 slots each time.
+        # See test_many_open_transactions_end_in_turn.
         self.verifying: dict[int, Verification] = {}
-        """By producer id; at most `limits.max_verifying_producers`, of which the oldest is dropped first."""
+        """Pending verifications by producer id, at most `limits.max_verifying_producers`. The oldest is
+        dropped first.
+        """
         self.snapshots = snapshots
         self.snapshot_offset: int | None = None
         self.is_snapshot_refused = False
-        """True if the disk refused the last snapshot."""
+        """True if writing the last snapshot failed."""
         self._snapshot_offsets: set[int] = set()
         self._hidden: deque[tuple[int, int]] = deque()
         self._unsynced: deque[tuple[int, int]] = deque()
@@ -102,7 +108,12 @@ class PartitionProducers:
         self._requested: _Request | None = None
 
     def load(self, snapshot: Snapshot, expired_before_ms: int) -> None:
-        """Load a snapshot, without expired producers; ids already in the table get only the older batches."""
+        """Load a snapshot into the table.
+
+        Producers whose last append was at or before `expired_before_ms` are skipped, unless they have an open
+        transaction. A producer that is already in the table keeps its state, and only gets older remembered
+        batches from the snapshot.
+        """
         entries = snapshot.producers
         if len(self.table):
             newer = {pid: entry for pid in entries if (entry := self.table.get(pid)) is not None}
@@ -125,28 +136,32 @@ class PartitionProducers:
         self._note_snapshot(snapshot.offset)
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
-        """Note a batch about which the transaction coordinator is asked."""
+        """Note a batch before the transaction coordinator is asked whether it may be stored."""
         verification = self.verifying.get(producer_id)
         if verification is not None:
             self.verifying[producer_id] = verification.with_batch(epoch, sequence)
             return
-        # Any client can name producer ids, so their number is bounded.
+        # Any client can send any producer id, so the number of entries needs a bound.
         if len(self.verifying) >= self._max_verifying:
             del self.verifying[next(iter(self.verifying))]
         self.verifying[producer_id] = Verification(epoch, sequence, raises_epoch)
 
     def end_verification(self, producer_id: int, marker_epoch: int | None = None) -> None:
-        """Forget a verification after a transactional batch, or with `marker_epoch` after a marker."""
+        """Remove the verification of a producer, after a transactional batch or a marker was stored.
+
+        `marker_epoch` is the producer epoch of the marker, None for a batch.
+        """
         verification = self.verifying.get(producer_id)
         if verification is None:
             return
-        # With an epoch per transaction, the marker before a transaction has that transaction's epoch.
+        # With an epoch per transaction (KIP-890), a marker has the epoch of the transaction that comes next.
+        # So a marker with the epoch of the verified batch ended the transaction before that batch.
         if verification.raises_epoch and marker_epoch == verification.producer_epoch:
             return
         del self.verifying[producer_id]
 
     def remember(self, producer_id: int, entry: ProducerEntry) -> None:
-        """Store the entry of a producer after its data batch was written."""
+        """Store a producer's entry after its data batch was written."""
         self.table.put(producer_id, entry)
         first_offset = entry.current_txn_first_offset
         if first_offset is not None and producer_id not in self.open_transactions:
@@ -157,8 +172,8 @@ class PartitionProducers:
     ) -> AbortedTransaction | None:
         """Complete a transaction after its marker was written.
 
-        Return the entry for the transaction index, None unless data was aborted. `synced_to`: the recovery
-        point, below which no power loss can take a marker.
+        Returns the entry for the transaction index if data was aborted, else None. `synced_to` is the
+        recovery point: no power loss can remove a marker below it.
         """
         self.table.put(producer_id, verdict.entry)
         self.open_transactions.pop(producer_id, None)
@@ -172,11 +187,12 @@ class PartitionProducers:
         return AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
 
     def _note_unsynced(self, first_offset: int, marker_offset: int, synced_to: int) -> None:
-        """Note a completed transaction whose marker a power loss may take."""
+        """Track a completed transaction whose marker is not synced yet."""
         unsynced = self._unsynced
         while unsynced and unsynced[0][1] < synced_to:
             unsynced.popleft()
-        # As in `hide`. Beyond the maximum, the last one also covers later ones, which begin after it.
+        # Covered entries are removed, as in `hide`. If the maximum is reached, the new entry replaces the
+        # last one, and covers both transactions from the lower first offset on.
         while unsynced and unsynced[-1][0] >= first_offset:
             unsynced.pop()
         if len(unsynced) >= _MAX_UNSYNCED:
@@ -184,13 +200,16 @@ class PartitionProducers:
         unsynced.append((first_offset, marker_offset))
 
     def unsynced_first_offset(self, synced_to: int) -> int | None:
-        """Return the first offset of the oldest transaction that a power loss would reopen, if any."""
+        """Return the first offset of the oldest transaction that a power loss would reopen, None without one.
+
+        `synced_to` is the recovery point: a power loss can remove every marker at or above it.
+        """
         return next((first for first, marker in self._unsynced if marker >= synced_to), None)
 
     def hide(self, first_offset: int, marker_offset: int) -> None:
-        """Note a completed transaction whose marker is not visible to readers yet."""
-        # An entry with an earlier begin and a later marker covers the ones before it, so the first is the
-        # smallest.
+        """Track a completed transaction whose marker is not below the high watermark yet."""
+        # An entry with an equal or lower first offset and a later marker covers the entries before it. They
+        # are removed, so the first entry always has the lowest first offset.
         while self._hidden and self._hidden[-1][0] >= first_offset:
             self._hidden.pop()
         self._hidden.append((first_offset, marker_offset))
@@ -202,7 +221,7 @@ class PartitionProducers:
         return self._hidden[0][0] if self._hidden else None
 
     def replay(self, header: BatchHeader, batch: memoryview, now_ms: int) -> AbortedTransaction | None:
-        """Apply a stored batch as its append did; return as `complete` does."""
+        """Apply a stored batch to the table, as its append did. Returns the same as `complete`."""
         if header.producer_id is None or header.producer_epoch is None:
             return None
         entry = self.table.get(header.producer_id)
@@ -221,10 +240,10 @@ class PartitionProducers:
         return None
 
     def replay_plain(self, rows: np.ndarray, now_ms: int, is_whole: Callable[[int], bool]) -> None:
-        """Apply stored batches without transactions, given as rows of `scan.HEADERS`.
+        """Apply stored non-transactional batches, given as rows of `scan.HEADERS`.
 
-        Only the newest five of each producer matter, because no more are remembered. `is_whole` returns True
-        for the index of a row whose batch has a valid checksum.
+        Only the newest five batches of each producer are applied, because the table remembers no more.
+        `is_whole` gets the index of a row, and returns True if the checksum of that batch is valid.
         """
         numbered = np.flatnonzero((rows["producer_id"] >= 0) & (rows["producer_epoch"] >= 0))
         newest: dict[int, list[int]] = {}
@@ -246,10 +265,10 @@ class PartitionProducers:
         return next(iter(self.open_transactions.values()), None)
 
     def snapshot(self, offset: int, then: Callable[[], BackgroundTask]) -> None:
-        """Write a snapshot of the current state, as of `offset`; run `then` once it is durable.
+        """Write a snapshot of the current state as of `offset`, and run `then` once it is durable.
 
-        While one is being written, a second one waits, and a third one replaces the second. Raises OSError if
-        it is written at once and fails.
+        Only one snapshot is written at a time. A second one waits, and a third one replaces the waiting one.
+        Raises OSError if the snapshot is written at once (without a background runner) and fails.
         """
         if self.snapshot_offset == offset:
             self._background.add(then())
@@ -275,14 +294,17 @@ class PartitionProducers:
             self._writing = self._requested = None
 
     def last_batch_of(self, producer_id: int) -> LastOfProducer | None:
-        """Return what compaction must keep of a producer; None if nothing is remembered of it."""
+        """Return the last batch of a producer, which compaction must keep; None for an unknown producer."""
         entry = self.table.get(producer_id)
         if entry is None or entry.producer_epoch is None:
             return None
         return LastOfProducer(entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else None)
 
     def snapshot_now(self, offset: int) -> None:
-        """Write a snapshot as of `offset` at once, for opening and closing. Raises OSError."""
+        """Write a snapshot as of `offset` at once, during opening or closing. Raises OSError.
+
+        A snapshot that is being written in the background is abandoned.
+        """
         self.abandon()
         if self.snapshot_offset != offset:
             run(self.snapshots.write(offset, self.table.image()))
@@ -293,21 +315,24 @@ class PartitionProducers:
         self._snapshot_offsets.add(offset)
 
     def snapshot_from(self, offset: int) -> int | None:
-        """Return the offset of the oldest snapshot on disk at or above an offset, None without one."""
+        """Return the lowest snapshot offset that is at or above `offset`, None without one."""
         return min((other for other in self._snapshot_offsets if other >= offset), default=None)
 
     def snapshot_up_to(self, offset: int) -> int | None:
-        """Return the offset of the newest snapshot on disk at or below an offset, None without one."""
+        """Return the highest snapshot offset that is at or below `offset`, None without one."""
         return max((other for other in self._snapshot_offsets if other <= offset), default=None)
 
     def keep_snapshots(self, offsets: Iterable[int], synced_to: int) -> BlockingCall:
-        """Forget all snapshots but these and the two next to `synced_to`; return a call that removes them."""
+        """Keep the snapshots at `offsets` and the two next to the recovery point `synced_to`.
+
+        Returns a blocking call that deletes the files of all other snapshots.
+        """
         kept = {*offsets, *around(self._snapshot_offsets, synced_to)}
         self._snapshot_offsets &= kept
         return partial(self.snapshots.keep, kept, synced_to)
 
     def abandon(self) -> None:
-        """Abandon the snapshot that is being written."""
+        """Stop writing the snapshot that is in progress, if any."""
         if self._writing is not None:
             self._writing.close()
             self._writing = self._requested = None

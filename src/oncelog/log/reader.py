@@ -1,4 +1,4 @@
-"""Read a partition: whole batches from an offset on, and look-ups by time."""
+"""Read a partition's log: return whole batches from an offset on, and find records by timestamp."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _LAST_DELTA_POSITION = 23
 
 
 class LogSlice(NamedTuple):
-    """Stored batches, unchanged, and the offset after the last of them."""
+    """Whole batches as stored, and the offset after the last batch."""
 
     records: Buffer
     next_offset: int
 
 
 class ReadCursor(NamedTuple):
-    """The beginning of a batch: a position in the file of a segment."""
+    """The position of a batch in a segment's file."""
 
     segment: Segment
     position: int
 
 
 class FoundTime(NamedTuple):
-    """A record's timestamp and offset."""
+    """The timestamp and the offset of a record."""
 
     timestamp_ms: int
     offset: int
 
 
 Search = Generator[BlockingCall | None, None, FoundTime | None]
-"""A look-up in bounded steps, as `oncelog.log.background` runs them; it returns the record found."""
+"""A search by timestamp. It is a background task (`oncelog.log.background`) that returns a record or None."""
 
 _BYTES_PER_COST = 1024
 
 
 class LogReader:
-    """Reads the segments of one partition, and remembers where recent reads ended."""
+    """The reader of one partition. It caches the file positions at which recent reads ended."""
 
     def __init__(self, segments: SegmentList, limits: Limits) -> None:
         self._segments = segments
@@ -59,14 +59,15 @@ class LogReader:
         self._cursors: dict[int, ReadCursor] = {}
 
     def read(self, offset: int, upper_offset: int, max_bytes: int, at_least_one: bool) -> LogSlice:
-        """Return whole batches from the one that holds `offset` to below `upper_offset`; empty if none fits.
+        """Return whole batches from the one that contains `offset` to below `upper_offset`.
 
-        Raises OSError, CorruptMessage.
+        The batches have at most `max_bytes` bytes. With `at_least_one`, the first batch is returned even if
+        it is larger. The result is empty if no batch fits. Raises OSError, CorruptMessage.
         """
         cursors = self._cursors
         cursor = cursors.pop(offset, None)
         if cursor is None or cursor.position >= cursor.segment.size_bytes:
-            # Unknown, or the segment was closed there and the batch is in the next one.
+            # No read ended at this offset, or one ended at the end of a segment that has been closed since.
             cursor = find_cursor(self._segments, offset)
             if cursor is None:
                 return LogSlice(b"", offset)
@@ -77,7 +78,7 @@ class LogReader:
         if next_offset <= offset:
             segment, position = cursor
             raise _damaged(segment, position, f"a batch at offset {offset} claims an earlier offset")
-        # The next fetch of the same reader begins there.
+        # A reader's next fetch begins at `next_offset`.
         if len(cursors) >= self._max_cursors:
             del cursors[next(iter(cursors))]
         segment, position = cursor
@@ -85,21 +86,24 @@ class LogReader:
         return result
 
     def forget_cursors(self) -> None:
-        """Forget where reads ended; called when segments are dropped or replaced."""
+        """Clear the cached positions. Called when segments are dropped or replaced."""
         self._cursors.clear()
 
     def search(self, timestamp_ms: int | None, start_offset: int, cost: StepCost) -> Search:
-        """Find the first record at or after a time, or with the largest time (None), in bounded steps."""
+        """Find the first record at or after `timestamp_ms`; with None, the record with the largest timestamp.
+
+        Only records at or after `start_offset` count. `cost` is shared by the searches of one request.
+        """
         if timestamp_ms is None:
             return search_max_timestamp(self._segments, start_offset, cost)
         return search_timestamp(self._segments, timestamp_ms, start_offset, cost)
 
 
 def find_cursor(segments: SegmentList, offset: int) -> ReadCursor | None:
-    """Return where the batch that holds `offset` begins, or the first one after it; None at the end.
+    """Return the position of the batch that contains `offset`, or of the next batch; None at the log end.
 
-    Raises CorruptMessage where the log is damaged: to continue after the damage would lose records silently.
-    See test_what_follows_a_damage_can_be_read.
+    Raises CorruptMessage if `offset` is in damaged bytes: returning the batch after the damage would lose
+    records silently. See test_what_follows_a_damage_can_be_read.
     """
     for segment in segments.from_offset(offset):
         if segment.end_offset <= offset:
@@ -108,7 +112,7 @@ def find_cursor(segments: SegmentList, offset: int) -> ReadCursor | None:
         try:
             cursor = _scan_to(start, segment, offset)
         except CorruptMessage:
-            cursor = _scan_to(0, segment, offset)  # perhaps the index is damaged, not the log
+            cursor = _scan_to(0, segment, offset)  # the index entry may be wrong, so scan the whole segment
         if cursor is not None:
             return cursor
     return None
@@ -128,11 +132,11 @@ def _scan_to(start: int, segment: Segment, offset: int) -> ReadCursor | None:
         if header.last_offset < offset:
             continue
         if header.base_offset > offset and (damage or suspect):
-            break  # so the damaged bytes hold the offset
+            break  # the damaged bytes, or the suspect batch, contain the offset
         cursor = ReadCursor(segment, batch.position)
         if header.base_offset >= offset or verify_crc(batch.bytes(), 0, header.size_bytes):
             return cursor
-        suspect = suspect or cursor  # it may claim more offsets than it holds
+        suspect = suspect or cursor  # its header may claim more offsets than the batch has
     if suspect is None and damage is not None:
         raise _damaged(segment, damage.position, damage.reason)
     return suspect
@@ -157,10 +161,10 @@ def _damaged(segment: Segment, position: int, reason: str) -> CorruptMessage:
 
 
 def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one: bool) -> LogSlice | None:
-    """Return whole batches below `upper_offset` from a cursor on, within its segment; None if none fits.
+    """Return whole batches below `upper_offset` from `cursor` on, within its segment; None if none fits.
 
-    They take at most `max_bytes`, but with `at_least_one` the first batch comes whatever its size.
-    Raises CorruptMessage if no whole batch begins at the cursor.
+    The batches have at most `max_bytes` bytes. With `at_least_one`, the first batch is returned even if it is
+    larger. Raises CorruptMessage if no whole batch begins at the cursor.
     """
     segment, position = cursor
     available = segment.size_bytes - position
@@ -183,7 +187,10 @@ def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one:
 
 
 def _skip(cursor: ReadCursor, chunk: bytes, upper_offset: int) -> int:
-    """Return the position in the chunk of a batch that the index knows, so that fewer headers are walked."""
+    """Return the position in `chunk` of its last indexed batch, so that fewer headers must be read.
+
+    Returns 0 if the chunk may contain batches above `upper_offset`.
+    """
     segment, position = cursor
     if segment.end_offset > upper_offset:
         return 0
@@ -208,7 +215,7 @@ def _whole_batches(chunk: bytes, upper_offset: int, max_bytes: int, start: int) 
 
 
 class StepCost:
-    """The cost of the current step, which the look-ups of one request share."""
+    """The cost of the current step so far, shared by the searches of one request."""
 
     __slots__ = ("spent",)
 
@@ -219,9 +226,9 @@ class StepCost:
 def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int, cost: StepCost) -> Search:
     """Find the first record at or after `start_offset` whose timestamp is at least `timestamp_ms`.
 
-    The search takes bounded steps. The time index knows only the largest timestamp so far. So a segment is
-    read to its end if its largest timestamp is before `start_offset`, or is only claimed by a header.
-    Raises CorruptMessage at damage that is not wholly before `start_offset`.
+    The search runs in bounded steps. A segment whose largest timestamp is at least `timestamp_ms` may contain
+    no such record: the timestamp may belong to a record below `start_offset`, or only to a batch header. Then
+    the search continues with the next segment. Raises CorruptMessage if damaged bytes may contain the record.
     """
     while (segment := _first_with(segments, timestamp_ms, start_offset)) is not None:
         relative = max(segment.times.offset_before(timestamp_ms), start_offset - segment.base_offset)
@@ -233,7 +240,7 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
                 records: list[FoundTime | None] = []
                 call = partial(_append_first_record, records, batch, timestamp_ms, start_offset)
                 cost.spent += header.records_count
-                # Decompressing a batch may take long whatever its size: 10 KB can become 256 MB.
+                # Decompressing any batch may take long: 10 KB may become 256 MB.
                 if header.records_count > step_cost or header.compression is not Compression.NONE:
                     yield call
                     is_next_step = True
@@ -247,8 +254,8 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
                 yield None
                 is_next_step = True
             if is_next_step and not any(other is segment for other in segments):
-                # Compacted or deleted meanwhile, and perhaps closed: continue where its offsets are now. See
-                # test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job.
+                # The segment was compacted or deleted during the step. Continue in the segment that has these
+                # offsets now. See test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job.
                 break
         else:
             start_offset = max(start_offset, segment.end_offset)
@@ -256,9 +263,9 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
 
 
 def _scan_for(segment: Segment, position: int, start_offset: int) -> Iterator[ScannedBatch]:
-    """Yield the batches from a position on, for a search of records at or after an offset.
+    """Yield the batches from `position` on that a search for records at or after `start_offset` needs.
 
-    Raises CorruptMessage at damage that may hold such a record, and skips other damage. See
+    Raises CorruptMessage at damage that may contain such a record. Other damage is skipped. See
     test_a_look_up_by_time_does_not_pass_over_a_damage and
     test_a_look_up_by_time_takes_no_notice_of_a_damage_below_the_log_start.
     """
@@ -292,7 +299,7 @@ def _first_record_at(batch: ScannedBatch, timestamp_ms: int, start_offset: int) 
 
 
 def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCost) -> Search:
-    """Find the first record with the largest timestamp; None in an empty log."""
+    """Find the first record with the largest timestamp. The result is None if the log has no timestamps."""
     while True:
         newest = max(segments, key=lambda segment: segment.max_timestamp_ms)
         if newest.max_timestamp_ms < 0:
@@ -300,5 +307,6 @@ def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCos
         record = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
         if record is not None or any(segment is newest for segment in segments):
             return record
-        # Deleted or compacted meanwhile, with the record: another record has the largest time now. See
+        # The segment was compacted or deleted during a step, and its record with it. Another record has the
+        # largest timestamp now. See
         # test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_job.

@@ -1,10 +1,11 @@
-"""Open a partition's directory after a clean stop, a kill or a power loss.
+"""Recover a partition's directory after a clean stop, a kill or a power loss.
 
-After a clean stop, the files are valid and only the ends of the indexes are read. Otherwise everything from
-the recovery point on is read; below it, everything is synced. The log is cut at the first batch that is torn
-or has a wrong checksum, and later segments are deleted. Indexes are rebuilt. Producer state is the newest
-readable snapshot at or below the recovery point plus every batch after it. Source: Kafka's LogLoader,
-LogSegment.recover and UnifiedLog.rebuildProducerState; behaviour I17 (docs/behaviours.md).
+After a clean stop, all files are valid, and only the ends of the indexes are read. After an unclean one, only
+the records below the recovery point are known to be synced, so everything above it is read and checked. The
+log is cut at the first batch that is torn or has a wrong checksum, and later segments are deleted. Indexes
+are rebuilt. Producer state is loaded from the newest readable snapshot at or below the recovery point, and
+every later batch is replayed. Source: Kafka's LogLoader, LogSegment.recover and
+UnifiedLog.rebuildProducerState; behaviour I17 (docs/behaviours.md).
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ from oncelog.log.snapshot import Snapshots
 from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_BIT, verify_crc
 
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
-# As PartitionDisk.drop names it. Apache Kafka's names end in ".log.deleted", even after a compaction.
+# The name that PartitionDisk.drop gives to a log file. Apache Kafka's deleted files end in ".log.deleted",
+# even those of compacted segments, so this pattern does not match them.
 _DROPPED_LOG = re.compile(r"(\d{20})\.log\.[0-9a-f]{16}\.deleted")
 
 
 @dataclass(slots=True)
 class Recovered:
-    """The content of a directory after recovery.
+    """The state of a partition after recovery.
 
-    `warnings` says what was repaired; empty after a clean stop. `leader_epochs` has the (epoch, first offset)
-    of the batches that were read, for a lost epoch file. `rebuilt_from` is the offset above which indexes
-    were rebuilt and are not synced, None if none were. `indexed_from`: every segment that begins there or
-    later has an index file of aborted transactions.
+    - `warnings`: texts about every repair and loss; empty after a clean stop.
+    - `leader_epochs`: (epoch, first offset) of the batches that recovery read; repairs a lost epoch file.
+    - `rebuilt_from`: indexes were rebuilt from this offset on and are not synced; None if none were rebuilt.
+    - `indexed_from`: every segment with this base offset or a higher one has a transaction index file.
     """
 
     segments: SegmentList
@@ -54,11 +56,12 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """The caller's knowledge about the directory to open.
+    """The checkpointed state of the directory to open.
 
-    `recovery_point` matters only without a clean shutdown. `cleaned_to`: compaction is known to have cleaned
-    up to there, so gaps below are no loss. `indexed_from`: as in `Recovered` when it was last stored, None if
-    unknown.
+    - `is_clean`: the last process closed the partition. If so, `recovery_point` is not used.
+    - `recovery_point`: all records below this offset are synced.
+    - `cleaned_to`: compaction has cleaned the log up to this offset, so a gap below it is no loss.
+    - `indexed_from`: the value that `Recovered` had when it was last stored; None if unknown.
     """
 
     config: LogConfig
@@ -72,14 +75,17 @@ class OpenOptions:
 
 
 def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
-    """Bring a directory in order and load it. Raises StorageError if it cannot be used, OSError."""
+    """Repair the directory, load its segments and rebuild the producer state.
+
+    Raises OSError, and StorageError if the directory cannot be used.
+    """
     warnings: list[str] = []
     bases = _drop_failed_rolls(disk, directory, _sweep(disk, directory), options, warnings)
     segments, replay_from = _open_segments(disk, directory, bases, options, warnings)
     if segments:
         segments[-1].forget_lost_markers()
     if not segments:
-        # Synced offsets are never assigned again. See test_a_lost_directory_gives_no_offset_again.
+        # Offsets that were synced are never assigned again. See test_a_lost_directory_gives_no_offset_again.
         base_offset = max(options.log_start_offset, options.recovery_point)
         if base_offset > options.log_start_offset:
             text = f"{disk.describe(directory)} holds no segment, though offsets up to {base_offset} were"
@@ -100,8 +106,8 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
         segments = _begin_at_log_start(disk, directory, recovered, options)
     for segment in segments:
         if segment.transactions.is_unsynced:
-            # Before the start is over. The checkpoint may already vouch for the segment, and the next start
-            # then trusts its file. See
+            # Stored before recovery ends: the checkpoint may already declare the segment synced. The next
+            # restart would then trust an incomplete index file. See
             # test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry.
             segment.transactions.store()
         segment.file.release_handle()
@@ -112,16 +118,17 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
 def _begin_at_log_start(
     disk: Disk, directory: str, recovered: Recovered, options: OpenOptions
 ) -> list[Segment]:
-    """Replace all segments by an empty one at the log start, which is above the log end after a power loss.
+    """Replace all segments by an empty one at the log start.
 
-    All records were deleted on purpose. What the segments say of producers is kept, because in an older
-    snapshot transactions may be open that have ended since. See
+    Call this if a power loss has left a log end below the log start. All remaining records were deleted by a
+    client or by retention, but their producer state is still needed, so a snapshot keeps it. An older
+    snapshot could contain open transactions that have ended since. See
     test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers.
     """
     offset = recovered.log_start_offset
-    with suppress(OSError):  # on a full disk a later flush or stop writes one
+    with suppress(OSError):  # on a full disk, a later flush or the next stop writes one
         recovered.producers.snapshot_now(offset)
-    # Oldest first: the segments that a crash leaves have the newest state.
+    # The oldest segment is removed first, so that a crash here leaves the newest producer state.
     for segment in recovered.segments:
         segment.remove()
     new = Segment.create(disk, directory, offset, options.now_ms, limits=options.config.limits)
@@ -130,7 +137,7 @@ def _begin_at_log_start(
 
 
 def _make_transaction_indexes(segments: list[Segment], options: OpenOptions) -> int:
-    """Create empty index files where they may be missing; return the offset from which on all have one."""
+    """Create missing transaction index files, and return the base offset from which every segment has one."""
     first_offset = segments[0].base_offset
     for segment in reversed(segments):
         if segment.has_transaction_index:
@@ -138,17 +145,18 @@ def _make_transaction_indexes(segments: list[Segment], options: OpenOptions) -> 
         if segment.size_bytes and (
             options.indexed_from is None or segment.base_offset < options.indexed_from
         ):
-            first_offset = segment.base_offset + 1  # written by Apache Kafka, or by Oncelog up to 0.5.0
+            # Apache Kafka, or Oncelog up to 0.5.0, wrote this segment without an index file.
+            first_offset = segment.base_offset + 1
             break
-        with suppress(OSError):  # a full disk: the next start takes the file for lost
+        with suppress(OSError):  # on a full disk, the next restart rebuilds the index from the log
             segment.transactions.sync()
     return first_offset if options.indexed_from is None else min(first_offset, options.indexed_from)
 
 
 def _has_lost_aborted(segment: Segment, options: OpenOptions) -> bool:
-    """Return True if the transaction index is missing and no power loss can be the reason.
+    """Return True if the segment's transaction index file is missing although it was synced.
 
-    To take it for empty would show aborted records to read_committed readers. See
+    An empty index in its place would show aborted records to read_committed readers. See
     test_a_lost_index_of_aborted_transactions_is_made_again.
     """
     if options.indexed_from is None or segment.base_offset < options.indexed_from or not segment.size_bytes:
@@ -158,7 +166,7 @@ def _has_lost_aborted(segment: Segment, options: OpenOptions) -> bool:
 
 
 def _sweep(disk: Disk, directory: str) -> list[int]:
-    """Remove what a crash left, and return the base offsets of the segments."""
+    """Remove the files that a crash left, and return the base offsets of the segments, ascending."""
     finish_swaps(disk, directory)
     _finish_drops(disk, directory)
     names = disk.list(directory)
@@ -172,11 +180,11 @@ def _sweep(disk: Disk, directory: str) -> list[int]:
 
 
 def _finish_drops(disk: Disk, directory: str) -> None:
-    """Remove the segments that are older than a dropped one; restore that one if it is the newest of all.
+    """Delete every segment that is older than a dropped segment.
 
-    Segments are dropped from the oldest on, and a power loss may lose any of these renames. The remaining
-    ones would have a hole, after which the log would be cut. See
-    test_a_power_loss_amid_deleting_segments_leaves_no_hole.
+    Segments are dropped oldest first, by renaming their files. A power loss may undo any of these renames,
+    and would so leave a gap at which recovery cuts the log. If a dropped segment is newer than all others, it
+    gets its name back. See test_a_power_loss_amid_deleting_segments_leaves_no_hole.
     """
     names = disk.list(directory)
     dropped = {int(match[1]): name for name in names if (match := _DROPPED_LOG.fullmatch(name))}
@@ -186,25 +194,26 @@ def _finish_drops(disk: Disk, directory: str) -> None:
     stems = [name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)]
     bases = [int(stem) for stem in stems if stem.isdecimal()]
     if max(bases, default=-1) < newest:
-        # The segment that was created after it is lost, and with it the end of the log.
+        # The power loss has removed the segments created after this one. The log now ends here.
         disk.rename(f"{directory}/{dropped[newest]}", f"{directory}/{newest:020d}{LOG_SUFFIX}")
     for base in bases:
         if base < newest:
             for suffix in SUFFIXES:
                 remove_if_exists(disk, f"{directory}/{base:020d}{suffix}")
-    # Before the names that prove the drop are removed.
+    # The renamed files prove that older segments were dropped. So the deletions are synced before `_sweep`
+    # deletes the renamed files.
     disk.sync_directory(directory)
 
 
 def _drop_failed_rolls(
     disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> list[int]:
-    """Remove empty segments whose offsets the previous segment contains; return the bases of the others.
+    """Remove empty segments whose base offset the previous segment contains; return the other base offsets.
 
-    Oncelog up to 0.5.0 left such a log file where a roll failed. It would hide the records that the previous
-    segment got afterwards, and an unclean start would remove what follows. See
-    test_what_a_failed_roll_left_hides_no_records. Only the segment before an empty one is read, and of it the
-    part between two index entries.
+    If creating a segment failed, Oncelog up to 0.5.0 left an empty log file, and appended further records to
+    the previous segment. The empty segment would hide those records. Recovery from a crash would also delete
+    all later segments. See test_what_a_failed_roll_left_hides_no_records. To recognise such a file, only the
+    batches after one index entry of the previous segment are read.
     """
     kept: list[int] = []
     for base in bases if len(bases) > 1 else ():
@@ -231,7 +240,10 @@ def _drop_failed_rolls(
 def _open_segments(
     disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> tuple[list[Segment], int | None]:
-    """Return the segments and the offset to replay producers from (None: any snapshot will do)."""
+    """Return the segments, and the offset from which producers must be replayed.
+
+    The offset is None if no segment was rebuilt: then a snapshot of any offset is usable.
+    """
     segments: list[Segment] = []
     replay_from: int | None = None
     interval = options.config.index_interval_bytes
@@ -240,8 +252,8 @@ def _open_segments(
         segments.append(segment)
         next_base = bases[number + 1] if number + 1 < len(bases) else None
         is_all_sure = next_base is not None and (options.is_clean or next_base <= options.recovery_point)
-        # Not if the recovery point is the segment's end: that flush came before the roll, which wrote the
-        # rest of the indexes.
+        # If the recovery point is exactly the end of the segment, the flush came before the roll, and the
+        # index entries that the roll wrote may be unsynced.
         is_index_sure = next_base is not None and (options.is_clean or next_base < options.recovery_point)
         trusted = options.recovery_point
         if _has_lost_aborted(segment, options):
@@ -262,7 +274,7 @@ def _open_segments(
         bad = segment.rebuild(trusted, interval, sure, is_whole=is_all_sure)
         warnings.extend(map(segment.damage_text, segment.damaged))
         if replay_from is None:
-            # Later segments have lost no more than this one.
+            # Only the first rebuilt segment matters, because it has the lowest offset.
             replay_from = segment.transactions_from
         if bad is not None:
             warnings.append(
@@ -273,13 +285,13 @@ def _open_segments(
         has_gap = is_unsynced and segment.end_offset != next_base
         is_lost = has_gap and not _may_be_compacted(segment, options)
         if is_lost:
-            # A power loss can take the end of a segment and keep the next one.
+            # A power loss can remove the end of one segment and keep the next segment.
             warnings.append(
                 f"offsets {segment.end_offset} to {next_base} are lost, and with them what follows"
             )
         if bad is not None or is_lost:
             _remove_later(disk, directory, bases[number + 1 :], options.now_ms)
-            # A power loss must not bring back a removed segment after records that are appended from now on.
+            # Without this sync, a power loss could restore a removed segment after new records were appended.
             # See test_what_recovery_removed_stays_removed_after_a_power_loss.
             disk.sync_directory(directory)
             break
@@ -291,10 +303,10 @@ def _open_segments(
 
 
 def _drop_empty_tail(segments: list[Segment], options: OpenOptions, warnings: list[str]) -> bool:
-    """Remove empty segments after a gap, and return True if there were any.
+    """Remove empty segments that follow a gap, and return True if there were any.
 
-    Compaction keeps the last batch of a range. So such a gap is a loss, and the log ends before it. See
-    test_a_compacted_log_ends_where_its_last_batch_does.
+    Compaction always keeps the last batch of the range that it cleans. So a gap before an empty segment is a
+    loss, and the log ends before the gap. See test_a_compacted_log_ends_where_its_last_batch_does.
     """
     had_any = False
     while len(segments) > 1 and not options.is_clean:
@@ -310,17 +322,17 @@ def _drop_empty_tail(segments: list[Segment], options: OpenOptions, warnings: li
 
 
 def _may_be_compacted(segment: Segment, options: OpenOptions) -> bool:
-    """Return True if compaction may have left the gap after a segment.
+    """Return True if compaction may have caused the gap after a segment.
 
-    Apache Kafka compacts above the recovery point in its checkpoint, and the checkpoint may be lost. To take
-    such a gap for lost records would delete everything that follows. See
+    Apache Kafka also compacts above the checkpointed recovery point, and the checkpoint may be lost. If
+    recovery took such a gap for lost records, it would delete all later segments. See
     test_what_compaction_left_is_kept_whatever_the_recovery_point_is.
     """
     return options.config.is_compacted or segment.base_offset < options.cleaned_to or segment.has_gaps
 
 
 def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int]) -> str:
-    """Return a text about a cut: it took a batch that was being written, or acknowledged records."""
+    """Return a warning about a cut: the cut bytes are an interrupted write, or acknowledged records."""
     text = f"everything from offset {end_offset} on is gone, {cut_bytes} bytes"
     if not later_bases:
         return f"{text}: an interrupted write, or acknowledged records that were not synced"
@@ -340,11 +352,12 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
     kept_to = end_offset if gap_offset is None else gap_offset
     producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= kept_to)
     highest = end_offset if replay_from is None else min(replay_from, end_offset)
-    # Not from the log start: deleted records that are still in the file have their producers' state.
+    # Begin at the first segment, not at the log start: deleted records that are still in the file count, too.
     start, later = segments.first.base_offset, None
     snapshot = producers.snapshots.load_newest(highest, options.now_ms)
     if snapshot is None or snapshot.offset < start:
-        # A later snapshot still has the producers of the deleted segments.
+        # No snapshot exists at or below the first offset to replay, because older segments were deleted. A
+        # later snapshot still contains their producers, so it is loaded after the replay.
         newest = producers.snapshots.load_newest(end_offset, options.now_ms)
         if newest is not None and newest.offset >= start:
             snapshot, later = None, newest
@@ -358,10 +371,12 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
 
 
 def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
-    """Return the offset of the first gap that may be a loss, although `_may_be_compacted` keeps what follows.
+    """Return the offset of the first gap that may be a loss, None without one.
 
-    A snapshot after the gap may include batches and markers that are lost. A transaction may be committed
-    there that an abort has ended since. See test_a_snapshot_behind_a_gap_tells_of_no_lost_marker.
+    Snapshots after such a gap are not used: they may cover batches and markers that are lost. In the
+    snapshot, a transaction may be committed that was later aborted, because its COMMIT marker was lost. See
+    test_a_snapshot_behind_a_gap_tells_of_no_lost_marker. The segments after the gap stay if
+    `_may_be_compacted`.
     """
     if options.is_clean:
         return None
@@ -375,7 +390,11 @@ def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
 
 
 def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -> None:
-    """Replay the batches from `start` on; with `knows_all`, write lost snapshots again."""
+    """Replay the batches from offset `start` on.
+
+    `knows_all`: the producer table is complete, because no later snapshot is loaded afterwards. If so,
+    missing snapshots at the base offsets of segments are written again.
+    """
     existing = set(recovered.producers.snapshots.offsets())
     for segment in recovered.segments.from_offset(start):
         if knows_all and segment.base_offset > start and segment.base_offset not in existing:
@@ -411,10 +430,10 @@ def _replay_block(
 
 
 def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
-    """Return True if the batch that ends at a position has a valid checksum; otherwise note the damage.
+    """Return True if the checksum of the batch that ends at position `end` is valid; else note the damage.
 
-    Because of a flipped bit in a header, a producer's next batch could count as a duplicate or be rejected.
-    See test_a_damaged_header_tells_nothing_of_producers.
+    After a flipped bit in a header, a producer's next batch could be rejected or counted as a duplicate. See
+    test_a_damaged_header_tells_nothing_of_producers. Batches that `rebuild` has verified are not read again.
     """
     if segment.transactions_from is not None and row["base_offset"] >= segment.transactions_from:
         return True
@@ -428,15 +447,15 @@ def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
 def _replay_batches(
     recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int
 ) -> None:
-    """Replay a block batch by batch: transactions depend on every batch and on the content of markers.
+    """Replay a block that has transactions batch by batch, in order, with the content of its markers.
 
-    A batch with a wrong checksum starts and ends no transaction, and does not stop the start. Its readers get
-    an error.
+    A batch with a wrong checksum neither begins nor ends a transaction, and recovery continues after it. Its
+    readers get an error.
     """
     noted_from = segment.transactions_from
     for batch in scan(segment.file, block.position, block.end, limits=segment.limits):
         if isinstance(batch, BadBatch):
-            break  # the last one of the block, if its length is damaged
+            break  # a damaged length; only the last batch of a block can have one
         header = batch.header
         if header.last_offset < start:
             continue
@@ -452,11 +471,14 @@ def _replay_batches(
 
 
 def _rewrite_snapshot(producers: PartitionProducers, base_offset: int) -> None:
-    """Write the lost snapshot of a roll again; without it, earlier segments could not be deleted safely."""
+    """Write a missing snapshot at the base offset of a segment.
+
+    Without the snapshot, earlier segments could not be deleted.
+    """
     try:
         producers.snapshot_now(base_offset)
     except OSError:
-        pass  # on a full disk the partition opens without it; a deletion takes its own snapshot
+        pass  # a full disk must not prevent the start; deleting segments takes another snapshot
 
 
 def _note_epoch(epochs: list[tuple[int, int]], epoch: int, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""Read a log file batch by batch, in bounded memory, and find the way past damage."""
+"""Read a log file batch by batch, in bounded memory, and find the next batch after damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header, verify_crc
 from oncelog.wire.header import LOG_OVERHEAD_BYTES, MAGIC
 
-# Of larger batches only the headers are read, if no more is needed.
+# After a batch larger than this, `scan_headers` reads only the next header instead of a whole chunk.
 _LARGE_BYTES = 1 << 13
 
 HEADERS = np.dtype(
@@ -33,16 +33,20 @@ HEADERS = np.dtype(
         ("records_count", ">i4"),
     ]
 )
-"""A batch header as a row of a NumPy array."""
+"""The NumPy row type of a batch header."""
 _LENGTH, _LENGTH_POSITION = struct.Struct(">i"), 8
 BASE_AND_LENGTH = struct.Struct(">qi")
 _MAGIC, _MAGIC_POSITION = bytes([MAGIC]), 16
 _MAX_OFFSETS = 1 << 31
-"""The offsets of one segment: indexes store them as 32-bit distances from its base offset."""
+"""The maximum number of offsets in a segment: indexes store 32-bit distances from its base offset."""
 
 
 class ScannedBatch(NamedTuple):
-    """A batch in a log file, whole at `data_position` of `data` until the next step of the scan."""
+    """A whole batch in a log file.
+
+    It begins at `position` in the file, and at `data_position` in `data`. `data` is valid until the next step
+    of the scan.
+    """
 
     position: int
     header: BatchHeader
@@ -50,19 +54,19 @@ class ScannedBatch(NamedTuple):
     data_position: int
 
     def bytes(self) -> memoryview:
-        """Return the bytes of the batch alone."""
+        """Return only the bytes of this batch."""
         return self.data[self.data_position : self.data_position + self.header.size_bytes]
 
 
 class BadBatch(NamedTuple):
-    """Bytes that are no batch, from `position` on. `reason` says why."""
+    """The position of bytes that are not a valid batch. `reason` says what is wrong with them."""
 
     position: int
     reason: str
 
 
 class Readable(Protocol):
-    """A log file that can be scanned: `oncelog.log.disk.File`, or a file of an audit."""
+    """A log file to scan: an `oncelog.log.disk.File`, or a file that an audit reads."""
 
     def pread(self, size: int, position: int) -> bytes: ...
 
@@ -76,12 +80,12 @@ def scan(
     max_batch_bytes: int | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Iterator[ScannedBatch | BadBatch]:
-    """Yield the batches from `position` to `end`. A BadBatch ends the scan: a torn or damaged tail.
+    """Yield the batches from `position` to `end`. A BadBatch at a torn tail or damage ends the scan.
 
-    `verify` also checks each checksum. `max_batch_bytes` None allows any size that fits the file.
+    `verify` also checks each checksum. `max_batch_bytes` None allows any size that fits into the file.
     """
     chunk, chunk_position, view = b"", position, memoryview(b"")
-    # The first read is small, for a search of one batch; the next ones grow.
+    # The first read is small, because many scans need only one batch. The next reads grow.
     max_bytes = limits.scan_chunk_bytes
     chunk_bytes = max_bytes if verify else limits.scan_first_chunk_bytes
     while position < end:
@@ -115,7 +119,10 @@ def scan(
 def find_behind(
     file: Readable, position: int, end: int, offset: int, limits: Limits = DEFAULT_LIMITS
 ) -> int | None:
-    """Return where the log continues after damage at a position that holds `offset`; None if nowhere."""
+    """Return the position at which the log continues after damage at `position`, None if nowhere.
+
+    `offset` is the lowest offset that the damaged bytes contain.
+    """
     claimed = file.pread(_LENGTH.size, position + _LENGTH_POSITION)
     length: int = _LENGTH.unpack(claimed.ljust(_LENGTH.size, b"\0"))[0]
     claimed_end = position + length + LOG_OVERHEAD_BYTES
@@ -131,9 +138,10 @@ def find_behind(
 def find_batch(
     file: Readable, position: int, end: int, min_offset: int, limits: Limits = DEFAULT_LIMITS
 ) -> int | None:
-    """Return the position of the first whole batch from a position on, None without one.
+    """Return the position of the first valid batch at or after `position`, None without one.
 
-    It may be the value of a record. Use it only to find the way past damage: it looks at every byte.
+    The result may be bytes within a record's value that look like a batch. Use this only to skip damage.
+    Every byte is tested.
     """
     while position + HEADER_BYTES <= end:
         chunk = file.pread(min(limits.scan_chunk_bytes, end - position), position)
@@ -141,7 +149,8 @@ def find_batch(
         while index >= 0:
             begin = position + index - _MAGIC_POSITION
             base_offset, length = BASE_AND_LENGTH.unpack_from(chunk, index - _MAGIC_POSITION)
-            # Without the upper bound, random bytes look like a batch of half the file every few kilobytes.
+            # With only the lower bound, random bytes would look like a batch of half the file every few
+            # kilobytes.
             is_in_segment = 0 <= base_offset - min_offset < _MAX_OFFSETS
             if is_in_segment and 0 < length <= end - begin - LOG_OVERHEAD_BYTES:
                 found = next(
@@ -163,7 +172,7 @@ class HeaderBlock(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes that hold no whole batch, from `position` to below `end`, where the log continues."""
+    """Damaged bytes from `position` to below `end`, where the log continues."""
 
     position: int
     end: int
@@ -172,14 +181,14 @@ class Damage(NamedTuple):
 def scan_headers_past_damage(
     file: Readable, position: int, end: int, base_offset: int, limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[HeaderBlock | Damage]:
-    """Yield the headers of the batches of a segment or a part of it, and its damage, in order.
+    """Yield the batch headers and the damage of a segment, or of a part of it, in order.
 
-    Checksums are verified only where something is wrong. The bytes of a `Damage` may begin with a batch of
-    the block before it, if only the length of that batch is wrong.
+    Checksums are verified only next to damage. If the length in a batch's header is wrong, its `Damage` may
+    begin with that batch, although the preceding `HeaderBlock` has its header.
     """
     reached = base_offset
     while position < end:
-        last: int | None = None  # where the last plausible batch begins
+        last: int | None = None  # the position of the last plausible batch
         for block in scan_headers(file, position, end, limits):
             rows = _believed(block, base_offset)
             if len(rows):
@@ -194,16 +203,17 @@ def scan_headers_past_damage(
             return
         begin, offset = position, reached
         if last is not None and not _is_whole(file, last, position):
-            begin, offset = last, reached - 1  # its length is wrong
-        # This may be before the end that a damaged length claims.
+            begin, offset = last, reached - 1  # the length in its header is wrong
+        # The log may continue before the end that a wrong length claims.
         position = find_behind(file, begin, end, offset, limits) or end
         yield Damage(begin, position)
 
 
 def _believed(block: HeaderBlock, base_offset: int) -> np.ndarray:
-    """Return the headers of a block, as rows, up to the first one that cannot belong to this segment.
+    """Return the headers of a block, as rows, up to the first header that cannot belong to the segment.
 
-    Offsets that do not grow are no reason to skip all that follows: no checksum covers a base offset.
+    Decreasing offsets are accepted. No checksum covers a base offset, so a wrong one must not hide all later
+    batches.
     """
     rows = np.frombuffer(block.headers, HEADERS)
     distances = rows["base_offset"].astype(np.int64) - base_offset
@@ -221,8 +231,7 @@ def scan_headers(
 ) -> Iterator[HeaderBlock]:
     """Yield the headers of the batches from `position` to `end`, thousands at a time.
 
-    Nothing else is read or checked. Bytes that are no batch end the scan; the caller sees that `end` was not
-    reached.
+    Only headers are read, and nothing is verified. The scan ends at bytes that are not a batch, before `end`.
     """
     chunk, chunk_position, size, length_at = b"", position, 0, _LENGTH.unpack_from
     block: list[bytes] = []

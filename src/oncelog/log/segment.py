@@ -1,6 +1,7 @@
-"""One segment: a log file of batches, named by the first offset it may hold, and its indexes.
+"""One segment of a partition's log: a file of batches and its index files.
 
-Source: Kafka's LogSegment.
+The file names contain the base offset: the lowest offset that the segment may contain. Source: Kafka's
+LogSegment.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX)
 
 
 def file_name(offset: int, suffix: str) -> str:
-    """Return a file name as Kafka does: the offset as 20 decimal digits, and the suffix."""
+    """Return Kafka's file name: the offset in 20 decimal digits, then the suffix."""
     return f"{offset:020d}{suffix}"
 
 
 class Segment:
-    """The batches with offsets from `base_offset` to below `end_offset`, in `size_bytes` bytes of a file.
+    """The batches with offsets from `base_offset` to below `end_offset`, in the first `size_bytes` of a file.
 
-    `max_timestamp_ms` and `max_timestamp_offset` (the last offset of its batch) are -1 in an empty segment.
-    `first_timestamp_ms` is that of the first batch, None without one. `transactions_from` is set by
-    `rebuild`: transactions that were aborted at or after it must be indexed again; None if nothing was lost.
+    - `max_timestamp_ms`: the largest timestamp, -1 if there is none.
+    - `max_timestamp_offset`: the last offset of the batch that has it, -1 if there is none.
+    - `first_timestamp_ms`: the largest timestamp of the first batch, None if there is none.
+    - `transactions_from`: set by `rebuild`; index entries of markers from there on must be added again.
     """
 
     def __init__(
@@ -82,12 +84,15 @@ class Segment:
         self._is_removed = False
         self._rewrite_range: tuple[int, int] | None = None
         self.is_index_synced = False
-        """True for a closed segment whose offset and time indexes survive a power loss."""
+        """True for a closed segment whose offset index and time index survive a power loss."""
         self._is_time_sure = True
         self.has_gaps = False
-        """True if offsets are missing between the batches that were read: the segment was compacted."""
+        """True if offsets are missing between the batches that were read, because the segment was compacted.
+        """
         self.damaged: dict[int, int] = {}
-        """Positions of synced batches that are damaged, and where the log continues after each."""
+        """Damage below the recovery point: its position, and the position at which the log continues after
+        it.
+        """
 
     @classmethod
     def create(
@@ -99,17 +104,18 @@ class Segment:
         ending: str = "",
         limits: Limits = DEFAULT_LIMITS,
     ) -> Segment:
-        """Create an empty segment, and truncate what a failed attempt left under its name.
+        """Create an empty segment. Files that a failed attempt left under its names are emptied.
 
-        `ending` follows each file name, for a segment that will replace others.
+        `ending` is appended to each file name; compaction passes `.cleaned`. Raises OSError.
         """
         stem = f"{directory}/{base_offset:020d}"
-        # An empty transaction index, too, so that a start can tell a lost one from none.
+        # An empty transaction index is created, too. So after a restart, a missing file has been lost.
         for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
             remove_if_exists(disk, f"{stem}{suffix}{ending}")
             disk.open(f"{stem}{suffix}{ending}", create=True).close()
-        # Last, because a start takes its name for the end of the previous segment. If this fails, that
-        # segment may grow past it. See test_a_segment_that_could_not_be_made_ends_no_log.
+        # The log file is created last, because recovery takes its base offset for the end of the previous
+        # segment. If its creation fails, the previous segment may still grow beyond that offset. See
+        # test_a_segment_that_could_not_be_made_ends_no_log.
         file = disk.open(f"{stem}{LOG_SUFFIX}{ending}", create=True)
         try:
             if file.size():
@@ -123,7 +129,7 @@ class Segment:
     def open(
         cls, disk: Disk, directory: str, base_offset: int, now_ms: int, limits: Limits = DEFAULT_LIMITS
     ) -> Segment:
-        """Open the log file alone. Call `load_closed`, `load_indexes` or `rebuild` before use."""
+        """Open only the log file. Call `load_closed`, `load_indexes` or `rebuild` before any other method."""
         file = disk.open(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}")
         return cls(disk, directory, base_offset, file, file.size(), now_ms, limits=limits)
 
@@ -133,7 +139,7 @@ class Segment:
 
     @property
     def has_transaction_index(self) -> bool:
-        """True if the file of aborted transactions exists; Apache Kafka creates it with the first entry."""
+        """True if the transaction index file exists. Apache Kafka creates it only with the first entry."""
         return self._disk.exists(self._path(TXN_SUFFIX))
 
     @property
@@ -158,9 +164,10 @@ class Segment:
         return self._times
 
     def load_closed(self, next_base_offset: int, index_interval_bytes: int) -> None:
-        """Load a synced segment that ends where the next one begins, by its last time entry alone.
+        """Load a closed, synced segment that ends at `next_base_offset`.
 
-        The indexes are read when they are first needed. Raises StorageError as `load_indexes` does.
+        Of the offset index and the time index, only the last time entry is read. The rest is read when it is
+        first needed. Raises StorageError if an index file is missing or unreadable; then call `rebuild`.
         """
         if not self._disk.exists(self._path(INDEX_SUFFIX)):
             raise StorageError(f"{self._disk.describe(self._path(INDEX_SUFFIX))} is missing")
@@ -177,7 +184,7 @@ class Segment:
         self.is_index_synced = True
 
     def _load_late(self) -> None:
-        """Load the indexes of a closed segment; rebuild unreadable ones in memory."""
+        """Load both indexes of a closed segment. Unreadable index files are rebuilt in memory."""
         end_offset, largest = self.end_offset, (self.max_timestamp_ms, self.max_timestamp_offset)
         try:
             self._index, self._times = self._read_offset_index(), self._read_time_index()
@@ -185,13 +192,14 @@ class Segment:
             self._index, self._times = self._empty_indexes()
             self._walk_from_index(self._interval_bytes, verify=False)
             if largest[0] > self.max_timestamp_ms:
-                # The walk ends at damage. Retention must not take the records after it for older ones. See
+                # The walk ends at damage and may miss the largest timestamp. Retention must not take the
+                # records after the damage for older than they are. See
                 # test_retention_sees_the_times_behind_a_damage.
                 self.max_timestamp_ms, self.max_timestamp_offset = largest
         self.end_offset = end_offset
 
     def load_indexes(self, index_interval_bytes: int) -> None:
-        """Read the index files and the few batches after the last entry.
+        """Load the index files, and read the batches after the last index entry.
 
         Raises StorageError if a file is missing or does not fit the log; then call `rebuild`.
         """
@@ -204,7 +212,7 @@ class Segment:
         self.file.release_handle()
 
     def contains_from(self, offset: int) -> bool:
-        """Return True if a whole batch holds this offset or a later one. Works before loading."""
+        """Return True if a whole batch contains `offset` or a later one. May be called before loading."""
         try:
             position = self._read_offset_index().position_for(max(offset - self.base_offset, 0))
         except StorageError:
@@ -221,14 +229,15 @@ class Segment:
     def rebuild(
         self, trusted_offset: int, index_interval_bytes: int, sure_offset: int = 0, *, is_whole: bool = False
     ) -> BadBatch | None:
-        """Check and index every batch from `trusted_offset` on; cut the file at the first bad one.
+        """Check and index all batches from `trusted_offset` on; return the first bad batch, None without one.
 
-        Batches below `trusted_offset` are durable and are not read again, as far as the index reaches. An
-        offset at or below the base trusts nothing. Sets `transactions_from`, and returns what was cut.
+        Batches below `trusted_offset` are durable. Those that the index covers are not read again. If
+        `trusted_offset` is at or below the base offset, the whole segment is read. Sets `transactions_from`.
 
-        A bad batch above `sure_offset` is a torn tail. Below it everything was synced, so a bad batch is
-        damage: it stays, so that its readers get an error, and later batches stay, too. See
-        test_damage_below_the_recovery_point_is_no_torn_tail. With `is_whole`, the whole segment was synced.
+        A bad batch at or above `sure_offset` is a torn tail, and the file is cut there. Everything below
+        `sure_offset` was synced, so a bad batch there is damage. It stays, with all later batches, and its
+        readers get an error. See test_damage_below_the_recovery_point_is_no_torn_tail. `is_whole`: the whole
+        segment was synced.
         """
         self._load_trusted(trusted_offset)
         if is_whole:
@@ -238,26 +247,26 @@ class Segment:
             self._write_indexes_again()
         else:
             self._make_missing_files()
-        # A start may check thousands. See
+        # Recovery may check thousands of segments, so no descriptor stays open. See
         # test_a_start_needs_few_descriptors_however_many_segments_it_checks.
         self.file.release_handle()
         return bad
 
     def _make_missing_files(self) -> None:
-        """Create the files of indexes without entries, whose names a power loss took.
+        """Create missing index files that have no entries. A power loss may have removed them.
 
-        A clean stop writes no entries to them, and the next start would report them as missing. See
-        test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report.
+        A clean stop does not write an index without entries, so the next restart would report a missing file.
+        See test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report.
         """
-        with suppress(OSError):  # a full disk; the next flush tries again
+        with suppress(OSError):  # on a full disk, the next flush tries again
             for index in (self.index, self.times):
                 if not self._disk.exists(index.path):
                     self._disk.open(index.path, create=True).close()
 
     def forget_lost_markers(self) -> None:
-        """Drop the index entries of aborted transactions whose markers are above the end of the log.
+        """Remove transaction index entries whose marker is above the end of the log.
 
-        A log may have lost synced records, and their offsets are assigned again. Such an entry would hide the
+        If a log has lost synced records, their offsets are assigned again. Such an entry would then hide the
         new records. See test_a_log_that_lost_its_synced_end_hides_no_new_records.
         """
         entries = self.transactions.entries
@@ -265,15 +274,18 @@ class Segment:
             self.transactions.cut_below(self.end_offset)
 
     def _hold_indexes_back(self) -> None:
-        """Remove the offset index and hold back writes, because a start trusts a synced segment's indexes."""
+        """Remove the offset index file, and write no index until `_write_indexes_again`.
+
+        Recovery trusts the index files of a synced segment, so incomplete ones must not exist.
+        """
         remove_if_exists(self._disk, self.index.path)
         self.index.holds_back = self.times.holds_back = True
 
     def _write_indexes_again(self) -> None:
-        """Write both indexes, the offset index last: without it, the next start rebuilds both."""
+        """Write both indexes. The offset index is last, because without it the next restart rebuilds both."""
         self._note_time()
         self.index.holds_back = self.times.holds_back = False
-        with suppress(OSError):  # a full disk; the next flush tries again
+        with suppress(OSError):  # on a full disk, the next flush tries again
             self._sync_indexes()
 
     def _sync_indexes(self) -> None:
@@ -291,21 +303,26 @@ class Segment:
             if follower == self.size_bytes:
                 self.end_offset = sure_offset
                 return None
-            self._unindexed_bytes = index_interval_bytes + 1  # readers after the damage need an entry
+            # The first batch after the damage needs an index entry.
+            self._unindexed_bytes = index_interval_bytes + 1
             bad = self._walk(follower, index_interval_bytes, verify=True)
         if bad is not None:
             self.cut(bad.position)
         return bad
 
     def behind(self, position: int, offset: int) -> int | None:
-        """Return where the log continues after damage that holds `offset`, None if nowhere."""
+        """Return the position at which the log continues after damage at `position`, None if nowhere.
+
+        `offset` is the lowest offset that the damaged bytes contain.
+        """
         return find_behind(self.file, position, self.size_bytes, offset, self.limits)
 
     def header_blocks(self, position: int) -> Iterator[HeaderBlock]:
-        """Yield headers from a batch's position on, past all damage, which is added to `damaged`.
+        """Yield batch headers from `position`, where a batch begins, to the end. Damage is skipped.
 
-        Only `rebuild` verifies every checksum, and only above its trusted offset. So other readers may meet
-        damage. See test_a_start_takes_any_flipped_bit_below_the_recovery_point.
+        Newly detected damage is added to `damaged`. Only `rebuild` verifies every checksum, and only above
+        its trusted offset, so any other reader may be the first to meet damage. See
+        test_a_start_takes_any_flipped_bit_below_the_recovery_point.
         """
         for begin, end in self.whole_parts(position):
             for item in scan_headers_past_damage(self.file, begin, end, self.base_offset, self.limits):
@@ -315,12 +332,12 @@ class Segment:
                     self.damaged[item.position] = item.end
 
     def is_batch_at(self, position: int) -> bool:
-        """Return True if a batch seems to begin at a position, as an index says."""
+        """Return True if the bytes at `position` look like a batch. An index entry may be wrong."""
         batch = next(scan(self.file, position, self.size_bytes, limits=self.limits), None)
         return isinstance(batch, ScannedBatch)
 
     def whole_parts(self, position: int) -> Iterator[tuple[int, int]]:
-        """Yield the (begin, end) ranges after `position` that are not known to be damaged."""
+        """Yield the (begin, end) positions between the ranges in `damaged`, from `position` on."""
         for begin, end in sorted(self.damaged.items()):
             if position < begin:
                 yield position, begin
@@ -338,7 +355,7 @@ class Segment:
             self.transactions = self._read_transaction_index()
         except StorageError:
             self.transactions_from = self.base_offset
-            self.transactions.is_unsynced = True  # so that recovery replaces the file, even without entries
+            self.transactions.is_unsynced = True  # so recovery replaces the file, even by an empty one
         self.transactions.cut_below(self.transactions_from)
         self.index.rewrite_all()
         self.times.rewrite_all()
@@ -347,8 +364,8 @@ class Segment:
         try:
             if trusted_offset > self.base_offset:
                 index, times = self._read_offset_index(), self._read_time_index()
-                # A crash may have kept more of one file than of the other. Time entries have no fixed
-                # distance, so only up to the last of them it is certain that none is missing.
+                # After a crash, one index file may have more entries than the other. Time entries have no
+                # fixed distance. So both indexes are certainly complete only up to the last time entry.
                 last = times.last_below(trusted_offset - self.base_offset)
                 index.cut(index.count_below(0 if last is None else last + 1))
                 self._check_last_entry(index)
@@ -384,7 +401,10 @@ class Segment:
             raise StorageError(f"{self._describe(last[1])}: the index points at no batch")
 
     def _walk_from_index(self, index_interval_bytes: int, *, verify: bool) -> BadBatch | None:
-        """Index the batches from the last index entry on, as their appends did."""
+        """Index the batches after the last index entry, as their appends did.
+
+        Returns the first bad batch, None without one.
+        """
         self.first_timestamp_ms = self._read_first_timestamp()
         self.max_timestamp_ms = self.max_timestamp_offset = -1
         self.end_offset, self._unindexed_bytes = self.base_offset, 0
@@ -422,7 +442,7 @@ class Segment:
             self.has_gaps = True
 
     def _note_first_indexed(self, header: BatchHeader) -> None:
-        """Note the batch of the last index entry, which needs no entry any more."""
+        """Note the end and the time of the batch that has the last index entry."""
         self.end_offset = header.last_offset + 1
         self._unindexed_bytes = header.size_bytes
         if header.max_timestamp_ms > self.max_timestamp_ms:
@@ -430,7 +450,7 @@ class Segment:
 
     @property
     def is_first_timestamp_known(self) -> bool:
-        """False if the segment was opened without reading its batches."""
+        """False until the first batch of a non-empty segment has been read."""
         return self._is_first_read or self.first_timestamp_ms is not None or not self.size_bytes
 
     def read_first_timestamp(self) -> None:
@@ -444,13 +464,15 @@ class Segment:
         return batch.header.max_timestamp_ms
 
     def fits(self, last_offset: int) -> bool:
-        """Return True if the indexes can store an offset relative to the base."""
+        """Return True if the index formats can store `last_offset` relative to the base offset."""
         return last_offset - self.base_offset <= self.limits.max_relative_offset
 
     def is_full(
         self, size_bytes: int, last_offset: int, max_timestamp_ms: int, config: LogConfig, now_ms: int
     ) -> bool:
-        """Return True if a batch that ends at `last_offset` needs a new segment (LogSegment.shouldRoll)."""
+        """Return True if a batch of this size must go to a new segment. Source: Kafka's
+        LogSegment.shouldRoll.
+        """
         if self.size_bytes == 0:
             return not self.fits(last_offset)
         if self.first_timestamp_ms is not None:
@@ -467,7 +489,8 @@ class Segment:
     def append(self, data: Buffer, last_offset: int, max_timestamp_ms: int, config: LogConfig) -> None:
         """Write a stamped batch and index it.
 
-        After an OSError the segment is unchanged: the file is cut back now, or before the next append.
+        After an OSError, the segment is unchanged. The bytes after its end are cut off now, or before the
+        next append.
         """
         self.cut_failed_write()
         position = self.size_bytes
@@ -475,7 +498,7 @@ class Segment:
             self.file.pwrite(data, position)
         except OSError:
             self._needs_cut = True
-            with suppress(OSError):  # the next append or roll tries again, and fails if it cannot
+            with suppress(OSError):  # the next append or roll tries again
                 self.cut_failed_write()
             raise
         size = len(data)
@@ -490,10 +513,10 @@ class Segment:
             )
 
     def cut_failed_write(self) -> None:
-        """Remove the bytes of a failed write after the end, if they are still there. Raises OSError.
+        """Cut off the bytes of a failed write, if they are still after the end. Raises OSError.
 
-        No segment may be created before that: a start would cut the log there, with all that follows. See
-        test_a_write_that_could_not_be_undone_ends_no_log.
+        The next segment must not be created before this succeeds. Otherwise recovery would cut the log at
+        these bytes and delete the later segments. See test_a_write_that_could_not_be_undone_ends_no_log.
         """
         if self._needs_cut:
             self.file.truncate(self.size_bytes)
@@ -502,7 +525,7 @@ class Segment:
     def _note(
         self, position: int, size: int, last_offset: int, max_timestamp_ms: int, index_interval_bytes: int
     ) -> bool:
-        """Update the state for a written batch; return True if it got an index entry."""
+        """Update end, times and indexes for a written batch. Return True if the batch got an index entry."""
         if max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms, self.max_timestamp_offset = max_timestamp_ms, last_offset
         self.end_offset = last_offset + 1
@@ -520,19 +543,21 @@ class Segment:
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """The largest timestamp for retention and compaction; without one, the time of the last write."""
+        """The largest timestamp in ms, for retention and compaction. Without timestamps, the file's last
+        write.
+        """
         if self.max_timestamp_ms >= 0:
             return self.max_timestamp_ms
         try:
             return self._disk.modified_ms(self.log_path)
         except OSError:
-            return self.created_ms  # not a reason to delete anything
+            return self.created_ms  # the latest possible guess, so that nothing is deleted early
 
     def confirm_times(self) -> Iterator[None]:
-        """Verify that no batch is younger than the time index says, a block of headers in each step.
+        """Verify that no batch has a larger timestamp than the time index claims, in bounded steps.
 
-        Called before records are deleted by time, because Oncelog up to 0.4.1 lost the last entries of closed
-        segments after a kill. See test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1.
+        Called before records are deleted by time, because a kill of Oncelog up to 0.4.1 lost the last time
+        entries of closed segments. See test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1.
         Raises OSError.
         """
         if self._is_time_sure:
@@ -555,15 +580,15 @@ class Segment:
         self._is_time_sure = True
         if self.max_timestamp_ms > largest_ms:
             self._note_time()
-            with suppress(OSError):  # a full disk: the next start verifies again
+            with suppress(OSError):  # on a full disk, the next restart verifies again
                 self.times.write_pending(sync=True)
 
     def note_last_time(self) -> None:
-        """Append the final time index entry of a closed segment, for look-ups and retention."""
+        """Append the last time entry of a closed segment, which look-ups by time and retention need."""
         self._note_time()
 
     def finish(self) -> None:
-        """Append the last time entry and write all index entries: at a roll or on closing."""
+        """Append the last time entry and write all index entries, when the segment is rolled or closed."""
         self._note_time()
         self.index.write_pending()
         self.times.write_pending()
@@ -571,14 +596,14 @@ class Segment:
         self.transactions.truncate_reserved()
 
     def keep_indexes_in_memory(self) -> None:
-        """Stop using the files of both indexes, because their names will belong to another segment."""
+        """Stop writing both index files. Their names are about to belong to the compacted segment."""
         self.index.holds_back = self.times.holds_back = self.is_index_synced = True
 
     def give_up_indexes(self) -> None:
-        """Delete the offset and time indexes of a segment that will be deleted. Raises OSError.
+        """Delete the offset index and time index files of a segment that will be deleted. Raises OSError.
 
-        That makes room on a full disk, and no flush needs to write them. A start that finds the segment
-        rebuilds its indexes. The directory must be synced before the recovery point passes the segment.
+        This makes room on a full disk, and later flushes need not write these files. If recovery meets the
+        segment, it rebuilds them. The directory must be synced before the recovery point passes the segment.
         """
         for suffix in (INDEX_SUFFIX, TIME_SUFFIX):
             remove_if_exists(self._disk, self._path(suffix))
@@ -588,12 +613,12 @@ class Segment:
         self.is_index_synced = True
 
     def sync(self, *, is_active: bool) -> None:
-        """Sync the log (fdatasync). The indexes of the active segment are synced when it is closed.
+        """Sync the log file, and also the index files unless the segment is active. Raises OSError.
 
-        Aborted transactions cannot be rebuilt below the recovery point, so they are synced with the log.
+        The transaction index is always synced, because recovery does not rebuild it below the recovery point.
         """
         if self._is_removed:
-            return  # by retention, in the thread that appends, after this flush began
+            return  # retention deleted the segment in another thread during this flush
         try:
             if self.transactions.is_unsynced:
                 self.transactions.sync()
@@ -608,17 +633,17 @@ class Segment:
                 raise
 
     def rewrite_on_sync(self, from_offset: int) -> None:
-        """Write the bytes from an offset on again before the next sync.
+        """Write the bytes from `from_offset` on again before the next sync.
 
-        After a failed sync, Linux keeps the bytes in memory, where a restarted process finds them, but marks
-        them clean: a later sync succeeds and writes nothing.
+        After a failed sync, Linux keeps the bytes in memory and marks them clean. A restarted process can
+        still read them, but a sync would succeed without writing them.
         """
         if self.end_offset > from_offset:
             start = self.index.position_for(max(from_offset - self.base_offset, 0))
             self._rewrite_range = start, self.size_bytes
 
     def cut(self, position: int) -> None:
-        """Cut off everything from a position on (a torn tail)."""
+        """Cut off a torn tail: everything from `position` on."""
         self.file.truncate(position)
         self.size_bytes = position
 
@@ -626,9 +651,9 @@ class Segment:
         self.file.close()
 
     def drop(self, disk: PartitionDisk) -> BlockingCall:
-        """Rename the files; return a call that closes and deletes them at any time. Raises OSError.
+        """Rename the files, and return a call that closes and deletes them later. Raises OSError.
 
-        The log is renamed first, because a start removes indexes without a log.
+        The log file is renamed first. If a crash follows, recovery removes index files that have no log file.
         """
         remove = disk.drop(map(self._path, SUFFIXES))
         self._is_removed = True
@@ -640,14 +665,17 @@ class Segment:
         return close_and_remove
 
     def remove(self) -> None:
-        """Close and delete every file, the log first, because a start removes indexes without a log."""
+        """Close and delete every file.
+
+        The log file is deleted first. If a crash follows, recovery removes index files that have no log file.
+        """
         self._is_removed = True
         self.file.close()
         for suffix in SUFFIXES:
             remove_if_exists(self._disk, self._path(suffix))
 
     def damage_text(self, position: int) -> str:
-        """Return the text with which a start reports damage."""
+        """Return the warning about damage at `position`."""
         return f"{self._disk.describe(self.log_path)} is damaged at position {position}"
 
     def _describe(self, position: int) -> str:

@@ -1,12 +1,12 @@
-"""Replace segments by their compacted successor so that no crash loses or doubles a record.
+"""Replace segments by their compacted successor. No crash loses a record or stores it twice.
 
-    <base>.log.cleaned   being written; worthless after a crash
-    <base>.log.swap      complete and synced; it replaces every segment that begins within its offsets
+    <base>.log.cleaned   the successor is being written; recovery deletes it
+    <base>.log.swap      the successor is complete and synced; it replaces all segments within its offsets
 
-Index files have the same endings. The log gets `.swap` last and loses it first, so that one name tells what
-the indexes are worth. The old names are durably gone before the new ones appear. After a crash,
-`finish_swaps` completes what was complete and removes the rest. Source: Kafka's LocalLog.replaceSegments and
-LogLoader.
+Index files have the same endings. The log file gets the ending `.swap` last and loses it first, so its name
+shows whether the index files are complete. The old files are durably deleted before the successor takes their
+names. After a crash, `finish_swaps` completes complete swaps and discards the others. Source: Kafka's
+LocalLog.replaceSegments and LogLoader.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ CLEANED, SWAP = ".cleaned", ".swap"
 
 
 def make_swap(disk: Disk, directory: str, output: Segment, newest_path: str) -> None:
-    """Sync a compacted segment and rename it to `.swap`: from here on a crash keeps it. Safe in a thread.
+    """Sync a compacted segment and rename its files to `.swap`, which a crash keeps. Safe in a thread.
 
-    `newest_path` is the log of the last segment that it replaces.
+    `newest_path` is the log file of the last segment that the compacted one replaces.
     """
-    # Retention and compaction lag use this time where no record has a timestamp. See
-    # test_compaction_keeps_the_files_time. Source: Kafka's Cleaner, which takes the time of the last segment.
+    # If a segment has no timestamps, retention and compaction use the file's modification time. See
+    # test_compaction_keeps_the_files_time. Source: Kafka's Cleaner, which copies the time of the last
+    # segment.
     disk.set_modified_ms(output.log_path, disk.modified_ms(newest_path))
     output.sync(is_active=False)
     for suffix in reversed(SUFFIXES):
         if suffix == LOG_SUFFIX:
-            # A power loss may keep the log's new name and lose those of its indexes. See
+            # The index files get their new names durably before the log file does. A power loss could
+            # otherwise keep only the log's new name. See
             # test_a_power_loss_amid_a_swap_keeps_aborted_records_hidden.
             disk.sync_directory(directory)
         stem = f"{directory}/{file_name(output.base_offset, suffix)}"
@@ -40,25 +42,26 @@ def make_swap(disk: Disk, directory: str, output: Segment, newest_path: str) -> 
 
 
 def take_place(disk: Disk, directory: str, group: list[Segment]) -> None:
-    """Remove the files of a group and give their successor its names. Safe in a thread.
+    """Delete the files of `group` and give their names to its successor. Safe in a thread.
 
-    Readers of the old segments have their files open.
+    Readers of the old segments keep their open files.
     """
     base_offset = group[0].base_offset
-    # Otherwise an earlier attempt came so far that the first of these names is already the new log's.
+    # Without a `.swap` log, an earlier attempt has already renamed the successor's log file to the first
+    # name.
     if disk.exists(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{SWAP}"):
         for segment in group:
             _remove_files(disk, directory, segment.base_offset, "")
-        # Before the new names: a power loss must not leave them beside some of the old ones.
+        # Synced before the renames, so that a power loss cannot leave new names beside some of the old ones.
         disk.sync_directory(directory)
     _take_names(disk, directory, base_offset)
     disk.sync_directory(directory)
 
 
 def finish_swaps(disk: Disk, directory: str) -> None:
-    """Complete the swaps that a crash interrupted, and remove compacted segments that are incomplete."""
+    """Complete the swaps that a crash interrupted, and delete incomplete compacted segments."""
     names = [name for name in disk.list(directory) if name.partition(".")[0].isdecimal()]
-    # An incomplete log is named `.cleaned`. Without one, every file with the ending `.swap` is needed.
+    # An incomplete successor has a `.cleaned` log file. Without that file, all its `.swap` files are valid.
     torn = {name.partition(".")[0] for name in names if name.endswith(LOG_SUFFIX + CLEANED)}
     swaps = sorted({name.partition(".")[0] for name in names if name.endswith(SWAP)} - torn)
     for stem in torn:
@@ -67,13 +70,13 @@ def finish_swaps(disk: Disk, directory: str) -> None:
         base_offset = int(stem)
         if f"{stem}{LOG_SUFFIX}{SWAP}" in names:
             end_offset = _end_of_swap(disk, f"{directory}/{stem}{LOG_SUFFIX}{SWAP}", base_offset)
-            # A log may be gone and its indexes left. They must not become indexes of the new one. See
-            # test_an_index_of_what_is_replaced_is_not_taken_over.
+            # An old log file may be deleted already, but not its indexes. They must not become indexes of the
+            # new log. See test_an_index_of_what_is_replaced_is_not_taken_over.
             bases = {int(name.partition(".")[0]) for name in names if name.endswith(SUFFIXES)}
             for base in bases:
                 if base_offset <= base < end_offset:
                     _remove_files(disk, directory, base, "")
-            # As in `take_place`: first the old names are durably gone.
+            # Synced before the renames, as in `take_place`.
             disk.sync_directory(directory)
         _take_names(disk, directory, base_offset)
     if swaps:
@@ -81,11 +84,11 @@ def finish_swaps(disk: Disk, directory: str) -> None:
 
 
 def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
-    """Return the offset after the last batch of a compacted log, reading past any damage."""
+    """Return the offset after the last batch of a compacted log file. Damage is skipped."""
     file = disk.open(path)
     end_offset = base_offset + 1
     try:
-        # Past damage: otherwise some of the segments that it replaces would stay beside it.
+        # If the scan ended at damage, old segments with higher offsets would stay beside the successor.
         for item in scan_headers_past_damage(file, 0, file.size(), base_offset):
             if isinstance(item, HeaderBlock):
                 end_offset = read_header(item.headers, len(item.headers) - 61).last_offset + 1
@@ -95,11 +98,10 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
 
 
 def discard_leftovers(disk: Disk, directory: str) -> None:
-    """Remove the files of a failed attempt that could not remove them itself. Safe in a thread.
+    """Delete the files that a failed attempt left because it could not delete them itself. Safe in a thread.
 
-    Another attempt may write one segment in place of these and of older ones. A start would put the
-    leftovers beside it, and their records would be there twice. See
-    test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments. Raises OSError.
+    Otherwise, recovery would swap them in beside the result of a later attempt, and their records would exist
+    twice. See test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments. Raises OSError.
     """
     stems = {name.partition(".")[0] for name in disk.list(directory) if name.endswith((CLEANED, SWAP))}
     for stem in stems:
@@ -108,7 +110,7 @@ def discard_leftovers(disk: Disk, directory: str) -> None:
 
 
 def discard(disk: Disk, directory: str, base_offset: int) -> None:
-    """Remove a compacted segment; a crash meanwhile leaves nothing that looks complete."""
+    """Delete a compacted segment. A crash at any point leaves no files that look complete."""
     stem = f"{directory}/{base_offset:020d}"
     has_swap = any(disk.exists(stem + suffix + SWAP) for suffix in SUFFIXES)
     if disk.exists(stem + LOG_SUFFIX + SWAP):
@@ -116,13 +118,14 @@ def discard(disk: Disk, directory: str, base_offset: int) -> None:
         disk.sync_directory(directory)
     _remove_files(disk, directory, base_offset, SWAP)
     if has_swap:
-        # Without the `.cleaned` log, they would count as indexes of a log that already has its final name.
+        # The `.swap` deletions must be durable before the `.cleaned` log goes. Left alone, `.swap` indexes
+        # would seem to belong to a log that already has its final name.
         disk.sync_directory(directory)
     _remove_files(disk, directory, base_offset, CLEANED)
 
 
 def _take_names(disk: Disk, directory: str, base_offset: int) -> None:
-    """Remove the ending of the swapped-in files, the log's first, even as a power loss left them."""
+    """Remove the ending `.swap` from all files that still have it, the log file first."""
     for suffix in SUFFIXES:
         name = f"{directory}/{file_name(base_offset, suffix)}"
         if disk.exists(name + SWAP):

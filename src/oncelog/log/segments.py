@@ -1,4 +1,4 @@
-"""The segments of a partition in order, the last one active."""
+"""The list of a partition's segments, ordered by base offset. The last segment is the active one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from oncelog.log.segment import Segment
 
 
 class SegmentList:
-    """At least one segment, by growing base offset."""
+    """An ordered list of at least one segment."""
 
     def __init__(self, segments: list[Segment]) -> None:
         self._segments = segments
         self._bases = [segment.base_offset for segment in segments]
 
     def __iter__(self) -> Iterator[Segment]:
-        """Iterate over a copy: segments may come and go meanwhile."""
+        """Iterate over a copy, so that segments may be added or dropped during the iteration."""
         return iter(self._segments[:])
 
     def __len__(self) -> int:
@@ -36,11 +36,11 @@ class SegmentList:
         return sum(segment.size_bytes for segment in self._segments)
 
     def from_offset(self, offset: int) -> list[Segment]:
-        """Return the segment that may hold the offset, and all after it."""
+        """Return the segment that may contain `offset`, and all later segments."""
         return self._segments[max(bisect_right(self._bases, offset) - 1, 0) :]
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
-        """Return the aborted transactions that overlap a range of offsets, in no order."""
+        """Return the aborted transactions that overlap [`from_offset`, `upper_offset`), in no order."""
         aborted = []
         for segment in self.from_offset(from_offset):
             for entry in segment.transactions.from_offset(from_offset):
@@ -51,19 +51,20 @@ class SegmentList:
         return aborted
 
     def add(self, segment: Segment) -> None:
-        """Append a segment, which becomes the active one."""
+        """Append a segment; from then on it is the active one."""
         self._segments.append(segment)
         self._bases.append(segment.base_offset)
 
     def drop_first(self) -> Segment:
-        """Take the oldest segment out of the list; its files stay."""
+        """Remove the oldest segment from the list and return it. Its files stay."""
         del self._bases[0]
         return self._segments.pop(0)
 
     def replace(self, old: list[Segment], new: Segment) -> None:
-        """Put one segment in the place of neighbours; the caller takes care of their files."""
+        """Replace neighbouring segments by one segment in the list. The caller handles their files."""
         index = self._segments.index(old[0])
-        # The bases first: a flush in its thread may look between the two lines. It then meets segments that
-        # it need not sync, never too few. See test_a_flush_misses_no_segment_while_others_are_replaced.
+        # `_bases` changes first, because a flush in another thread may read the list between the two lines.
+        # It may then sync segments that are synced already, but it never misses one. See
+        # test_a_flush_misses_no_segment_while_others_are_replaced.
         self._bases[index : index + len(old)] = [new.base_offset]
         self._segments[index : index + len(old)] = [new]

@@ -1,18 +1,19 @@
 """Producer state on disk: Kafka's snapshot, and beside it a file with the full state.
 
-A snapshot holds the state up to an offset (exclusive), which is its name. `%020d.snapshot` has Kafka's
-format:
+A snapshot contains the state of all producers as of an offset, which is in the file names. Batches below the
+offset are included. `%020d.snapshot` has Kafka's format:
     version i16 = 1 | CRC-32C u32 of byte 6 to the end | count i32 | per producer: id i64, epoch i16,
     last sequence i32, last offset i64, offset delta i32, timestamp i64, coordinator epoch i32,
     first offset of the open transaction i64 (-1 none)
-It has only the last batch. `%020d.producers` has all five and the time of the last append, so that a retry
-over a restart is recognised however old it is (test_our_file_keeps_everything_and_is_bound_to_its_snapshot).
-Kafka's tools ignore it:
+Kafka's file has only the last batch of a producer. `%020d.producers` also has the four batches before it and
+the time of the last append. So a retry after a restart is recognised however old it is. Kafka's tools ignore
+this file. See test_our_file_keeps_everything_and_is_bound_to_its_snapshot. Its format:
     version i16 = 1 | CRC-32C u32 of byte 6 to the end | the snapshot's CRC u32 | count i32
     | the ids, i64 each | the lengths, u16 each | the entries as `producer_state.pack_entry` returns them
-Both are written from an image of the table, a part at a time, so that a million ids delay no request. A
-snapshot may come late, but never half: the files get their names when they are complete and synced, and
-segments wait for them before they are deleted. Until then, recovery replays more. See
+
+Both files are written from an image of the producer table, a part at a time, so that a million producers
+delay no request. They are renamed to their final names when they are complete and synced. Segments are
+deleted only after that, because until then recovery may need them. See
 test_a_crash_at_every_step_of_a_snapshot and test_deleting_waits_until_the_producers_are_safe. Source: Kafka's
 ProducerStateManager and ProducerSnapshot.json; behaviours I17 and I20 (docs/behaviours.md).
 """
@@ -49,10 +50,11 @@ _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
 _FULL_HEAD = struct.Struct(">Ii")
 _VERSION = 1
-# Recovery removes files with this ending.
+# The ending of a file that is being written. Recovery removes such files.
 _UNFINISHED = ".tmp"
 
-# Plain entries are converted as columns, which takes a tenth of the time.
+# The fixed positions in a packed entry whose first byte is PLAIN. NumPy converts such entries as columns,
+# which takes a tenth of the time.
 _PLAIN_ROW = np.dtype(
     [
         ("flags", "u1"),
@@ -85,7 +87,7 @@ PackedProducers = dict[int, bytes]
 
 
 class Snapshot(NamedTuple):
-    """Producer state up to `offset`, exclusive."""
+    """The packed state of all producers as of `offset`: the batches below it are included."""
 
     offset: int
     producers: PackedProducers
@@ -132,9 +134,10 @@ def _or_none(value: int) -> int | None:
 
 
 def decode_snapshot(data: bytes, last_append_ms: int = 0) -> Producers:
-    """Decode Kafka's file. `last_append_ms` becomes the time of the last append, which the file lacks.
+    """Decode a `.snapshot` file, and return (producer id, entry) pairs.
 
-    Raises StorageError for an unknown version, a wrong checksum or a wrong length.
+    `last_append_ms` becomes each producer's time of the last append, which the file lacks. Raises
+    StorageError for an unknown version, a wrong checksum or a wrong length.
     """
     body = _open(data)
     if len(body) < _COUNT.size:
@@ -171,7 +174,11 @@ def _open(data: bytes) -> bytes:
 
 
 def decode_full(data: bytes, snapshot_crc: int) -> PackedProducers:
-    """Decode the full file of the snapshot with this checksum. Raises StorageError if it is invalid."""
+    """Decode a `.producers` file, and return the packed entries by producer id.
+
+    `snapshot_crc` is the checksum of the `.snapshot` file to which it must belong. Raises StorageError if the
+    file is invalid or belongs to another snapshot.
+    """
     body = _open(data)
     if len(body) < _FULL_HEAD.size:
         raise StorageError("there is no count")
@@ -191,12 +198,12 @@ def decode_full(data: bytes, snapshot_crc: int) -> PackedProducers:
 
 
 def crc_of(data: bytes) -> int:
-    """Return the checksum stored in a snapshot file."""
+    """Return the checksum in the header of a `.snapshot` file."""
     return int(_HEAD.unpack_from(data)[1])
 
 
 class _SealedFile:
-    """A new file that begins with a version and the checksum of the content."""
+    """A file under construction whose header has a version and the checksum of the content."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -212,18 +219,18 @@ class _SealedFile:
         self.crc = crc32c.crc32c(data, self.crc)
 
     def seal(self) -> None:
-        """Write the version and the checksum before the content."""
+        """Write the header, which needs the checksum of the complete content."""
         self._file.pwrite(_HEAD.pack(_VERSION, self.crc), 0)
 
     def finish(self) -> None:
-        """Sync and close the file; the caller then renames it. Safe in a thread."""
+        """Sync and close the file. The caller then renames it. Safe in a thread."""
         self._file.sync()
         self._file.close()
 
     def discard(self) -> None:
-        """Remove the file unless it was renamed. If the disk refuses, the next start removes it.
+        """Close and remove the file unless it was renamed. If removing fails, recovery removes the file.
 
-        This runs while a partition is closed, and an error must not prevent that. See
+        Closing a partition calls this, so an error must not be raised. See
         test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed.
         """
         with suppress(OSError):
@@ -258,7 +265,7 @@ def _offsets_in(names: list[str]) -> list[int]:
 
 
 def around(offsets: Iterable[int], synced_to: int) -> list[int]:
-    """Return the largest of some offsets up to a point and the smallest above it, as far as they exist."""
+    """Return the largest of `offsets` at or below `synced_to`, and the smallest above it, if they exist."""
     ordered = sorted(offsets)
     count = bisect_right(ordered, synced_to)
     return ordered[max(count - 1, 0) : count + 1]
@@ -273,15 +280,15 @@ class Snapshots:
         self._directory = directory
 
     def offsets(self) -> list[int]:
-        """Return the offsets of the snapshots, ascending."""
+        """Return the offsets of all snapshots, ascending."""
         return sorted(_offsets_in(self._disk.list(self._directory)))
 
     def write(self, offset: int, image: ProducerImage) -> BackgroundTask:
-        """Write both files, a part of the image in each step, and release the image.
+        """Write both files of a snapshot as a background task, and release `image` part by part.
 
-        Raises OSError. An earlier snapshot of the same offset may be gone then; others stay.
+        Raises OSError. An earlier snapshot of the same offset may then be gone; other snapshots stay.
         """
-        # The full file first: without its Kafka file it is never read.
+        # The `.producers` file is renamed first, because it is never read without its `.snapshot` file.
         paths = self._path(offset, FULL_SUFFIX), self._path(offset, SNAPSHOT_SUFFIX)
         files: list[_SealedFile] = []
         try:
@@ -289,8 +296,8 @@ class Snapshots:
                 files.append(_SealedFile(self._disk, path + _UNFINISHED))
             yield from _write_files(files[0], files[1], image, self.limits)
             for file in files:
-                # Not in the thread: `discard` may close the file meanwhile, and another file get its
-                # descriptor.
+                # `seal` does not run in the thread. `discard` may close the file during a blocking call, and
+                # another file may then get the same descriptor.
                 file.seal()
                 yield file.finish
             for path in paths:
@@ -301,7 +308,11 @@ class Snapshots:
                 file.discard()
 
     def load_newest(self, highest_offset: int, now_ms: int) -> Snapshot | None:
-        """Return the newest readable snapshot at or below an offset, and delete unreadable ones."""
+        """Return the newest readable snapshot at or below `highest_offset`, None without one.
+
+        Unreadable snapshots are deleted. `now_ms` becomes the time of the last append in a snapshot that
+        Apache Kafka wrote.
+        """
         for offset in reversed([offset for offset in self.offsets() if offset <= highest_offset]):
             try:
                 return Snapshot(offset, self._load(offset, now_ms))
@@ -313,7 +324,7 @@ class Snapshots:
         data = self._disk.read(self._path(offset, SNAPSHOT_SUFFIX))
         full = self._path(offset, FULL_SUFFIX)
         if not self._disk.exists(full):
-            # Written by Kafka.
+            # >Apache Kafka wrote the snapshot
             return {pid: pack_entry(entry) for pid, entry in decode_snapshot(data, now_ms)}
         _open(data)
         return decode_full(self._disk.read(full), crc_of(data))
@@ -323,21 +334,23 @@ class Snapshots:
         remove_if_exists(self._disk, self._path(offset, FULL_SUFFIX))
 
     def remove_below(self, offset: int) -> None:
-        """Remove the snapshots of a deleted part of the log."""
+        """Remove the snapshots below `offset`."""
         self.keep(other for other in self.offsets() if other >= offset)
 
     def keep(self, offsets: Iterable[int], synced_to: int | None = None) -> None:
-        """Remove all other snapshots, and full files whose snapshot is gone.
+        """Remove all snapshots except those at `offsets`, and `.producers` files without a snapshot.
 
-        With `synced_to`, the newest snapshot up to it stays, and the oldest one above it, up to which an
-        earlier process may have synced. After a power loss, no other snapshot may cover the deleted segments.
-        See test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known.
+        With `synced_to`, the newest snapshot at or below it and the oldest one above it stay, too. An earlier
+        process may have synced the log up to the latter without storing that recovery point. After a power
+        loss, no other snapshot may cover the deleted segments. See
+        test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known.
         """
         names = self._disk.list(self._directory)
         existing, kept = set(_offsets_in(names)), set(offsets)
         if synced_to is not None:
             kept.update(around(existing, synced_to))
-        # The snapshot first: without its full file it would pass for Kafka's.
+        # `remove` deletes the `.snapshot` file first. Without its `.producers` file, it would pass for Apache
+        # Kafka's.
         for offset in existing - kept:
             self.remove(offset)
         needed = {file_name(offset, FULL_SUFFIX) for offset in existing & kept}

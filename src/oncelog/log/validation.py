@@ -1,12 +1,12 @@
-"""Check a client's batch by its header, in Kafka's order, before the log accepts it.
+"""Check a client's batch by its header before the log accepts it, with Kafka's checks in Kafka's order.
 
-The checks do not decode records: the timestamps are the first and the largest one in the header. Two settings
-need more. A `compression.type` other than `producer` re-encodes the batch, and a compacted topic needs a key
-in every record. Both decompress the payload, within bounds.
+The order is: base offset (INVALID_RECORD), size (MESSAGE_TOO_LARGE), checksum (CORRUPT_MESSAGE), counts,
+control bit and sequence (INVALID_RECORD), timestamps (INVALID_TIMESTAMP), segment size
+(RECORD_LIST_TOO_LARGE). The header has the first and the largest timestamp, so records are not decoded.
 
-Kafka's order of checks is: base offset (INVALID_RECORD), size (MESSAGE_TOO_LARGE), checksum
-(CORRUPT_MESSAGE), counts, control bit and sequence (INVALID_RECORD), timestamps (INVALID_TIMESTAMP), segment
-size (RECORD_LIST_TOO_LARGE). Source: Kafka's UnifiedLog.analyzeAndValidateRecords and LogValidator.
+Two settings need more. On a topic whose `compression.type` is not `producer`, batches are compressed again,
+and on a compacted topic every record needs a key. For both, the payload is decompressed, up to a maximum
+size. Source: Kafka's UnifiedLog.analyzeAndValidateRecords and LogValidator.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _CODEC_BITS, _LOG_APPEND_TIME_BIT, _CONTROL_BIT = 0x07, 0x08, 0x20
 _NO_TIMESTAMP = -1
 _MAX_RECORD_ERRORS = 10
 MAX_GROWTH = 4
-"""The factor of max.message.bytes up to which a batch may grow when it must be decompressed."""
+"""A batch may decompress to at most this factor times max.message.bytes."""
 _BYTES_AS_RECORD = 64
-"""The number of bytes that cost as much to decompress or encode as one record costs to check."""
+"""The number of bytes whose decompression or compression costs as much as checking one record."""
 _CREATE_TIME, _LAST_CODEC = TimestampType.CREATE_TIME, int(Compression.ZSTD)
 
 
 def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
-    """Check a client's batch. Raises the BrokerError of the first check that fails."""
+    """Check the header and checksum of a client's batch. Raises the error of the first failing check."""
     size = header.batch_length + 12
     if header.base_offset != 0:
         raise InvalidRecord(f"base offset {header.base_offset} in a batch from a client; it must be 0")
@@ -69,9 +69,9 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
 
 
 def _check_room(header: BatchHeader) -> None:
-    """Raise InvalidRecord for a count of records that the bytes cannot hold, however well compressed.
+    """Raise InvalidRecord if the payload is too small for the header's number of records in any codec.
 
-    Each such batch would take up to 2^31 offsets, and with them a segment. See
+    Such a batch would take up to 2^31 offsets, which is a whole segment. See
     test_a_count_that_no_codec_could_hold_is_refused.
     """
     max_bytes = most_output(header.compression, header.size_bytes - HEADER_BYTES)
@@ -80,7 +80,7 @@ def _check_room(header: BatchHeader) -> None:
 
 
 def _may_be_create_time(header: BatchHeader, config: LogConfig) -> bool:
-    """Return True if a batch marked LogAppendTime has its own time, which this topic stores."""
+    """Return True if a batch marked LogAppendTime has a timestamp, which a CreateTime topic can store."""
     return config.timestamp_type is _CREATE_TIME and header.base_timestamp_ms != _NO_TIMESTAMP
 
 
@@ -110,9 +110,9 @@ def _timestamp_error(index: int, text: str) -> InvalidTimestamp:
 
 
 def needs_preparing(header: BatchHeader, config: LogConfig) -> bool:
-    """Return True if a batch is checked further or changed before it is stored.
+    """Return True if `prepare_batch` must check or change the batch before it is stored.
 
-    That is so on compacted topics, and for a codec or a timestamp type that is not the topic's.
+    That is so on compacted topics, and if the batch has another codec or timestamp type than the topic.
     """
     if config.is_compacted or header.attributes & _LOG_APPEND_TIME_BIT:
         return True
@@ -122,13 +122,13 @@ def needs_preparing(header: BatchHeader, config: LogConfig) -> bool:
 def prepare_batch(
     records: memoryview, header: BatchHeader, config: LogConfig, count_cost: Callable[[int], None]
 ) -> memoryview:
-    """Return the batch with the topic's timestamp type and codec.
+    """Return the batch with the topic's timestamp type and codec; on a compacted topic, check the keys, too.
 
-    The timestamp type changes only the header. To check keys or to change the codec, the payload is
-    decompressed, within bounds, because this runs on the one thread that serves all clients. Raises
-    MessageTooLarge for a payload or a count above the bounds, InvalidRecord for a record that does not parse
-    or has no key (compacted topics). `count_cost` gets the cost of decompressing in records, even after an
-    error.
+    Only the header has the timestamp type. The keys and the codec need the payload, which is decompressed up
+    to a maximum size, because this runs in the one thread that serves all clients. `count_cost` is called
+    with the cost of decompressing, in records, even if an error follows. Raises MESSAGE_TOO_LARGE if the
+    payload or the number of records is above its maximum, and INVALID_RECORD if a record cannot be parsed or
+    lacks a key.
     """
     if header.attributes & _LOG_APPEND_TIME_BIT:
         restamp_time(records, 0, _CREATE_TIME, header.max_timestamp_ms)
@@ -149,8 +149,8 @@ def prepare_batch(
     finally:
         count_cost(header.records_count + (header.size_bytes + decompressed_bytes) // _BYTES_AS_RECORD)
     if payload is None:
-        # Not INVALID_RECORD. The Java producer bounds a batch by its compressed size; on MESSAGE_TOO_LARGE it
-        # splits the batch and sends the parts. See test_a_java_producer_splits_what_grows_too_much.
+        # MESSAGE_TOO_LARGE instead of INVALID_RECORD: the Java producer limits batches by their compressed
+        # size, and splits a batch after this error. See test_a_java_producer_splits_what_grows_too_much.
         raise MessageTooLarge(
             f"the batch becomes over {max_bytes} bytes, which is {MAX_GROWTH} times max.message.bytes, and"
             " must be opened"
@@ -168,7 +168,7 @@ def _check_keys(payload: Buffer, header: BatchHeader, config: LogConfig) -> None
 
 
 def _recompress(payload: Buffer, header: BatchHeader, config: LogConfig) -> bytearray:
-    """Return the batch in the topic's codec; the bytes of its records do not change."""
+    """Compress the payload with the topic's codec, and return the new batch. The records do not change."""
     assert config.compression is not None
     return seal(
         [payload],
@@ -186,6 +186,6 @@ def _recompress(payload: Buffer, header: BatchHeader, config: LogConfig) -> byte
 
 
 def stamp_append_time(records: memoryview, now_ms: int) -> BatchHeader:
-    """Set the broker's time in a batch, in place; return the new header."""
+    """Set the batch's timestamp to the broker's time, in place; return the new header."""
     restamp_time(records, 0, TimestampType.LOG_APPEND_TIME, now_ms)
     return read_header(records)
