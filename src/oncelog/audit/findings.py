@@ -1,4 +1,4 @@
-"""The input and output of an audit: stored batches, findings and totals."""
+"""The input and the output of an audit: stored batches, findings and totals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class FindingKind(Enum):
 
     @property
     def is_violation(self) -> bool:
-        """True if the finding violates a guarantee; the others are legal, but worth knowing."""
+        """True if the finding violates a guarantee. Other findings are legal states that are
+        worth knowing.
+        """
         return self not in (
             FindingKind.OPEN_TRANSACTION,
             FindingKind.TORN_TAIL,
@@ -49,15 +51,16 @@ class FindingKind(Enum):
 
 
 class StoredBatch(NamedTuple):
-    """A batch's header, with the record of a COMMIT or ABORT marker; None stands for an absent field.
+    """The header of a stored batch and the content of a marker; None means that a field is absent.
 
-    `sequence_count` is the number of sequences that the batch covers; a compacted batch has fewer records.
-    `crc_ok` None: the bytes are no batch, for the reason in `problem`. Then only the offsets are valid, and
-    `is_torn` says that nothing follows. `is_visible` says if read_committed readers get the records, None if
-    unknown. `records_problem` says how the records differ from the header, None if they match or were not
-    read. `is_removed`: no batch, but a note that the log start has moved past `last_offset` since the audit
-    began. `is_index`: no batch, but a note that the list of aborted transactions of the segment at
-    `base_offset` is invalid, for the reason in `problem`.
+    - `sequence_count`: the number of sequences of the batch. A compacted batch has fewer records.
+    - `crc_ok`: None if the bytes are not a batch; `problem` says why, and only the offsets are valid.
+    - `is_visible`: True if read_committed readers get the records, False if not, None if unknown.
+    - `is_torn`: the log ends within this batch.
+    - `records_problem`: how the records differ from the header; None if they match or were not read.
+    - `is_removed`: not a batch. The log start has moved past `last_offset` since the audit began.
+    - `is_index`: not a batch. The transaction index of the segment at `base_offset` is invalid; `problem`
+      says why.
     """
 
     base_offset: int
@@ -81,10 +84,10 @@ class StoredBatch(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A finding and its place in the log.
+    """A finding and the offsets and sequences that it is about.
 
-    The sequences are those of the offending batch; for a gap, the missing ones. `other_offset` is the base
-    offset of the batch it conflicts with, or of a transaction's marker; None without one.
+    `first_sequence` and `last_sequence` are those of the batch, or the missing ones of a gap. `other_offset`
+    is the base offset of the conflicting batch, or the offset of the transaction's marker; None without one.
     """
 
     kind: FindingKind
@@ -102,10 +105,12 @@ class Finding(NamedTuple):
 class PartitionTotals:
     """The totals of an audit of one partition.
 
-    `unnumbered_*` count batches without a producer id. `unknown_starts` counts producers whose first batches
-    were removed with the beginning of the log. `committed` and `aborted` count transactions with data here,
-    `empty_markers` those without. `removed_records` are below the log start but still in segment files; they
-    are not audited. `findings` counts all violations, even those beyond the limit.
+    - `unnumbered_batches`, `unnumbered_records`: those without a producer id.
+    - `unknown_starts`: producers whose first batches were deleted with the beginning of the log.
+    - `committed`, `aborted`: transactions that have data in this partition.
+    - `empty_markers`: markers of transactions that have no data in this partition.
+    - `removed_records`: records in segment files below the log start. They are not audited.
+    - `findings`: all violations, including those beyond `max_findings`.
     """
 
     batches: int = 0

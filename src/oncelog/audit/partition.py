@@ -1,36 +1,38 @@
-"""Check independently that a stored partition keeps the promises of exactly-once.
+"""Audit one stored partition: check independently that it keeps the exactly-once guarantees.
 
-The audit reads only batch headers and markers, in stored order. It shares nothing with the append rule but
-the arithmetic of sequence numbers, so that it can prove the append rule wrong.
+The audit reads batch headers and markers in stored order. It shares only the arithmetic of sequence numbers
+with the append rule, so it can prove the append rule wrong.
 
     batch of (producer id, epoch)                                 finding
     the next sequence of its epoch                                -
     sequence 0 of a higher epoch                                  -
-    the first of its id, in a log whose beginning is gone         - (counted as an unknown start)
-    ahead of the next sequence, and the hole is never filled      sequence_gap, where the hole was noticed
-    fills a hole left before it                                   out_of_order
-    exactly a batch that is stored already                        duplicate_batch
-    sequences that are stored already, in other batches           overlap
-    of a lower epoch than one seen before                         epoch_went_back
-    base offset at or below the last offset before it             offset_overlap
-    base offset beyond the next one, in a log not compacted       offset_gap
-    all of the log lies below its log start                       offset_gap, where the log ends
-    its bytes do not fit its checksum                             crc_damage
-    no batch at all                                               unreadable
-    more records than offsets, or fewer in a log not compacted    record_count
-    its records do not fit its header (where they are read)       bad_records
-    a producer id without an epoch or a first sequence            half_numbered
-        (coordinators number nothing in their own topics)         -
-    a marker, or data of a transaction, without a producer id     half_numbered
+    the first of its producer id, if the log has lost its start   - (counted in `unknown_starts`)
+    the first after a gap that no later batch fills               sequence_gap
+    fills a gap between earlier batches                           out_of_order
+    has exactly the sequences of an earlier batch                 duplicate_batch
+    has some sequences of earlier batches                         overlap
+    its epoch is below an earlier epoch                           epoch_went_back
+    its base offset is at or below the last offset before it      offset_overlap
+    offsets are missing before it (not if compacted)              offset_gap
+    its checksum is wrong                                         crc_damage
+    it has more records than offsets, or fewer (not if compacted) record_count
+    its records do not match its header (if they are read)        bad_records
+    it has a producer id, but no epoch or no first sequence       half_numbered
+        (a coordinator's batch needs no sequence)                 -
+    it is transactional or a marker, but has no producer id       half_numbered
     a producer's control batch, neither COMMIT nor ABORT          unknown_marker
-    the log ends within it                                        torn_tail (no violation)
-    wholly below the log start                                    - (not judged, its records are counted)
-    removed while the audit read the log                          log_start_moved (no violation)
-    no batch, but a list of aborted transactions that is damaged  unreadable_index (no violation)
+    it ends below the log start                                   - (only its records are counted)
 
-`oncelog.audit.transaction_outcomes` checks transactions. Compaction removes batches, so holes in a compacted
-log prove nothing and are not reported. Batches without a producer id are only counted, because nothing can be
-proven about them. Source: behaviours I5 to I8, I14, T10 and P5 (docs/behaviours.md).
+    other input                                                   finding
+    bytes that are not a batch                                    unreadable
+    a torn batch at the end of the log                            torn_tail (no violation)
+    a log that ends below its log start                           offset_gap at its end
+    a log start that moves during the audit                       log_start_moved (no violation)
+    a damaged list of aborted transactions                        unreadable_index (no violation)
+
+`oncelog.audit.transaction_outcomes` audits transactions. Compaction removes batches, so gaps in a compacted
+log are not reported. Batches without a producer id are only counted, because nothing can be proven about
+them. Source: behaviours I5 to I8, I14, T10 and P5 (docs/behaviours.md).
 """
 
 from __future__ import annotations
@@ -50,14 +52,16 @@ __all__ = [
 
 
 class PartitionAudit:
-    """The audit of one partition. It takes the batches in stored order; `finish` returns the findings.
+    """The audit of one partition. `see` takes the batches in stored order; `finish` returns the findings.
 
-    With a `log_start_offset` above 0 or `is_compacted`, the beginning of a sequence may be missing legally.
-    Batches below the log start are no part of the log any more and are not audited. `last_stable_offset` is
-    the end of what read_committed readers see, None if unknown. `indexed_to`: the list of aborted
-    transactions may lack those whose marker is at this offset or later; None: it lacks none. `is_internal`:
-    coordinators wrote the log, and their transactional batches have no sequences. At most `max_findings` are
-    kept; all violations are counted.
+    If `log_start_offset` is above 0 or `is_compacted` is true, the beginning of a producer's sequence may be
+    missing.
+
+    - `log_start_offset`: batches below it are deleted and are not audited.
+    - `last_stable_offset`: read_committed readers see only records below it; None if unknown.
+    - `indexed_to`: markers at or above this offset may be missing in the transaction index; None if none are.
+    - `is_internal`: coordinators wrote the log, so its transactional batches have no sequences.
+    - `max_findings`: at most this number of findings is returned. Violations beyond it are still counted.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class PartitionAudit:
         self._begin(log_start_offset)
 
     def _begin(self, log_start_offset: int) -> None:
-        """Start at a log start, with nothing seen yet."""
+        """Reset the audit to begin at `log_start_offset`."""
         is_compacted = self._is_compacted
         self._log_start_offset = log_start_offset
         self._removed_to: int | None = None
@@ -140,11 +144,11 @@ class PartitionAudit:
             self._transactions.see(batch, batch.producer_id, batch.producer_epoch)
 
     def take_outcomes(self) -> list[BumpedOutcome]:
-        """Return the outcomes to compare over partitions, each one once."""
+        """Return the transaction outcomes to compare over partitions. Each outcome is returned once."""
         return self._transactions.take_outcomes()
 
     def finish(self) -> tuple[list[Finding], PartitionTotals]:
-        """Return the findings by offset, and the totals. Call it once, after the last batch."""
+        """Return the findings, ordered by offset, and the totals. Call it once, after the last batch."""
         self._sequences.finish()
         self._transactions.finish()
         self._check_log_start()
@@ -161,10 +165,10 @@ class PartitionAudit:
         return findings, totals
 
     def _move_log_start(self, removed: StoredBatch) -> None:
-        """Restart the audit at a new log start: earlier batches are no part of the log any more.
+        """Restart the audit at a log start that moved during the audit.
 
-        Otherwise a hole between the two would look like lost batches. The rows "removed" of
-        tests/tables/audit.txt test this.
+        Earlier batches are deleted now. A gap between them and the new log start would look like lost
+        batches. The rows "removed" of tests/tables/audit.txt test this.
         """
         before, now = self._log_start_offset, removed.last_offset + 1
         if now <= before:
@@ -175,7 +179,7 @@ class PartitionAudit:
         self._findings.report(FindingKind.LOG_START_MOVED, removed, text)
 
     def _check_log_start(self) -> None:
-        """Report a log that ends before its log start: its checkpoint is newer than its segments."""
+        """Report a log that ends below its log start, because its checkpoint is newer than its segments."""
         end, log_start = self._removed_to, self._log_start_offset
         is_whole = self._next_offset is not None or end is None or end >= log_start
         if is_whole or end is None or self._is_compacted or self._has_moved:
@@ -195,7 +199,7 @@ class PartitionAudit:
         return None
 
     def _check_marker(self, batch: StoredBatch) -> None:
-        """Report a control batch of a producer that is neither COMMIT nor ABORT, which readers skip."""
+        """Report a producer's control batch that is neither COMMIT nor ABORT. Readers skip such a batch."""
         if batch.is_control and batch.is_commit is None and batch.records_count and batch.crc_ok:
             text = "a control batch of a producer that is neither COMMIT nor ABORT: no transaction ends here"
             self._findings.report(FindingKind.UNKNOWN_MARKER, batch, text)
@@ -223,7 +227,9 @@ class PartitionAudit:
             self._findings.report(FindingKind.OFFSET_GAP, batch, text)
 
     def _check_records(self, batch: StoredBatch) -> None:
-        """Compare the numbers of records and offsets; a compacted batch may have fewer records."""
+        """Compare the number of records with the number of offsets. A compacted batch may have
+        fewer records.
+        """
         missing = batch.sequence_count - batch.records_count
         if missing < 0 or batch.records_count < 0 or (missing and not self._is_compacted):
             text = f"the header tells of {batch.records_count} records at {batch.sequence_count} offsets"

@@ -1,4 +1,4 @@
-"""The part of the audit about sequences: no gap, no repetition and no disorder.
+"""Audit the sequence numbers of one partition: no gap, no repetition and no disorder.
 
 Source: behaviours I5 to I8 and I14 (docs/behaviours.md).
 """
@@ -16,7 +16,9 @@ _SEQUENCES = SEQUENCE_MAX + 1
 
 
 class _Hole(NamedTuple):
-    """Missing positions [first, end), noticed at the batch at `offset`."""
+    """Missing positions from `first` to below `end`. The batch at `offset` is the first one after
+    the hole.
+    """
 
     first: int
     end: int
@@ -24,10 +26,11 @@ class _Hole(NamedTuple):
 
 
 class _Epoch:
-    """The batches of one producer id and epoch, at positions of a number line that does not wrap.
+    """The batches of one producer id and epoch.
 
-    The batches are three packed columns ordered by position, 24 bytes each, because an audited partition may
-    hold millions.
+    Sequence numbers wrap around after 2147483647. They are converted to positions, which do not wrap.
+    `starts`, `ends` and `offsets` are parallel columns, ordered by position: 24 bytes for each batch, because
+    an audited partition may have millions.
     """
 
     __slots__ = ("ends", "epoch", "holes", "longest", "next", "offsets", "starts", "starts_anywhere")
@@ -40,14 +43,14 @@ class _Epoch:
         self.starts, self.ends, self.offsets = array("q"), array("q"), array("q")
 
     def place(self, sequence: int) -> int:
-        """Return the position of a sequence: the one nearest to the next position, never below 0."""
+        """Return the position of a sequence number: the one nearest to the next position, at least 0."""
         delta = advance(sequence, -advance(self.next, 0))
         if delta >= _SEQUENCES // 2 and self.next + delta >= _SEQUENCES:
             delta -= _SEQUENCES
         return self.next + delta
 
     def keep(self, start: int, end: int, offset: int) -> None:
-        # Equal positions stay in stored order, so that searches find the first batch.
+        # Batches at equal positions stay in stored order, so that searches return the earliest one.
         index = bisect_right(self.starts, start)
         self.starts.insert(index, start)
         self.ends.insert(index, end)
@@ -67,9 +70,11 @@ class _Epoch:
         return None
 
     def touching(self, start: int, end: int) -> int | None:
-        """Return the base offset of a stored batch that shares a position with [start, end), if any."""
+        """Return the base offset of a stored batch that shares a position with [start, end), None without
+        one.
+        """
         following = before = self._index(start)
-        # Stored batches may overlap, so an earlier one may reach further than the previous one.
+        # Stored batches may overlap. So a batch that starts earlier may still end after `start`.
         while before > 0 and self.starts[before - 1] + self.longest > start:
             before -= 1
             if self.ends[before] > start:
@@ -81,7 +86,7 @@ class _Epoch:
         return next((hole for hole in self.holes if hole.first <= start and end <= hole.end), None)
 
     def cover(self, start: int, end: int) -> None:
-        """Remove [start, end) from the holes."""
+        """Remove the positions from `start` to below `end` from the holes."""
         remaining: list[_Hole] = []
         for hole in self.holes:
             parts = (hole._replace(end=min(start, hole.end)), hole._replace(first=max(end, hole.first)))
@@ -90,9 +95,10 @@ class _Epoch:
 
 
 class SequenceAudit:
-    """The audit of the sequences of one partition, batch by batch; `finish` reports what stays missing.
+    """The audit of the sequence numbers of one partition, batch by batch.
 
-    `beginning_is_gone`: the beginning of a sequence may be missing legally. `is_compacted`: any part may.
+    `beginning_is_gone`: the first batches of a producer may be missing. `is_compacted`: any batch may be
+    missing.
     """
 
     def __init__(self, findings: Findings, *, beginning_is_gone: bool, is_compacted: bool) -> None:
@@ -104,11 +110,11 @@ class SequenceAudit:
 
     @property
     def producers(self) -> int:
-        """The number of producer ids that were seen."""
+        """The number of producer ids in the audited batches."""
         return len(self._producers)
 
     def see(self, batch: StoredBatch, producer_id: int, epoch: int) -> bool:
-        """The next batch; whether it may be there, as far as its epoch tells."""
+        """Audit the next batch. Return False if its epoch is below an earlier epoch of its producer id."""
         state = self._producers.get(producer_id)
         if state is not None and epoch < state.epoch:
             text = f"epoch {epoch} after epoch {state.epoch}: a fenced producer's batch was stored"
@@ -121,7 +127,7 @@ class SequenceAudit:
         return True
 
     def is_expected(self, batch: StoredBatch) -> bool:
-        """Return True if a damaged batch's header has exactly the expected sequence: then it is credible."""
+        """Return True if a damaged batch's header has exactly the expected sequence, and so is credible."""
         if batch.producer_id is None or batch.base_sequence is None:
             return False
         state = self._producers.get(batch.producer_id)
@@ -132,7 +138,7 @@ class SequenceAudit:
         )
 
     def finish(self) -> None:
-        """Report the holes that no later batch filled."""
+        """Report the holes that no batch has filled."""
         for producer_id, state in self._producers.items():
             self._report_holes(producer_id, state)
 
@@ -145,7 +151,7 @@ class SequenceAudit:
 
     def _check_sequence(self, batch: StoredBatch, state: _Epoch, sequence: int) -> None:
         if state.starts_anywhere:
-            # Known only now, because the remaining log may begin with a marker.
+            # Decided at the first data batch, because the remaining log may begin with a marker.
             state.starts_anywhere = False
             state.next = sequence
             self.unknown_starts += sequence != 0
@@ -166,7 +172,7 @@ class SequenceAudit:
             text = f"stored after the later batch at offset {hole.offset}"
             self._findings.report(FindingKind.OUT_OF_ORDER, batch, text, other_offset=hole.offset)
         elif state.touching(start, end) is None:
-            # Possible only below the first batch of a log whose beginning is gone.
+            # This happens only below the first batch of a log whose beginning was deleted.
             self._findings.report(
                 FindingKind.OUT_OF_ORDER, batch, "stored after later batches of its producer"
             )

@@ -1,30 +1,30 @@
-"""The part of the audit about transactions: each has one outcome, and readers see exactly that.
+"""Audit the transactions of one partition: each has one outcome, and readers see exactly that outcome.
 
-    in one partition, of one producer id                           finding
-    data, then a COMMIT or ABORT of its epoch or a later one       -
-    a marker without data: its transaction wrote nothing here,     - (counted)
-        or the coordinator repeats it after a restart
-    data at the end of the log, no marker yet                      open_transaction (no violation)
-    data, no marker, then data of a higher epoch                   transaction_without_outcome
-    data, then a COMMIT two or more epochs later: that of          transaction_without_outcome
-        another transaction
-    COMMIT and ABORT with one epoch, which the coordinator         two_outcomes
-        raised to end this transaction
-    a marker where all data is not transactional                   marker_without_transaction
-    data that is not transactional in the middle of one, or        outside_transaction
-        before one: a producer id is for transactions or for none
-    a marker of a lower coordinator epoch than one before          epoch_went_back
-    an aborted transaction's data, given to read_committed         visible_though_aborted
-    an open one's, below the last stable offset                    visible_though_open
-    a committed one's, withheld from read_committed                hidden_though_committed
+    batches of one producer id in one partition                    finding
+    data, then a COMMIT or ABORT of its epoch or a higher one      -
+    a marker without data: nothing was written here, or the        - (counted)
+        coordinator wrote the marker again after a restart
+    data at the end of the log without a marker                    open_transaction (no violation)
+    data, then data of a higher epoch without a marker between     transaction_without_outcome
+    data, then a COMMIT whose epoch is two or more higher, so it   transaction_without_outcome
+        belongs to a later transaction
+    a COMMIT and an ABORT with the same raised epoch               two_outcomes
+    a marker, although all data is non-transactional               marker_without_transaction
+    non-transactional data within a transaction, or before one     outside_transaction
+    a marker with a lower coordinator epoch than an earlier one    epoch_went_back
+    aborted data that read_committed readers get                   visible_though_aborted
+    open data below the last stable offset                         visible_though_open
+    committed data that read_committed readers do not get          hidden_though_committed
 
-A fence raises the epoch by one, and since transaction.version 2 so does every end of a transaction. A
-producer gets a new epoch only when every marker is written, so an epoch proves that every earlier transaction
-has ended. Before transaction.version 2, all transactions of a producer share one epoch: a COMMIT and then an
-ABORT are two transactions. A marker without data is legal: a partition was added and never written, or a
-coordinator repeats the marker. Only an epoch that was raised to end one transaction proves that two markers
-belong to the same one. See test_legal_histories_are_clean. Source: behaviours T4, T10 and P5
-(docs/behaviours.md); KIP-98, KIP-360, KIP-890.
+A fence raises the producer epoch by one. With transaction.version 2, every end of a transaction does so, too.
+A producer gets a new epoch only after every marker was written, so a new epoch proves that every earlier
+transaction has ended. Before transaction.version 2, all transactions of a producer share one epoch. A COMMIT
+and then an ABORT are then two transactions.
+
+A marker without data is legal: a partition may be added to a transaction and never be written, and a
+coordinator may write a marker again. Two markers certainly end the same transaction only if they have the
+same epoch, and that epoch was raised to end this transaction. See test_legal_histories_are_clean. Source:
+behaviours T4, T10 and P5 (docs/behaviours.md); KIP-98, KIP-360, KIP-890.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from oncelog.audit.findings import Finding, FindingKind, Findings, StoredBatch
 
 
 class BumpedOutcome(NamedTuple):
-    """The outcome in a marker whose epoch was raised to end one transaction: the same everywhere."""
+    """The outcome of a transaction whose marker has an epoch that was raised to end it.
+
+    All partitions must have the same outcome for this producer id and epoch.
+    """
 
     producer_id: int
     marker_epoch: int
@@ -45,7 +48,7 @@ class BumpedOutcome(NamedTuple):
 
 
 class _Span:
-    """The first and last offset of some batches of a transaction, in constant memory."""
+    """The first and the last offset of some batches of a transaction."""
 
     __slots__ = ("first", "last")
 
@@ -60,7 +63,7 @@ class _Span:
 
 
 class _Transaction:
-    """An open transaction with data in this partition."""
+    """An open transaction that has data in this partition."""
 
     __slots__ = ("data", "epoch", "hidden", "visible")
 
@@ -75,7 +78,12 @@ class _Transaction:
 
 
 class _Producer:
-    """The state of one producer id. `plain` is the offset of its latest data outside transactions."""
+    """The state of one producer id.
+
+    - `opened`: its open transaction, None without one.
+    - `ended`: the outcome of its last transaction whose marker had a raised epoch; None without one.
+    - `plain`: the offset of its latest non-transactional data; None if a transaction followed.
+    """
 
     __slots__ = ("coordinator_epoch", "ended", "opened", "plain")
 
@@ -98,9 +106,9 @@ class TransactionAudit:
         self.committed = self.aborted = self.empty_markers = 0
 
     def see(self, batch: StoredBatch, producer_id: int, epoch: int) -> None:
-        """Audit the next batch, whose epoch is not below an earlier one."""
+        """Audit the next batch. `SequenceAudit` has checked that its epoch is not below an earlier epoch."""
         if batch.records_count == 0:
-            return  # left by compaction to keep sequence and epoch; it says nothing about a transaction
+            return  # an empty batch that compaction kept for its sequence and epoch
         producer = self._producers.get(producer_id)
         if producer is None:
             producer = self._producers[producer_id] = _Producer()
@@ -110,7 +118,11 @@ class TransactionAudit:
             self._see_marker(batch, producer, producer_id, epoch, batch.is_commit)
 
     def lose_sight(self, batch: StoredBatch) -> None:
-        """Forget open transactions after a damaged batch, which may have been a marker of one or any."""
+        """Forget the open transactions that a damaged batch may have ended.
+
+        The batch may be a marker of the producer in its header. If the header is unreadable, it may be any
+        producer's.
+        """
         if batch.crc_ok is None:
             for producer in self._producers.values():
                 producer.opened = None
@@ -118,7 +130,7 @@ class TransactionAudit:
             self._producers[batch.producer_id].opened = None
 
     def take_outcomes(self) -> list[BumpedOutcome]:
-        """Return the outcomes since the last call."""
+        """Return the outcomes that were noted since the last call."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
