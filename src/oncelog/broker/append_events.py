@@ -1,4 +1,4 @@
-"""The broker's verdict on a batch, for `oncelog explain`, the web page and tests."""
+"""Events about appended batches, for `oncelog explain`, the web page and tests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Verdict = Literal["stored", "duplicate", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class AppendEvent:
-    """The verdict on one batch of a Produce request.
+    """The broker's verdict on one batch of a Produce request.
 
-    The producer fields are None for a batch without a producer id. `base_offset` is None if it was refused;
-    otherwise `error_code` is 0 and `reason` is empty.
+    `time_ms` is the broker's clock. The producer fields are None for a batch without a producer id. If the
+    verdict is "refused", `base_offset` is None. Otherwise `error_code` is 0 and `reason` is empty.
     """
 
     time_ms: int

@@ -1,6 +1,7 @@
-"""Entry points of a broker without I/O: carry out requests, and do what is due at a time.
+"""The entry points of a broker without I/O: handle requests, and run timed work.
 
-The server decodes requests, calls `refuse` and `handle`, then `end_round` after each round of requests, and
+The server decodes a request, calls `refuse`, then `handle`. A connection handles a bounded number of requests
+in one turn of the event loop, which is called a round, and the server calls `end_round` after it. It calls
 `tick` no later than `next_wakeup_ms`. Each API has a file in `broker.handlers`.
 """
 
@@ -16,9 +17,9 @@ from oncelog.wire.messages import Message
 
 
 def refuse(state: BrokerState, header: RequestHeader) -> Message | Disconnect | None:
-    """Return what to answer if the API or its version is not served; None if it is.
+    """Return the response to an API or API version that the broker does not offer; None if it offers both.
 
-    ApiVersions gets its version 0 response (KIP-35). For other APIs the connection is closed, as in Kafka.
+    ApiVersions gets its version 0 response (KIP-35). For other APIs, the connection is closed, as in Kafka.
     """
     api = state.offered.get(header.api_key)
     if api is not None and api.first_version <= header.api_version <= api.max_version:
@@ -30,19 +31,19 @@ def refuse(state: BrokerState, header: RequestHeader) -> Message | Disconnect | 
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    """Carry out a request whose header passed `refuse`, and return its answer."""
+    """Handle a request that passed `refuse`, and return its answer."""
     answer: Answer = HANDLERS[request.header.api_key](state, request, now_ms)
     return answer
 
 
 def end_round(state: BrokerState) -> None:
-    """Complete the fetches that a round of requests satisfied."""
+    """Complete the delayed fetches that the requests of this round have satisfied."""
     state.transactions.end_round()
     state.complete_satisfied_fetches()
 
 
 def next_wakeup_ms(state: BrokerState) -> int:
-    """Return the latest time at which `tick` must run."""
+    """Return the latest time in ms at which `tick` must be called."""
     first_ms, groups = state.periodic.next_ms, state.groups
     for due_ms in (
         state.fetch_purgatory.next_deadline_ms,
@@ -55,7 +56,7 @@ def next_wakeup_ms(state: BrokerState) -> int:
 
 
 def tick(state: BrokerState, now_ms: int) -> None:
-    """Do what is due: fetches at their max_wait_ms, groups' deadlines, periodic tasks."""
+    """Complete fetches whose max_wait_ms has passed, handle group time-outs, and run due periodic tasks."""
     state.fetch_purgatory.expire(now_ms)
     state.groups.tick(now_ms)
     state.groups.consumers.tick(now_ms)

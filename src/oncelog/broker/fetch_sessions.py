@@ -1,7 +1,8 @@
-"""Fetch sessions (KIP-227): the broker remembers the partitions that a consumer fetches.
+"""Fetch sessions (KIP-227): the broker remembers the partitions that a client fetches.
 
-A full fetch (epoch 0) opens a session. Incremental fetches (epoch n > 0) name only what changed, and their
-responses contain only partitions with news. Source: Kafka's FetchSession and FetchSessionCache.
+A full fetch (epoch 0) opens a session. An incremental fetch (epoch n > 0) contains only changes to the list
+of partitions. Its response contains only partitions with records, an error or changed offsets. Source:
+Kafka's FetchSession and FetchSessionCache.
 """
 
 from __future__ import annotations
@@ -23,22 +24,24 @@ FULL_AND_CREATE, FULL_WITHOUT_SESSION = 0, -1
 INT32_MAX = 2**31 - 1
 
 PartitionKey = tuple[str, bytes, int]
-"""Topic name ("" from version 13 on), topic id (NO_ID before it), partition."""
+"""(topic name, topic id, partition). The name is "" from version 13 on; the id is NO_ID before version 13."""
 
 
 @dataclass(slots=True)
 class SessionPartition:
-    """One partition that a client fetches."""
+    """One partition of a fetch request or session."""
 
     key: PartitionKey
     requested: FetchRequest.FetchPartition
     sent: tuple[int, int, int] | None = None
-    """(high watermark, last stable offset, log start offset) of the last response; None before the first."""
+    """(high watermark, last stable offset, log start offset) in the last response. None before the first
+    response and after an error.
+    """
 
 
 @dataclass(slots=True)
 class FetchSession:
-    """The partitions that a client fetches, in the order in which they are served."""
+    """The partitions that a client fetches, in the order in which responses contain them."""
 
     session_id: int
     uses_topic_ids: bool
@@ -50,7 +53,7 @@ class FetchSession:
     targets: dict[PartitionKey, SessionPartition] = field(default_factory=dict)
 
     def update(self, message: FetchRequest) -> None:
-        """Add, change and remove partitions as an incremental request says."""
+        """Apply the added, changed and forgotten partitions of an incremental request."""
         for key, requested in _partitions(message):
             existing = self.targets.get(key)
             if existing is None:
@@ -64,9 +67,9 @@ class FetchSession:
 
 @dataclass(frozen=True, slots=True)
 class FetchContext:
-    """The partitions of one fetch.
+    """The partitions of one fetch request, and its session, None without one.
 
-    Without a session the response has all of them, and nothing is remembered.
+    Without a session, the response contains all partitions, and no state is kept.
     """
 
     targets: tuple[SessionPartition, ...]
@@ -80,19 +83,20 @@ class FetchContext:
     def select(
         self, results: Iterable[tuple[SessionPartition, FetchResponse.PartitionData]]
     ) -> list[tuple[SessionPartition, FetchResponse.PartitionData]]:
-        """Return the results that belong in the response, and remember what it tells the client."""
+        """Return the results that belong in the response, and note their offsets in the session."""
         if self.session is None:
             return list(results)
         return [pair for pair in results if self._note_sent(*pair)]
 
     def _note_sent(self, target: SessionPartition, result: FetchResponse.PartitionData) -> bool:
         sent = (result.high_watermark, result.last_stable_offset, result.log_start_offset)
-        # An error or a diverging epoch is repeated in each response until it is over.
+        # Errors and diverging epochs are repeated in every response until they end.
         is_problem = result.error_code or result.diverging_epoch
         has_news = bool(is_problem or result.records) or sent != target.sent
         target.sent = None if result.error_code else sent
         if result.records and self.session and target.key in self.session.targets:
-            # To the end: if max_bytes is short, the next fetch serves the partitions behind it first.
+            # A partition that had records moves to the end. If max_bytes is too small for all, others come
+            # first in the next response.
             self.session.targets[target.key] = self.session.targets.pop(target.key)
         return has_news or not self.is_incremental
 
@@ -100,9 +104,10 @@ class FetchContext:
 class FetchSessions:
     """The fetch sessions of a broker.
 
-    There are at most `slots`, and they share `limits.max_session_partitions` partitions. If there is no room,
-    the client gets session id 0 and sends full fetches. A session belongs to the principal that opened it;
-    for others its id is unknown. `new_id` returns random ids, so that they cannot be guessed.
+    There are at most `slots` sessions, with at most `limits.max_session_partitions` partitions in total. If a
+    new session would exceed a limit, the client gets session id 0 and continues with full fetches. Only the
+    principal that opened a session can use it. For other principals, the session id is unknown. `new_id` must
+    return random ids that cannot be guessed.
     """
 
     def __init__(self, slots: int, *, new_id: Callable[[], int], limits: Limits = DEFAULT_LIMITS) -> None:
@@ -111,7 +116,7 @@ class FetchSessions:
         self._max_partitions = limits.max_session_partitions
         self._eviction_ms, self._expiry_ms = limits.session_eviction_ms, limits.session_expiry_ms
         self._partition_count = 0
-        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # least recently used first
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()  # ordered by last use, oldest first
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -122,7 +127,7 @@ class FetchSessions:
         return self._partition_count
 
     def open(self, message: FetchRequest, version: int, now_ms: int, owner: str = "") -> FetchContext:
-        """Return the partitions of a fetch request, after opening or resuming its session.
+        """Open or resume the session of a fetch request, and return the partitions to fetch.
 
         Raises FetchSessionIdNotFound, InvalidFetchSessionEpoch, FetchSessionTopicIdError.
         """
@@ -144,7 +149,7 @@ class FetchSessions:
             self._close(session)
             raise FetchSessionIdNotFound(f"fetch session {session.session_id} has grown too large")
         if not session.targets:
-            # No partition is left, so the session ends. The id 0 tells the client.
+            # A session without partitions ends. Session id 0 in the response tells the client.
             self._close(session)
             return FetchContext((), None, is_incremental=False)
         return FetchContext(tuple(session.targets.values()), session, is_incremental=True)
@@ -206,7 +211,7 @@ class FetchSessions:
 
 
 def error_response(error: BrokerError) -> FetchResponse:
-    """Return the response to a session error, which has no partitions."""
+    """Return the response to a session error. It contains no partitions."""
     return FetchResponse(error_code=error.code, session_id=0, responses=[])
 
 

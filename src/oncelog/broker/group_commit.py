@@ -1,7 +1,7 @@
-"""Group commit: appends whose responses wait until the disk has them.
+"""Group commit: one sync of a partition for all appends that wait for it.
 
-The server takes the partitions that need a flush and runs one fdatasync for each in a thread. Appends that
-arrive meanwhile wait for the next flush. Everything that a flush covered is answered together.
+The server takes the partitions that need a flush, and runs one fdatasync for each in a thread. An append that
+arrives during a flush waits for the next one. All responses that a flush covers are sent together.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from oncelog.log.partition import Partition
 
 @dataclass(frozen=True, slots=True)
 class FlushWaiter:
-    """Waits until a partition is on disk up to and including `last_offset`.
+    """A request for a flush of a partition up to and including `last_offset`.
 
-    Then `on_flushed` is called with None, or with the error if the flush failed.
+    After the flush, `on_flushed` is called with None. If the flush failed, it is called with the error.
     """
 
     last_offset: int
@@ -25,10 +25,10 @@ class FlushWaiter:
 
 
 class FlushQueue:
-    """The partitions to flush, and the appends and readers that wait for that.
+    """The partitions that need a flush, and the appends that wait for it.
 
-    `on_visible` is called with a partition and the number of bytes that a flush may have made visible to its
-    readers.
+    `on_visible` is called after a flush that made hidden records visible (flush.messages). Its arguments are
+    the partition and the number of bytes that may now be visible.
     """
 
     def __init__(self, on_visible: Callable[[Partition, int], None]) -> None:
@@ -38,27 +38,27 @@ class FlushQueue:
         self._hidden_bytes: dict[Partition, int] = {}
 
     def add(self, partition: Partition, waiter: FlushWaiter) -> None:
-        """Request a flush of the partition that covers `waiter.last_offset`."""
+        """Request a flush of the partition that includes `waiter.last_offset`."""
         self._waiters.setdefault(partition, deque()).append(waiter)
 
     def add_hidden(self, partition: Partition, size_bytes: int) -> None:
-        """Request a flush of the partition, because readers do not see `size_bytes` before it."""
+        """Request a flush of the partition, which hides `size_bytes` from readers until then."""
         self._waiters.setdefault(partition, deque())
         self._hidden_bytes[partition] = self._hidden_bytes.get(partition, 0) + size_bytes
 
     @property
     def has_waiters(self) -> bool:
-        """True if any partition needs a flush, or its flush is running."""
+        """True if a partition needs a flush, or a flush is running."""
         return bool(self._waiters)
 
     def take_due(self) -> list[Partition]:
-        """Return the partitions to flush now. The caller reports the end of each flush with `complete`."""
+        """Return the partitions to flush now. The caller flushes each one, then calls `complete`."""
         due = [partition for partition in self._waiters if partition not in self._running]
         self._running.update(due)
         return due
 
     def complete(self, partition: Partition, error: Exception | None) -> None:
-        """Report the end of a flush. An error fails every append that waits for this partition."""
+        """Note the end of a flush, and call the waiters that it covers. An error is passed to all waiters."""
         self._running.discard(partition)
         waiters = self._waiters.get(partition, deque())
         while waiters and (error is not None or waiters[0].last_offset < partition.recovery_point):
@@ -69,6 +69,6 @@ class FlushQueue:
         if error is None and hidden_bytes:
             self._on_visible(partition, hidden_bytes)
             if partition.high_watermark < partition.log_end_offset:
-                # Appends came during the flush. Their bytes are reported already, so one byte is enough to
-                # make the next flush call `on_visible`.
+                # Records were appended during the flush and are still hidden. `_on_visible` has counted their
+                # bytes already, so one byte is enough to make the next flush call it again.
                 self.add_hidden(partition, 1)

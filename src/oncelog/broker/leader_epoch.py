@@ -1,4 +1,4 @@
-"""The check of a client's leader epoch (KIP-320), which all reading APIs share."""
+"""The check of a client's leader epoch (KIP-320), which all APIs that read a partition use."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from oncelog.log.partition import Partition
 
 
 def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
-    """Raise FencedLeaderEpoch for an older epoch than the partition's, UnknownLeaderEpoch for a newer one.
+    """Check the leader epoch in a request; -1 means that the client does not know it, and passes.
 
-    -1 is not checked: the client does not know the epoch.
+    Raises FencedLeaderEpoch if the partition's epoch is higher, UnknownLeaderEpoch if it is lower.
     """
     if current_leader_epoch == -1 or current_leader_epoch == partition.leader_epoch:
         return

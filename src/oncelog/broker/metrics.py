@@ -16,7 +16,7 @@ LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1
 
 @dataclass(slots=True)
 class Histogram:
-    """Times in seconds from the last byte of a request to the first of its response, in buckets."""
+    """Durations in seconds from the last byte of a request to the first byte of its response, in buckets."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_SECONDS) + 1))
     sum_seconds: float = 0.0
@@ -32,7 +32,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """Counters since the start of the process. Gauges are computed when they are read."""
+    """Counters since the start of the process. Gauges are computed when the metrics are read."""
 
     duplicates_acknowledged: int = 0
     out_of_order_refused: int = 0
@@ -53,7 +53,7 @@ class Metrics:
     latencies: dict[str, Histogram] = field(default_factory=dict)
 
     def observe(self, api_name: str, seconds: float) -> None:
-        """Count one request of an API and its time."""
+        """Count one request of an API, with its duration in seconds."""
         histogram = self.latencies.get(api_name)
         if histogram is None:
             histogram = self.latencies[api_name] = Histogram()
@@ -62,7 +62,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric family as Prometheus defines it. A sample is (suffix, labels, value)."""
+    """A metric family of Prometheus. Each sample is (suffix, labels, value)."""
 
     name: str
     kind: str
@@ -91,7 +91,7 @@ _COUNTERS = (
 
 
 def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
-    """Yield every family, counters first. `gauges` are those of `BrokerState.gauges`."""
+    """Yield all metric families, counters first. `gauges` is the result of `BrokerState.gauges`."""
     for attribute, text in _COUNTERS:
         yield Family(f"oncelog_{attribute}_total", "counter", text, (("", (), getattr(metrics, attribute)),))
     errors = tuple(("", (("error", name),), n) for name, n in sorted(metrics.append_errors.items()))
@@ -149,12 +149,12 @@ def to_prometheus_text(metrics: Metrics, gauges: dict[str, float]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return a label's value, escaped for the text format."""
+    """Escape a label's value for the text format."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _number_text(value: float) -> str:
-    """Return a number with all its digits: rate() of a rounded counter would be zeros and spikes."""
+    """Return all digits of a number, because rate() of a rounded counter would show zeros and spikes."""
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
@@ -206,7 +206,7 @@ UNITS = {
     "transactions_open": "transactions",
     "request_duration_seconds": "seconds",
 }
-"""Name of a family without oncelog_ -> what it counts or measures; for docs/reference/metrics.md."""
+"""The unit of each metric family, by its name without `oncelog_`. Used in docs/reference/metrics.md."""
 
 LABELS = {
     "api": "the Kafka API, for example Produce",
@@ -215,4 +215,4 @@ LABELS = {
     "le": "upper bound of the bucket in seconds",
     "quota": "the client quota, for example producer_byte_rate",
 }
-"""Name of a label -> the meaning of its values."""
+"""The meaning of each label's values."""

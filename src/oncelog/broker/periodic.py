@@ -1,7 +1,7 @@
-"""Work that a broker repeats: retention, compaction, expiry, checkpoints and syncs by time.
+"""The broker's periodic tasks: retention, compaction, expiry, checkpoints and flushes by time.
 
-Each task runs at an interval that its setting names. Long tasks only queue work in the background, so that
-requests are served between its steps.
+Most tasks run at an interval from a setting. A long task only starts a background task, so that requests are
+handled between its steps.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from oncelog.log.partition import Partition
 from oncelog.settings import Settings
 
 FLUSH_CHECK_MS = 500
-"""Interval at which flush.ms of the topics is checked, and so the precision with which it is kept."""
+"""The interval at which the topics' flush.ms is checked. A flush may be late by this time."""
 
 _Task = Callable[[int], None]
-"""Takes `now_ms`."""
+"""A task's function; its argument is `now_ms`."""
 
 
 class PeriodicTasks:
-    """The periodic tasks of one broker and the times at which they are due.
+    """The periodic tasks of one broker, and the times at which they are due.
 
-    `wall_ms` turns `now_ms` into the time of the wall clock, which may have been set back since the start.
+    `now_ms` never decreases. `wall_ms` converts it to the wall clock's time, which may have been set back
+    since the start.
     """
 
     def __init__(
@@ -52,13 +53,13 @@ class PeriodicTasks:
         self._transactions, self._groups, self._sessions = transactions, groups, sessions
         self._flush_queue, self._metrics, self._wall_ms = flush_queue, metrics, wall_ms
         self._flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
-        """Time of each partition's last sync because of flush.ms."""
+        """Time of each partition's last flush because of flush.ms."""
         self._tasks = [(now_ms + every_ms, every_ms, task) for every_ms, task in self._intervals()]
-        """(due_ms, every_ms, task)"""
+        """(due_ms, every_ms, task) of each task."""
         self.next_ms = min(due_ms for due_ms, _, _ in self._tasks)
 
     def _intervals(self) -> list[tuple[int, _Task]]:
-        """Return (every_ms, task), in the order in which tasks due at the same time run."""
+        """Return (every_ms, task) of each task. Tasks that are due at the same time run in this order."""
         by_setting: list[tuple[str, _Task]] = [
             ("log.retention.check.interval.ms", self._enforce_retention),
             ("log.cleaner.backoff.ms", self._compact),
@@ -77,7 +78,7 @@ class PeriodicTasks:
         return [*intervals, (FLUSH_CHECK_MS, self._flush_by_time), (session_check_ms, self._sessions.expire)]
 
     def run_due(self, now_ms: int) -> None:
-        """Run the tasks that are due. A task that raises leaves the ones behind it for the next call."""
+        """Run the tasks that are due. If a task raises an error, the tasks after it run at the next call."""
         for index, (due_ms, every_ms, task) in enumerate(self._tasks):
             if due_ms <= now_ms:
                 self._tasks[index] = (now_ms + every_ms, every_ms, task)
@@ -85,8 +86,8 @@ class PeriodicTasks:
                 task(now_ms)
 
     def _enforce_retention(self, now_ms: int) -> None:
-        # Producers' clocks are right while ours is still ahead of the wall clock that was set right. See
-        # test_a_clock_that_was_ahead_deletes_nothing_once_it_is_right.
+        # By the wall clock. If the wall clock was set back to the right time, `now_ms` is ahead of the
+        # producers' clocks. See test_a_clock_that_was_ahead_deletes_nothing_once_it_is_right.
         wall_ms = self._wall_ms(now_ms)
 
         def enforce(partition: Partition) -> Iterator[None]:
@@ -102,10 +103,10 @@ class PeriodicTasks:
         self._transactions.hold_young_decisions(now_ms)
         for coordinator in (self._transactions, self._groups):
             coordinator.topic.roll_for_compaction(now_ms)
-        wall_ms = self._wall_ms(now_ms)  # it is compared with times of records, as in _enforce_retention
-        # Only synced segments are compacted. The round begins when these syncs have ended: otherwise a
-        # segment that was just closed waits for the next one. Guarded by
-        # test_one_round_compacts_what_was_just_closed.
+        # Compared with the timestamps of records, as in `_enforce_retention`.
+        wall_ms = self._wall_ms(now_ms)
+        # Only synced segments are compacted. So compaction begins after these flushes. Otherwise, segments
+        # that were just closed would wait for the next run. See test_one_round_compacts_what_was_just_closed.
         self._flush_closed(is_compacted=True, then=lambda: self._log_manager.compact(wall_ms))
 
     def _expire_producers(self, now_ms: int) -> None:
@@ -121,9 +122,10 @@ class PeriodicTasks:
         self._transactions.abort_timed_out(now_ms)
 
     def _flush_by_time(self, now_ms: int) -> None:
-        """Sync partitions whose last sync by time is flush.ms ago.
+        """Flush the partitions that were not flushed because of flush.ms for that time.
 
-        Also request the sync of what readers do not see yet: the one that failed may have been the last.
+        Also flush partitions with records that flush.messages hides, because the last flush may have failed
+        and no append may follow.
         """
         for topic in self._topics.all():
             if topic.flush_messages < INT64_MAX:
@@ -144,19 +146,21 @@ class PeriodicTasks:
         self._log_manager.write_checkpoints()
 
     def _resume_deletions(self, now_ms: int) -> None:
-        """Delete again the files of deleted topics and partitions that a failing disk kept."""
+        """Retry deleting the topics and directories that a failing disk has kept."""
         self._log_manager.background.add(self._finish_deletions(now_ms))
         self._log_manager.remove_deleted()
 
     def _finish_deletions(self, now_ms: int) -> BackgroundTask:
-        # In one background task: no topic of the name may be created before its offsets are being deleted.
+        # Both in one background task: between them, no request may recreate a topic that still has old
+        # offsets.
         marked = yield from self._topics.resume_deletions()
         yield from self._groups.delete_topic_offsets(marked, now_ms)
 
     def _flush_closed(self, *, is_compacted: bool, then: Callable[[], None]) -> None:
-        """Sync closed segments, so that recovery after a kill reads only the active one.
+        """Flush closed segments, so that recovery after a kill reads only the active segments.
 
-        `is_compacted`: only those of compacted topics. `then` is called once every sync has ended or failed.
+        With `is_compacted`, only compacted topics are flushed. `then` is called when every flush has ended or
+        failed.
         """
         due = [
             partition

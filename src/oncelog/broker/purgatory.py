@@ -1,7 +1,7 @@
-"""Responses that are not ready yet: pending responses, and long-poll fetches that wait for records.
+"""Responses that are not ready yet: pending responses, and fetches that wait for records.
 
-Nothing here blocks or sleeps. `FetchPurgatory` completes a delayed fetch when enough has been appended to its
-partitions or its deadline has passed. Source: Kafka's DelayedOperationPurgatory and DelayedFetch.
+No code here blocks or sleeps. `FetchPurgatory` completes a delayed fetch when enough bytes were appended to
+its partitions, or at its deadline. Source: Kafka's DelayedOperationPurgatory and DelayedFetch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ from oncelog.types import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Closes the connection in place of a response, as Kafka does after a failed append with acks=0."""
+    """An answer that makes the server close the connection without a response.
+
+    Kafka does so after a failed append with acks=0, for example.
+    """
 
     reason: str
 
 
 class PendingResponse:
-    """One response that will be ready later.
+    """A response that will be ready later.
 
-    `blocks_pipeline`: later requests of the connection wait until it is ready, as behind a fetch. Otherwise
-    they are carried out and only their responses wait, as behind an append.
-    `runs_next_request`: the next request is carried out even if the client disconnects meanwhile.
+    - `blocks_pipeline`: later requests of the connection are handled only after this response is ready, for
+      example after a fetch. If false, they are handled at once and only their responses wait.
+    - `runs_next_request`: the next request is handled even if the client disconnects before this response is
+      ready.
     """
 
     __slots__ = (
@@ -41,29 +45,39 @@ class PendingResponse:
         self.is_done = False
         self.is_cancelled = False
         self.measure: Callable[[Callable[[], Any]], Any] | None = None
-        """Calls the given function and charges its time to the client's request quota. The server sets it."""
+        """Calls its argument, and charges the duration to the client's request quota. The server sets it."""
         self._response: Any = None
         self._callback: Callable[[Any], None] | None = None
         self.on_cancelled: Callable[[], None] | None = None
-        """Called once when the response is no longer needed."""
+        """Called once if the response is cancelled before it is ready."""
         self.request_bytes = 0
-        """Memory of the request that is kept until then. The connection counts it as a waiting request."""
+        """The memory of the request in bytes, which is kept until the response is ready. The connection
+        counts it like a request that it has not handled yet.
+        """
         self.outlives_client = False
-        """True if the request is carried out even if its client disconnects: it expects no response."""
+        """True if the request is handled to its end even if its client disconnects, because no response is
+        expected.
+        """
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback` with the response, at once if it is ready. There can be only one callback."""
+        """Call `callback` with the response when it is ready, or now if it is. At most one
+        callback is kept.
+        """
         if self.is_done:
             callback(self._response)
         else:
             self._callback = callback
 
     def build(self, make: Callable[[], Any]) -> Any:
-        """Return `make()`, which makes the response or a part of it, and charge its time to the client."""
+        """Call `make`, charge its time to the client, and return its result. `make` builds a part of the
+        response.
+        """
         return make() if self.measure is None else self.measure(make)
 
     def resolve(self, response: Any) -> None:
-        """Set the response: a message, None (no response) or Disconnect. Later calls do nothing."""
+        """Set the response: a message, Disconnect, or None for no response. Only the first call has an
+        effect.
+        """
         if self.is_done or self.is_cancelled:
             return
         self.is_done, self._response = True, response
@@ -72,9 +86,9 @@ class PendingResponse:
             callback(response)
 
     def resolve_with(self, response: Any) -> None:
-        """Resolve with a response, or with that of another PendingResponse once it is ready.
+        """Set the response. If it is a PendingResponse, wait for its response instead.
 
-        Its work is charged to this request's client, and a cancellation of this one cancels it.
+        Work on the other PendingResponse is then charged to this request's client, and `cancel` cancels both.
         """
         if not isinstance(response, PendingResponse):
             self.resolve(response)
@@ -85,7 +99,7 @@ class PendingResponse:
             response.add_done_callback(self.resolve)
 
     def cancel(self) -> None:
-        """Give up the response: the connection has ended."""
+        """Cancel the response, because the connection has ended."""
         is_first, self.is_cancelled = not (self.is_cancelled or self.is_done), True
         self._callback = None
         if is_first and self.on_cancelled is not None:
@@ -94,27 +108,31 @@ class PendingResponse:
 
 @dataclass(eq=False, slots=True)
 class DelayedFetch:
-    """A fetch that did not find `min_bytes`. Each append to its partitions reduces `missing_bytes`."""
+    """A fetch that has not found `min_bytes` yet. Each append to its partitions reduces `missing_bytes`."""
 
     pending: PendingResponse
     partitions: Collection[TopicPartition]
     missing_bytes: int
     deadline_ms: int
     answer: Callable[[bool], Any] = field(repr=False)
-    """Read again and build the response.
+    """Read the partitions again and build the response. The argument is `is_due`.
 
-    With False it may return None: for a read_committed reader too few of the appended bytes may be visible.
-    The fetch then waits further. See test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed.
-    With True the deadline has passed, and it returns whatever there is.
+    If `is_due` is false, it may return None, and the fetch continues to wait: a read_committed reader may not
+    see the appended bytes yet. See test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed. If
+    `is_due` is true, it always returns a response.
     """
     begin: Callable[[DelayedFetch], None] | None = field(default=None, repr=False)
-    """Called instead of `answer` for a fetch of many partitions: reads again in steps, then resolves
-    `pending` or watches again. See test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps."""
+    """Called instead of `answer` for a fetch of many partitions. It reads the partitions again in steps, then
+    resolves `pending` or calls `watch_again`. See
+    test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps.
+    """
     is_committed_only: bool = False
     is_due: bool = False
-    """True once the deadline has passed or a partition is gone, so that a response must be sent."""
+    """True once the deadline has passed, a partition was deleted, or a log start moved: a response must be
+    sent.
+    """
     is_reading: bool = False
-    """True while `begin` reads in steps."""
+    """True while `begin` reads the partitions in steps."""
 
     @property
     def is_open(self) -> bool:
@@ -128,46 +146,48 @@ class FetchPurgatory:
     def __init__(self) -> None:
         self._by_partition: dict[TopicPartition, dict[DelayedFetch, None]] = {}
         self._deadlines: list[tuple[int, int, DelayedFetch]] = []
-        """A heap of (deadline, serial number, fetch). Completed fetches stay until they come to its top."""
+        """A heap of (deadline in ms, serial number, fetch). A completed fetch stays until it is
+        at the top.
+        """
         self._serial = count()
         self._abandoned_count = 0
         self._stable_ends: dict[TopicPartition, int] = {}
-        """The last stable offset at the last append, for watched partitions."""
+        """The last stable offset after the last append, for partitions with delayed fetches."""
 
     def __len__(self) -> int:
         return sum(1 for _, _, fetch in self._deadlines if fetch.is_open)
 
     def is_watched(self, tp: TopicPartition) -> bool:
-        """Return True if an append to the partition may complete a fetch."""
+        """Return True if a delayed fetch waits for appends to the partition."""
         return tp in self._by_partition
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """The next time at which `expire` must run; None if no fetch waits."""
+        """The time in ms at which `expire` must be called; None if no fetch is delayed."""
         while self._deadlines and not self._deadlines[0][2].is_open:
             self._forget(heapq.heappop(self._deadlines)[2])
         return self._deadlines[0][0] if self._deadlines else None
 
     def watch(self, fetch: DelayedFetch) -> None:
-        """Let the fetch wait for appends to its partitions, at most until its deadline."""
+        """Delay a fetch until enough bytes are appended to its partitions, or until its deadline."""
         for tp in fetch.partitions:
             self._by_partition.setdefault(tp, {})[fetch] = None
         fetch.pending.on_cancelled = lambda: self._abandon(fetch)
         heapq.heappush(self._deadlines, (fetch.deadline_ms, next(self._serial), fetch))
 
     def watch_again(self, fetch: DelayedFetch, missing_bytes: int) -> None:
-        """Let a fetch that was read in steps wait for `missing_bytes` more."""
+        """Delay a fetch again that `begin` has read in steps, until `missing_bytes` more are appended."""
         fetch.is_reading, fetch.missing_bytes = False, missing_bytes
 
     def remove(self, fetch: DelayedFetch) -> None:
-        """Remove a fetch that was read in steps and is answered."""
+        """Remove a fetch that `begin` has read in steps and answered."""
         self._forget(fetch)
 
     def check_and_complete(self, tp: TopicPartition, size_bytes: int, stable_end: int | None = None) -> None:
-        """Complete the fetches that have enough after an append of `size_bytes` to the partition.
+        """Complete the fetches that have enough bytes after an append of `size_bytes` to a partition.
 
-        `stable_end` is the last stable offset. While it does not move, read_committed readers see nothing
-        new.
+        `stable_end` is the partition's last stable offset. If it has not moved, the append is not visible to
+        read_committed readers.
         """
         fetches = list(self._by_partition.get(tp, ()))
         is_stable = stable_end is None or self._stable_ends.get(tp) != stable_end
@@ -180,12 +200,12 @@ class FetchPurgatory:
                 self._try_complete(fetch)
 
     def complete_all(self, tp: TopicPartition) -> None:
-        """Complete every fetch of a partition that was deleted or whose log start moved."""
+        """Complete all fetches of a partition that was deleted, or whose log start moved."""
         for fetch in list(self._by_partition.get(tp, ())):
             self._force_complete(fetch)
 
     def expire(self, now_ms: int) -> None:
-        """Complete every fetch whose max_wait_ms has passed, with whatever there is."""
+        """Complete all fetches whose max_wait_ms has passed, with the available records."""
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             self._force_complete(heapq.heappop(self._deadlines)[2])
 
@@ -195,8 +215,8 @@ class FetchPurgatory:
             return
         response = fetch.pending.build(lambda: fetch.answer(False)) if fetch.is_open else None
         if fetch.is_open and response is None:
-            # Appends are counted in bytes, and some are not visible to this reader: those of an open
-            # transaction to read_committed. It waits for the next append. See
+            # Appended bytes are counted, but this reader does not see all of them: read_committed readers do
+            # not see an open transaction. The fetch waits for the next append. See
             # test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed.
             fetch.missing_bytes = 1
             return
@@ -204,7 +224,9 @@ class FetchPurgatory:
         fetch.pending.resolve(response)
 
     def _begin(self, fetch: DelayedFetch) -> None:
-        """Read the fetch again in steps. At their end it notices what was appended meanwhile."""
+        """Read the fetch again in steps, unless that is in progress. After the last step, `begin` checks for
+        newer appends.
+        """
         assert fetch.begin is not None
         if not fetch.is_reading:
             fetch.is_reading = True
@@ -220,7 +242,7 @@ class FetchPurgatory:
             fetch.pending.resolve(fetch.pending.build(lambda: fetch.answer(True)))
 
     def _abandon(self, fetch: DelayedFetch) -> None:
-        """Release everything that a fetch holds when its connection ends: its deadline may be far away."""
+        """Release the memory of a cancelled fetch now, because its deadline may be far away."""
         self._forget(fetch)
         fetch.partitions, fetch.answer, fetch.begin = (), _no_answer, None
         self._abandoned_count += 1
@@ -240,4 +262,4 @@ class FetchPurgatory:
 
 
 def _no_answer(is_due: bool) -> None:
-    """Build no response: the client is gone."""
+    """Return no response: the value of `answer` in a cancelled fetch."""

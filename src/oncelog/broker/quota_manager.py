@@ -1,8 +1,8 @@
-"""The client quotas of this broker, and how much of them its clients have used.
+"""The client quotas of this broker, and their current usage.
 
-`rules.limits.quotas` decides. The quotas are in one file, which is replaced durably with every change.
-While no quota is set, `is_any` is False and nothing is counted. Source: KIP-13, KIP-124, KIP-599; Kafka's
-ClientQuotaManager.
+`rules.limits.quotas` decides about throttling. All quotas are stored in one file, which every change replaces
+durably. While no quota is set, `is_any` is False and usage is not counted. Source: KIP-13, KIP-124, KIP-599;
+Kafka's ClientQuotaManager.
 """
 
 from __future__ import annotations
@@ -53,20 +53,19 @@ _QUOTAS_OF_API = {
     _DELETE_TOPICS: (MUTATIONS, REQUEST_PERCENTAGE),
     _CREATE_PARTITIONS: (MUTATIONS, REQUEST_PERCENTAGE),
 }
-"""The quotas for which responses of an API are throttled."""
+"""The quotas that may throttle the responses of an API."""
 
 
 QuotaChange = tuple[QuotaEntity, Collection[tuple[str, float | None]]]
-"""(entity, changes): each change is a quota and its rate; None removes it."""
+"""(entity, changes). Each change is (quota name, new rate); rate None removes the quota."""
 
 
 class QuotaManager:
-    """The quotas, and a token bucket for each share of one. A changed rate empties the bucket.
+    """The quotas, and one token bucket for each group of clients that share a quota.
 
-    A bucket belongs to the clients that share the quota, not to a connection: a throttled client that
-    reconnects still owes.
-
-    `throttled` counts throttled responses by quota, for the metrics.
+    Rates are in units per second, such as bytes. If a rate changes, its bucket starts empty. A bucket does
+    not belong to a connection, so a throttled client stays throttled after reconnecting. `throttled` counts
+    throttled responses by quota, for the metrics.
     """
 
     def __init__(
@@ -76,42 +75,45 @@ class QuotaManager:
         throttled: dict[str, int],
         max_shares: int = DEFAULT_LIMITS.max_quota_shares,
     ) -> None:
-        # Also the number of buckets above which empty ones are removed: clients choose their ids.
+        # If there are more buckets, empty ones are removed. Clients choose their ids, so their number is
+        # unbounded.
         self._max_shares = max_shares
         self._disk, self._throttled = disk, throttled
         self._burst_seconds: int = settings["quota.window.num"] * settings["quota.window.size.seconds"]
         self._buckets: dict[tuple[str, EffectiveQuota], Bucket] = {}
-        """Buckets belong to quotas, not to connections: a new connection does not end the throttling. See
-        test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too."""
+        """The token bucket of each (quota name, effective quota). See
+        test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too.
+        """
         self._swept_at = max_shares
         self.values: Mapping[QuotaEntity, Values] = {}
         self._rates: dict[str, dict[QuotaEntity, float]] = {}
         self._shares: dict[tuple[str, QuotaPrincipal], EffectiveQuota | None] = {}
         self.is_any = False
-        # An unreadable file stops the start: without quotas, clients could overload the broker again.
+        # An unreadable file prevents the start, because without quotas clients could overload the broker.
         stored = read_state(disk, FILE_NAME, _parse)
         if stored is not None:
             self._set_values(stored)
 
     def find(self, quota_filter: QuotaFilter) -> dict[QuotaEntity, Values]:
-        """Return the entities that match a filter, and their quotas."""
+        """Return the quotas of the entities that match a filter."""
         return {entity: values for entity, values in self.values.items() if quota_filter.matches(entity)}
 
     def alter(
         self, entity: QuotaEntity, changes: Collection[tuple[str, float | None]], *, is_test: bool
     ) -> None:
-        """Set quotas of an entity durably; None removes one. `is_test`: only check the change.
+        """Change quotas of an entity durably; rate None removes a quota. `is_test`: only validate.
 
-        Raises InvalidRequest, or StorageError with nothing changed.
+        Raises InvalidRequest for an invalid change. Raises StorageError if the file cannot be written; then
+        nothing changes.
         """
         (error,) = self.alter_all([(entity, changes)], is_test=is_test)
         if error is not None:
             raise error
 
     def alter_all(self, changes: Iterable[QuotaChange], *, is_test: bool) -> list[BrokerError | None]:
-        """Set quotas of several entities with one write; return the error of each, or None.
+        """Change quotas of several entities with one write. Return the error of each entity, or None.
 
-        Raises StorageError with nothing changed.
+        Raises StorageError if the file cannot be written; then nothing changes.
         """
         result, errors = dict(self.values), []
         for entity, rates in changes:
@@ -148,16 +150,17 @@ class QuotaManager:
     # Usage
 
     def charge(self, key: str, principal: QuotaPrincipal | None, amount: float, now_ms: int) -> None:
-        """Count usage, even above the quota."""
+        """Count usage of a quota, even above its rate. `amount` is in the unit of the quota."""
         share = self._share(key, principal)
         if share is not None:
-            at = key, share
-            self._buckets[at] = charge(self._buckets.get(at, EMPTY), amount, share.rate, now_ms)
+            bucket_key = key, share
+            bucket = self._buckets.get(bucket_key, EMPTY)
+            self._buckets[bucket_key] = charge(bucket, amount, share.rate, now_ms)
             if len(self._buckets) > self._swept_at:
                 self._sweep(now_ms)
 
     def wait_ms(self, key: str, principal: QuotaPrincipal | None, now_ms: int) -> int:
-        """Return for how long the client has to be throttled."""
+        """Return the time in ms for which the client must be throttled, 0 if it is within the quota."""
         share = self._share(key, principal)
         if share is None:
             return 0
@@ -167,7 +170,7 @@ class QuotaManager:
     def charge_or_refuse(
         self, key: str, principal: QuotaPrincipal | None, amount: float, now_ms: int
     ) -> None:
-        """Count usage unless the quota is exceeded. Then raise ThrottlingQuotaExceeded and count nothing."""
+        """Count usage of a quota, or raise ThrottlingQuotaExceeded if the quota is exceeded already."""
         wait_ms = self.wait_ms(key, principal, now_ms)
         if wait_ms:
             raise ThrottlingQuotaExceeded(f"{key} is exceeded; try again in {wait_ms} ms")
@@ -176,7 +179,8 @@ class QuotaManager:
     def mutate(self, request: Request, partition_count: int, first_strict_version: int, now_ms: int) -> None:
         """Count partitions that are about to be created or deleted.
 
-        Raises ThrottlingQuotaExceeded from `first_strict_version` on, where clients know it (KIP-599).
+        Raises ThrottlingQuotaExceeded if the quota is exceeded and the request's version is at least
+        `first_strict_version`. Clients with lower versions do not know this error (KIP-599).
         """
         if request.header.api_version >= first_strict_version:
             self.charge_or_refuse(MUTATIONS, request.quota_principal, partition_count, now_ms)
@@ -184,25 +188,29 @@ class QuotaManager:
             self.charge(MUTATIONS, request.quota_principal, partition_count, now_ms)
 
     def max_fetch_bytes(self, principal: QuotaPrincipal | None) -> float:
-        """Return the most bytes that a fetch may return at once."""
+        """Return the maximum size of a fetch response in bytes under the client's quota, infinity without
+        one.
+        """
         share = self._share(CONSUMER_BYTES, principal)
         return float("inf") if share is None else max(share.rate * self._burst_seconds, 1)
 
     def _share(self, key: str, principal: QuotaPrincipal | None) -> EffectiveQuota | None:
         if principal is None or key not in self._rates:
             return None
-        at = key, principal
-        if at in self._shares:
-            return self._shares[at]
+        share_key = key, principal
+        if share_key in self._shares:
+            return self._shares[share_key]
         if len(self._shares) >= self._max_shares:
             self._shares.clear()
-        share = self._shares[at] = find_effective_quota(self._rates[key], principal)
+        share = self._shares[share_key] = find_effective_quota(self._rates[key], principal)
         return share
 
     def _sweep(self, now_ms: int) -> None:
-        """Remove empty buckets. The cost is amortized: as many must be added before the next time."""
+        """Remove empty buckets, at most once per doubling of their number."""
         self._buckets = {
-            at: bucket for at, bucket in self._buckets.items() if drain(bucket, at[1].rate, now_ms).amount
+            (key, share): bucket
+            for (key, share), bucket in self._buckets.items()
+            if drain(bucket, share.rate, now_ms).amount
         }
         self._swept_at = max(2 * len(self._buckets), self._max_shares)
 
@@ -211,7 +219,8 @@ class QuotaManager:
     def admit_connection(self, ip: str, now_ms: int) -> int:
         """Count a new connection and return 0.
 
-        If there are too many, return for how many ms it is kept waiting before it is closed.
+        If the client has opened too many, return the time in ms that the connection must wait before it is
+        closed.
         """
         if CONNECTIONS not in self._rates:
             return 0
@@ -224,11 +233,13 @@ class QuotaManager:
         return wait_ms
 
     def charge_produce(self, principal: QuotaPrincipal | None, size_bytes: int, now_ms: int) -> None:
-        """Charge a Produce request of this size."""
+        """Count the bytes of a Produce request."""
         self.charge(PRODUCER_BYTES, principal, size_bytes, now_ms)
 
     def charge_request_time(self, principal: QuotaPrincipal | None, seconds: float, now_ms: int) -> None:
-        """Charge the thread's time for reading a request, carrying it out and writing its response."""
+        """Count the time that the thread spent on reading and handling a request and on sending
+        its response.
+        """
         self.charge(REQUEST_PERCENTAGE, principal, seconds * 100, now_ms)
 
     def throttle_response(
@@ -236,8 +247,8 @@ class QuotaManager:
     ) -> int:
         """Set the throttle time of a response that is about to be sent, and return it in ms.
 
-        For that time no further request of the connection may be handled (KIP-219). `answer` is None if there
-        is no response.
+        During that time, the server must not handle further requests of the connection (KIP-219). `answer` is
+        None if there is no response.
         """
         if isinstance(answer, FetchResponse):
             size_bytes = sum(

@@ -1,4 +1,4 @@
-"""The handler of each API."""
+"""The table of the handlers of all APIs."""
 
 from __future__ import annotations
 
@@ -121,4 +121,4 @@ HANDLERS: dict[int, Callable[[Any, Any, int], Any]] = {
         update_features,
     )
 }
-"""API key -> handle(state, request, now_ms)."""
+"""The `handle(state, request, now_ms)` function of each API, by API key."""

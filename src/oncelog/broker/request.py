@@ -1,4 +1,4 @@
-"""A decoded request with what is known of its client, and the kinds of answer that a handler may return."""
+"""A decoded request with its client's identity, and the answers that a handler may return."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import Message
 
 Answer = Message | PendingResponse | Disconnect | CloseAfterResponse | None
-"""None: this request has no response (acks=0)."""
+"""A handler's answer. None means no response (acks=0)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A decoded request. Its `records` fields are views of the receive buffer, valid while it is handled.
+    """A decoded request and the connection that it came from.
 
-    `client_host` is the client's address in Kafka's form: /127.0.0.1. `authenticator` is that of the
-    connection; without one every operation is allowed and no quota applies.
+    - `message`: the decoded body. Its `records` fields are views of the receive buffer, which are valid only
+      until `handle` returns.
+    - `client_host`: the client's address in Kafka's notation: /127.0.0.1.
+    - `authenticator`: that of the connection. Without one, every operation is allowed and no quota applies.
     """
 
     connection_id: int
@@ -39,20 +41,20 @@ class Request:
 
     @property
     def quota_principal(self) -> QuotaPrincipal | None:
-        """The user and client id whose quotas apply; None if the client is not authenticated."""
+        """The user and client id that determine the quotas; None without an authenticator."""
         return (
             None if self.authenticator is None else self.authenticator.quota_principal(self.header.client_id)
         )
 
     @property
     def principal(self) -> str:
-        """The client's principal, such as User:alice; "" if it is not known."""
+        """The client's principal, such as User:alice; "" before authentication."""
         return "" if self.authenticator is None else self.authenticator.principal or ""
 
     def is_authorized(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> bool:
-        """Return True if the client is allowed the operation that this API needs on the resource.
+        """Return True if the client may perform this API's operation on the resource.
 
-        The operations are in `broker.security.acl_operations`.
+        `broker.security.acl_operations` has the operation of each API.
         """
         access = self.access
         return access is FULL_ACCESS or access.may(
@@ -60,6 +62,6 @@ class Request:
         )
 
     def authorize(self, resource_type: ResourceType, name: str = CLUSTER_NAME) -> None:
-        """Raise the resource's ..._AUTHORIZATION_FAILED unless the client is authorized for it."""
+        """Raise the ..._AUTHORIZATION_FAILED error of the resource type unless the client is authorized."""
         if not self.is_authorized(resource_type, name):
             raise refusal_of(resource_type)

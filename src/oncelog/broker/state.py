@@ -1,7 +1,7 @@
-"""The state that the handlers of a broker work on: topics, coordinators, quotas, waiting requests, counters.
+"""The state of a broker: topics, coordinators, quotas, delayed fetches and counters.
 
-No socket, thread or clock: the server passes `now_ms` (milliseconds since the epoch, never decreasing).
-`broker.dispatch` carries out requests and timed work on it.
+It has no socket, thread or clock: the server passes `now_ms`, the milliseconds since the epoch, which never
+decrease. `broker.dispatch` handles requests and timed work with this state.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ from oncelog.types import BrokerAddress, TopicPartition
 from oncelog.wire.messages import API_BY_KEY, Api
 
 OFFERED: dict[int, Api] = dict(sorted(API_BY_KEY.items()))
-"""The APIs that are served, by API key, in the order in which ApiVersions lists them."""
+"""The APIs that the broker offers, by API key, in the order of the ApiVersions response."""
 
 
 class BrokerState:
     """The state of one broker.
 
-    `on_append` gets every Produce verdict if it is set; None costs nothing. The constructor recovers the
-    coordinators from their topics; it raises StorageError if a file or topic that it needs cannot be read.
+    `on_append` is called with the verdict on every produced batch, unless it is None. The constructor loads
+    the coordinators from their topics. It raises StorageError if a required file or topic cannot be read.
     """
 
     clock_lead_ms: Callable[[], int] = staticmethod(lambda: 0)
-    """Return how far `now_ms` is ahead of a wall clock that was set back, in ms. The server replaces it."""
+    """Returns how far `now_ms` is ahead of the wall clock, in ms, after that clock was set back. The server
+    replaces it.
+    """
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class BrokerState:
     ) -> None:
         self.log_manager = log_manager
         self.limits = limits = log_manager.limits
-        # A copy: dynamic changes by clients belong to this broker alone.
+        # A copy, because clients may change the settings of this broker at run time.
         self.settings = settings = settings.replaced({})
         self.dynamic = DynamicConfig(log_manager.disk, settings)
         self.on_append = on_append
@@ -74,17 +76,21 @@ class BrokerState:
             "transaction.version": (settings["oncelog.transaction.version"], 2),
             "group.version": (int("consumer" in settings["group.coordinator.rebalance.protocols"]), 1),
         }
-        """Feature -> (finalized level, 0 if it is off; highest supported level)."""
+        """(finalized level, highest supported level) of each feature. Level 0 means that the
+        feature is off.
+        """
         self.node_id: int = settings["node.id"]
         self.cluster_id = log_manager.cluster_id
         self.metrics = Metrics()
         self.takeover_notes = take_over(log_manager, settings)
-        """Notes on a directory of another broker that was taken over: what was left out or accepted."""
+        """Notes about taking over a directory that another broker wrote: what was left out or accepted."""
         self.topics = Topics(log_manager, settings, new_uuid=new_uuid, now_ms=now_ms)
         self.producer_ids = ProducerIds(log_manager.disk, now_ms, limits.producer_id_block)
         self.users = Users(log_manager.disk, new_secret=new_uuid() + new_uuid())
         self.token_keys: str | None = None
-        """The key set (JWKS) that signs OAUTHBEARER tokens, as JSON; the server reads and replaces it."""
+        """The keys (JWKS) that verify OAUTHBEARER tokens, as JSON text. The server reads and replaces it;
+        None before.
+        """
         self.check_token: TokenCheck = token_check(settings, lambda: self.token_keys)
         self.authorizer = _authorizer(log_manager, settings)
         self.quotas = QuotaManager(
@@ -100,12 +106,14 @@ class BrokerState:
         self.flush_queue = FlushQueue(self._note_partition_visible)
         self.connection_count = 0
         self.opened_cost = 0
-        """The cost of opening batches of Produce requests so far, in records."""
+        """The total cost of decompressing batches of Produce requests, in records."""
         self.request_memory: MemoryBudget[Any] = MemoryBudget(settings["queued.max.request.bytes"])
         self.response_memory: MemoryBudget[Any] = MemoryBudget(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid
         self._visible_bytes: dict[TopicPartition, int] = {}
-        """Bytes of watched partitions that became visible since `complete_satisfied_fetches`."""
+        """Bytes that became visible in partitions with delayed fetches since `complete_satisfied_fetches`
+        last ran.
+        """
         self.groups = self.new_group_coordinator()
         self.markers = MarkerWriter(self.topics, self.note_stored, self.groups.on_marker)
         self.transactions = self.new_transaction_coordinator()
@@ -114,7 +122,7 @@ class BrokerState:
         self._recover(now_ms)
 
     def new_group_coordinator(self) -> GroupCoordinator:
-        """Return a group coordinator over this broker's topics that has not been loaded."""
+        """Return a new group coordinator for this broker. The caller loads it."""
         settings = self.settings
         topic = InternalTopic(
             CONSUMER_OFFSETS,
@@ -135,7 +143,7 @@ class BrokerState:
         )
 
     def new_transaction_coordinator(self) -> TransactionCoordinator:
-        """Return a transaction coordinator over this broker's topics that has not been loaded."""
+        """Return a new transaction coordinator for this broker. The caller loads it."""
         topic = InternalTopic(
             TRANSACTION_STATE,
             self.settings["transaction.state.log.num.partitions"],
@@ -156,7 +164,7 @@ class BrokerState:
     def new_authenticator(
         self, listener: Listener, host: str = "", *, needs_sasl: bool = False, principal: str = ANONYMOUS
     ) -> Authenticator:
-        """Return the authenticator of a new connection from a host (an address)."""
+        """Return the authenticator of a new connection. `host` is the client's address."""
         return Authenticator(
             listener,
             host,
@@ -184,7 +192,7 @@ class BrokerState:
         )
 
     def _recover(self, now_ms: int) -> None:
-        """Load the coordinators and finish what the last stop or crash interrupted."""
+        """Load the coordinators, and complete the work that a stop or crash interrupted."""
         self.transactions.load()
         self.groups.load(now_ms)
         self.groups.resume_deletions(now_ms)
@@ -192,23 +200,28 @@ class BrokerState:
         self.transactions.resume(now_ms)
 
     def _largest_producer_id(self) -> int:
-        """Return the largest id that a partition or the transaction coordinator remembers; -1 without one."""
+        """Return the largest producer id in partitions and in the transaction coordinator, -1 without one."""
         ids = [p.largest_producer_id for _, p in self.topics.all_partitions()]
         for entry in self.transactions.all():
             ids += [entry.producer_id, entry.previous_producer_id, entry.next_producer_id]
         return max(ids, default=-1)
 
     def access(self, principal: str, host: str) -> Access:
-        """Return the permissions of a principal on a host (an address)."""
+        """Return the permissions of a principal that connects from `host`, an address."""
         return FULL_ACCESS if self.authorizer is None else self.authorizer.access(principal, host)
 
     def address(self, request: Request) -> BrokerAddress:
-        """Return the address for a client to connect to: that of the listener of its request."""
+        """Return the address that a client must connect to: that of the listener on which it sent the
+        request.
+        """
         host, port = ("", -1) if request.authenticator is None else request.authenticator.listener.address
         return BrokerAddress(self.node_id, host, port)
 
     def note_stored(self, partition: Partition, size_bytes: int) -> None:
-        """Note an append. Fetches that wait for it complete after this round, or once it is visible."""
+        """Note an append of `size_bytes`, for the fetches that wait for this partition.
+
+        They complete at the end of the round of requests, or once the records are visible.
+        """
         if partition.high_watermark < partition.log_end_offset:
             self.flush_queue.add_hidden(partition, size_bytes)
         else:
@@ -218,30 +231,30 @@ class BrokerState:
         self.note_visible(partition.topic_partition, size_bytes)
 
     def note_visible(self, tp: TopicPartition, size_bytes: int) -> None:
-        """Note bytes that readers see from now on, for `complete_satisfied_fetches`."""
+        """Note that `size_bytes` became visible to readers, for `complete_satisfied_fetches`."""
         if self.fetch_purgatory.is_watched(tp):
             self._visible_bytes[tp] = self._visible_bytes.get(tp, 0) + size_bytes
 
     def complete_satisfied_fetches(self) -> None:
-        """Answer the waiting fetches for which enough has been appended since the last call."""
+        """Complete the delayed fetches that have enough bytes since the last call."""
         while self._visible_bytes:
             visible_bytes, self._visible_bytes = self._visible_bytes, {}
             for tp, size_bytes in visible_bytes.items():
                 self.fetch_purgatory.check_and_complete(tp, size_bytes, self._stable_end(tp))
 
     def _stable_end(self, tp: TopicPartition) -> int | None:
-        """Return the last stable offset of a partition; None if it has been deleted."""
+        """Return the last stable offset of a partition; None if the partition was deleted."""
         topic = self.topics.get(tp.topic)
         if topic is None or tp.partition >= len(topic.partitions):
             return None
         return topic.partitions[tp.partition].last_stable_offset
 
     def wall_ms(self, now_ms: int) -> int:
-        """Return the wall clock's time, which is before `now_ms` if that clock was set back."""
+        """Return the wall clock's time in ms. It is below `now_ms` if the wall clock was set back."""
         return now_ms - self.clock_lead_ms()
 
     def gauges(self) -> dict[str, float]:
-        """Return the gauges by name, computed now."""
+        """Compute all gauges, and return them by name."""
         partitions = list(self.topics.all_partitions())
         _, free_bytes = self.log_manager.disk.volume()
         return {
@@ -257,12 +270,15 @@ class BrokerState:
         }
 
     def new_name(self) -> str:
-        """Return a new UUID as text."""
+        """Return a new UUID in its text form."""
         digits = self._new_uuid().hex()
         return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
     def close(self, now_ms: int) -> None:
-        """Write snapshots, sync the files and write the clean-shutdown marker."""
+        """Write snapshots, sync the files and store that the stop was clean.
+
+        Raises KafkaStorageError; the next start then recovers the partitions.
+        """
         self.groups.consumers.patterns.close()
         self.groups.close()
         self.transactions.close()

@@ -1,7 +1,8 @@
-"""Small JSON files of the broker beside the partitions, replaced as a whole and durably.
+"""Small JSON files of the broker, such as ACLs and quotas, which every change replaces durably.
 
-Each has `version` 1, and at its end the CRC-32C of the text before it, because one flipped bit in a setting
-can delete records. Files of versions before 0.5.1 have no checksum and are read without one.
+A file contains `"version": 1`, and at its end the CRC-32C of the text before the checksum. Without it, one
+flipped bit in a setting could delete records. Files of Oncelog before 0.5.1 have no checksum and are still
+read.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CHECKSUM = re.compile(rb',\n "crc32c": "([0-9a-f]{8})"\n}\s*\Z')
 
 
 class NotDurable(StorageError):
-    """The new content is in the file, but a power loss may bring back the old one."""
+    """The file has the new content, but a power loss may restore the old content."""
 
 
 def read_state(
@@ -29,9 +30,9 @@ def read_state(
 ) -> T | None:
     """Return the file's content as parsed by `parse`; None if there is no file.
 
-    `is_private`: no error text quotes the content. Raises StorageError, which names the file, if it cannot be
-    read, its checksum is wrong, or `parse` raises ValueError, KeyError, TypeError, AttributeError or a
-    BrokerError.
+    `is_private`: error texts do not quote the content. Raises StorageError, which names the file, if the file
+    cannot be read, if its checksum is wrong, or if `parse` raises ValueError, KeyError, TypeError,
+    AttributeError or a BrokerError.
     """
     try:
         data = disk.read(name)
@@ -60,9 +61,10 @@ def _check(data: bytes) -> None:
 
 
 def write_state(disk: Disk, name: str, content: Mapping[str, Any], *, is_private: bool = False) -> None:
-    """Replace the file's content durably. A crash meanwhile leaves either the old or the new content.
+    """Replace the file's content durably and atomically: a crash leaves the old or the new content.
 
-    Raises NotDurable if the new content could not be synced, or another StorageError if the old one remains.
+    Raises NotDurable if the new content could not be synced. Raises another StorageError if the old content
+    stays.
     """
     body = json.dumps({"version": 1, **content}, indent=1).removesuffix("\n}").encode()
     data = body + b',\n "crc32c": "%08x"\n}' % crc32c(body)

@@ -1,8 +1,9 @@
-"""Responses that are made in bounded steps, between which other clients are served.
+"""Responses that are made in bounded steps, between which other clients' requests are handled.
 
-A handler writes its work as a generator. It yields where other requests may run, and returns the response.
-The work between two yields is not interrupted. A response that needs more than one step blocks the pipeline
-of its connection, as a waiting fetch does: the requests behind it start afterwards.
+A handler writes the work for a response as a generator. Each `yield` ends a step, after which other requests
+may be handled. The generator returns the response. A response that needs more than one step blocks the
+pipeline of its connection, as a delayed fetch does. The connection's next requests are handled only when the
+response is ready.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ Work = Generator[BlockingCall | None, None, _T]
 """Work in bounded steps, as `oncelog.log.background` runs it. It returns a result of type T."""
 
 NAME_COST_CHARACTERS = 64
-"""Characters of a group or transactional id that cost as much as one element: Java's hash reads each."""
+"""The length of a group or transactional id, in characters, that costs as much as one element to look up.
+Java's hash, which picks the coordinator's partition, reads every character.
+"""
 
 
 def name_cost(name: str) -> int:
-    """Return the cost, in elements, of looking up a group or transactional id."""
+    """Return the cost of looking up a group or transactional id, in elements."""
     return 1 + len(name) // NAME_COST_CHARACTERS
 
 
 class StepBudget:
-    """The number of elements that one step of a request may handle."""
+    """The remaining number of request elements that the current step may handle."""
 
     __slots__ = ("_count", "_step_elements")
 
@@ -37,7 +40,9 @@ class StepBudget:
         self._step_elements = step_elements
 
     def spend(self, cost: int = 1) -> bool:
-        """Count elements; return True if the step's budget is used up and the caller should yield."""
+        """Count `cost` elements. Return True if the budget is used up: the caller must yield, and gets a new
+        one.
+        """
         self._count += cost
         if self._count < self._step_elements:
             return False
@@ -46,32 +51,33 @@ class StepBudget:
 
 
 MAX_LARGE = 8
-"""Large responses that may be made at a time. Each holds its decoded request and itself: up to 150 MB."""
+"""The maximum number of large responses in progress. With its decoded request, one may need 150 MB."""
 FREE_STEPS = 5
-"""Steps after which the response to a small request counts as large: a fetch of 5,000 partitions has five."""
+"""The number of steps that a response may take without a slot. A fetch of 5,000 partitions takes five."""
 
 
 class ResponseSlots:
-    """A semaphore for large responses, first come, first served.
+    """A semaphore that limits the number of large responses in progress. Waiters are served in order.
 
-    A large request starts when it gets a slot. Until then it waits as undecoded bytes, which its connection
-    counts. The response to a small request needs a slot from its sixth step on.
-    See test_large_requests_wait_as_bytes_while_many_are_under_way.
+    A large request is decoded and handled only once it has a slot. Until then, its connection counts its
+    undecoded bytes. The response to a small request needs a slot from its sixth step on. See
+    test_large_requests_wait_as_bytes_while_many_are_under_way.
     """
 
     def __init__(self, background: BackgroundQueue) -> None:
         self.background = background
-        """Runs the steps of responses."""
+        """The queue that runs the steps of responses."""
         self._used_count = 0
         self._waiters: dict[Callable[[], None], None] = {}
         self._notified: set[Callable[[], None]] = set()
-        """A slot is reserved for each of these."""
+        """The callbacks of waiters for which a slot is reserved."""
         self._is_offered = False
 
     def try_acquire(self, on_free: Callable[[], None]) -> bool:
-        """Acquire a slot. If none is free or others wait, return False and call `on_free` once there is one.
+        """Acquire a slot and return True, or return False and call `on_free` once a slot is reserved.
 
-        Then the caller acquires the slot with the same `on_free`, or declines it.
+        False is returned if all slots are used or other requests wait. After the call of `on_free`, the
+        caller calls `try_acquire` with the same `on_free`, or `decline`.
         """
         if on_free in self._notified:
             self._notified.remove(on_free)
@@ -82,23 +88,31 @@ class ResponseSlots:
         return True
 
     def decline(self, on_free: Callable[[], None]) -> None:
-        """Give the slot that is reserved for `on_free` to the next waiter, unless it was acquired."""
+        """Give the slot that is reserved for `on_free` to the next waiter. No effect without a
+        reserved slot.
+        """
         if on_free in self._notified:
             self._notified.remove(on_free)
             self._notify_next()
 
     def remove_waiter(self, on_free: Callable[[], None]) -> None:
-        """Do not call `on_free` any more: its connection has ended."""
+        """Remove `on_free` from the waiters, because its connection has ended. A reserved slot is
+        passed on.
+        """
         self._waiters.pop(on_free, None)
         self.decline(on_free)
 
     def release(self) -> None:
-        """Release a slot."""
+        """Release an acquired slot, and reserve it for the next waiter."""
         self._used_count -= 1
         self._notify_next()
 
     def run_with_slot(self, start: Callable[[], int]) -> int:
-        """Start a large request that has a slot, and release it unless a response in steps has claimed it."""
+        """Call `start`, which handles a large request whose slot is acquired, and return its result.
+
+        If the response takes several steps, it has called `claim` and releases the slot at its end. Otherwise
+        the slot is released here.
+        """
         self._is_offered = True
         try:
             return start()
@@ -107,7 +121,9 @@ class ResponseSlots:
                 self.release()
 
     def claim(self) -> bool:
-        """Return True if the request that is being started has a slot. The caller then has to release it."""
+        """Return True if the request that is being started has a slot. The caller must then
+        release the slot.
+        """
         is_offered, self._is_offered = self._is_offered, False
         return is_offered
 
@@ -124,7 +140,7 @@ class ResponseSlots:
 
 
 def run_work(work: Work[_T]) -> _T:
-    """Run work that makes no blocking calls to its end, and return its result. Raises what it raises."""
+    """Run work without blocking calls to its end, and return its result. Raises the error of the work."""
     while True:
         try:
             next(work)
@@ -139,13 +155,15 @@ def respond_in_steps(
     is_cancellable: bool = True,
     keep_request: Callable[[PendingResponse], None] | None = None,
 ) -> Any:
-    """Return the response, or a PendingResponse if it takes several steps. Raises what the first step raises.
+    """Run the first step, and return the response, or a PendingResponse if more steps are needed.
 
-    The work may itself return a PendingResponse, for a response that waits for the disk.
-    `is_cancellable`: the work stops where it is when its client disconnects. Otherwise it is run to its end,
-    and needs no slot, for it may hold what other requests need.
-    `keep_request` is called before the second step. It keeps what the work needs of the request, and sets its
-    size, which the connection limits. Such work needs no slot either.
+    Raises the error of the first step. The work may itself return a PendingResponse, if its response waits
+    for a flush, for example.
+
+    - `is_cancellable`: the work stops if its client disconnects. Otherwise it runs to its end without a slot,
+      because it may block other requests until then.
+    - `keep_request`: called before the second step, to copy what the work needs of the request and to set
+      `request_bytes`. Work with this callback needs no slot, because the connection limits that memory.
     """
     try:
         call = next(work)
@@ -159,18 +177,21 @@ def respond_in_steps(
     steps.resume(call)
     if not pending.is_done:
         return pending
-    responses: list[Any] = []  # no runner steps the background tasks, so all of it is done at once
+    responses: list[Any] = []  # no runner is set, so the work has run to its end
     pending.add_done_callback(responses.append)
     return responses[0]
 
 
 def continue_in_steps(slots: ResponseSlots, work: Work[Any], pending: PendingResponse) -> None:
-    """Run the work for a response that waited, in steps. The work returns `pending` itself to wait again."""
+    """Run work in steps for a pending response, such as a delayed fetch.
+
+    The work returns the response, or `pending` itself if the response must wait again.
+    """
     _ResponseSteps(slots, work, pending, is_cancellable=True, has_slot=False).resume(None)
 
 
 class _ResponseSteps:
-    """A response that is being made in steps."""
+    """The background task that makes a response in steps."""
 
     __slots__ = (
         "_background", "_call", "_free_steps", "_has_slot", "_is_dropped", "_kind", "_on_cancelled",
@@ -194,10 +215,14 @@ class _ResponseSteps:
         self._call: BlockingCall | None = None
         self._kind = Kind.REQUEST
         self._on_cancelled: Callable[[], None] | None = None
-        """The callback that the pending response had before it waited for a slot."""
+        """The value of `on_cancelled` that the pending response had before this task began to wait for a
+        slot.
+        """
 
     def resume(self, call: BlockingCall | None) -> None:
-        """Queue the blocking call that the last step asked for, and then the next steps."""
+        """Start a background task for the next steps. It first runs `call`, the blocking call of the last
+        step.
+        """
         self._call = call
         if call is not None:
             self._kind = Kind.REQUEST_WITH_CALLS
@@ -212,7 +237,7 @@ class _ResponseSteps:
                 if (yield from self._step()):
                     return
                 if self._call is not None and self._kind is Kind.REQUEST:
-                    # Blocking calls have a queue of their own, so the steps move there.
+                    # Tasks with blocking calls have a queue of their own kind, so the rest runs there.
                     has_moved = True
                     self.resume(self._call)
                     return
@@ -227,7 +252,7 @@ class _ResponseSteps:
         return self._is_dropped and self._pending.is_cancelled
 
     def _has_slot_if_needed(self) -> bool:
-        """Return False if the response has become a large one and has to wait for a slot."""
+        """Return True if the next step may run; False if the response must first wait for a slot."""
         if self._has_slot or not self.needs_slot:
             return True
         if self._free_steps:
@@ -250,14 +275,14 @@ class _ResponseSteps:
             self._on_cancelled()
 
     def _step(self) -> Generator[BlockingCall | None, None, bool]:
-        """Run one step and charge its time to the client; return True after the last one."""
+        """Run one step, and charge its duration to the client. Return True if it was the last step."""
         failure: Exception | None = None
         try:
             yield self._call
         except Exception as error:
             failure = error
         if self._is_over:
-            return False  # cancelled since the last step: if the broker stops, the log is already closed
+            return False  # cancelled since the last step; the broker may be stopping, with its log closed
         try:
             self._call = self._pending.build(partial(_next_step, self._work, failure))
         except _Done as done:
@@ -271,7 +296,7 @@ class _ResponseSteps:
 
 
 class _Done(Exception):
-    """The end of the work. StopIteration cannot pass through the generator `_step` unchanged (PEP 479)."""
+    """The end of the work, with its response. The generator `_step` would change StopIteration (PEP 479)."""
 
     def __init__(self, response: Any) -> None:
         super().__init__()
