@@ -84,7 +84,7 @@ class StoredBatch(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A finding and the offsets and sequences that it is about.
+    """One finding of an audit, and where it is in the log.
 
     `first_sequence` and `last_sequence` are those of the batch, or the missing ones of a gap. `other_offset`
     is the base offset of the conflicting batch, or the offset of the transaction's marker; None without one.

@@ -151,7 +151,7 @@ class SequenceAudit:
 
     def _check_sequence(self, batch: StoredBatch, state: _Epoch, sequence: int) -> None:
         if state.starts_anywhere:
-            # Decided at the first data batch, because the remaining log may begin with a marker.
+            # The start is decided at the first data batch, because the remaining log may begin with a marker.
             state.starts_anywhere = False
             state.next = sequence
             self.unknown_starts += sequence != 0

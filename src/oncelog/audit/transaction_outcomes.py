@@ -106,7 +106,9 @@ class TransactionAudit:
         self.committed = self.aborted = self.empty_markers = 0
 
     def see(self, batch: StoredBatch, producer_id: int, epoch: int) -> None:
-        """Audit the next batch. `SequenceAudit` has checked that its epoch is not below an earlier epoch."""
+        """Audit the next batch. `SequenceAudit` has checked that the batch's epoch is not below an earlier
+        one.
+        """
         if batch.records_count == 0:
             return  # an empty batch that compaction kept for its sequence and epoch
         producer = self._producers.get(producer_id)
@@ -120,8 +122,8 @@ class TransactionAudit:
     def lose_sight(self, batch: StoredBatch) -> None:
         """Forget the open transactions that a damaged batch may have ended.
 
-        The batch may be a marker of the producer in its header. If the header is unreadable, it may be any
-        producer's.
+        The batch may be a marker of the producer in its header. If the header is unreadable, the batch may be
+        a marker of any producer.
         """
         if batch.crc_ok is None:
             for producer in self._producers.values():

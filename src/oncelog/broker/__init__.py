@@ -1,1 +1,1 @@
-"""The broker without I/O: it decides every request, with no socket, thread or clock of its own."""
+"""The broker without I/O: it decides every request, and uses no socket, thread or clock."""

@@ -1,4 +1,4 @@
-"""Events about appended batches, for `oncelog explain`, the web page and tests."""
+"""The event that the broker emits for each produced batch, for `oncelog explain`, the web page and tests."""
 
 from __future__ import annotations
 

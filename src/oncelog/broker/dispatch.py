@@ -1,8 +1,8 @@
 """The entry points of a broker without I/O: handle requests, and run timed work.
 
-The server decodes a request, calls `refuse`, then `handle`. A connection handles a bounded number of requests
-in one turn of the event loop, which is called a round, and the server calls `end_round` after it. It calls
-`tick` no later than `next_wakeup_ms`. Each API has a file in `broker.handlers`.
+The server decodes a request, calls `refuse`, then `handle`. The requests that a connection sends in one turn
+of the event loop are a round. After each round, the server calls `end_round`. The server also calls `tick`,
+no later than `next_wakeup_ms`. Each API has a file in `broker.handlers`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from oncelog.wire.messages import Message
 
 
 def refuse(state: BrokerState, header: RequestHeader) -> Message | Disconnect | None:
-    """Return the response to an API or API version that the broker does not offer; None if it offers both.
+    """Return the response to a request whose API or version the broker does not offer; None if it does.
 
     ApiVersions gets its version 0 response (KIP-35). For other APIs, the connection is closed, as in Kafka.
     """

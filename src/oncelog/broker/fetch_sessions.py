@@ -67,9 +67,9 @@ class FetchSession:
 
 @dataclass(frozen=True, slots=True)
 class FetchContext:
-    """The partitions of one fetch request, and its session, None without one.
+    """The partitions and the session of one fetch request.
 
-    Without a session, the response contains all partitions, and no state is kept.
+    `session` is None if the client uses no session. The response then contains all partitions.
     """
 
     targets: tuple[SessionPartition, ...]
@@ -95,8 +95,8 @@ class FetchContext:
         has_news = bool(is_problem or result.records) or sent != target.sent
         target.sent = None if result.error_code else sent
         if result.records and self.session and target.key in self.session.targets:
-            # A partition that had records moves to the end. If max_bytes is too small for all, others come
-            # first in the next response.
+            # A partition that had records moves to the end. If max_bytes is too small for all partitions, the
+            # other partitions come first in the next response.
             self.session.targets[target.key] = self.session.targets.pop(target.key)
         return has_news or not self.is_incremental
 

@@ -42,7 +42,7 @@ class FlushQueue:
         self._waiters.setdefault(partition, deque()).append(waiter)
 
     def add_hidden(self, partition: Partition, size_bytes: int) -> None:
-        """Request a flush of the partition, which hides `size_bytes` from readers until then."""
+        """Request a flush of a partition that hides `size_bytes` from readers until the flush."""
         self._waiters.setdefault(partition, deque())
         self._hidden_bytes[partition] = self._hidden_bytes.get(partition, 0) + size_bytes
 
@@ -58,7 +58,7 @@ class FlushQueue:
         return due
 
     def complete(self, partition: Partition, error: Exception | None) -> None:
-        """Note the end of a flush, and call the waiters that it covers. An error is passed to all waiters."""
+        """Call the waiters that an ended flush covers. After an error, call all waiters with the error."""
         self._running.discard(partition)
         waiters = self._waiters.get(partition, deque())
         while waiters and (error is not None or waiters[0].last_offset < partition.recovery_point):

@@ -22,7 +22,7 @@ from oncelog.log.partition import Partition
 from oncelog.settings import Settings
 
 FLUSH_CHECK_MS = 500
-"""The interval at which the topics' flush.ms is checked. A flush may be late by this time."""
+"""The interval in ms at which the topics' flush.ms is checked. A flush may be late by this time."""
 
 _Task = Callable[[int], None]
 """A task's function; its argument is `now_ms`."""
@@ -53,7 +53,7 @@ class PeriodicTasks:
         self._transactions, self._groups, self._sessions = transactions, groups, sessions
         self._flush_queue, self._metrics, self._wall_ms = flush_queue, metrics, wall_ms
         self._flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
-        """Time of each partition's last flush because of flush.ms."""
+        """The `now_ms` of each partition's last flush because of flush.ms."""
         self._tasks = [(now_ms + every_ms, every_ms, task) for every_ms, task in self._intervals()]
         """(due_ms, every_ms, task) of each task."""
         self.next_ms = min(due_ms for due_ms, _, _ in self._tasks)
@@ -86,8 +86,9 @@ class PeriodicTasks:
                 task(now_ms)
 
     def _enforce_retention(self, now_ms: int) -> None:
-        # By the wall clock. If the wall clock was set back to the right time, `now_ms` is ahead of the
-        # producers' clocks. See test_a_clock_that_was_ahead_deletes_nothing_once_it_is_right.
+        # Retention uses the wall clock. If a wall clock that was ahead is set back, `now_ms` stays ahead, and
+        # records would be deleted too early. See
+        # test_a_clock_that_was_ahead_deletes_nothing_once_it_is_right.
         wall_ms = self._wall_ms(now_ms)
 
         def enforce(partition: Partition) -> Iterator[None]:
@@ -103,7 +104,7 @@ class PeriodicTasks:
         self._transactions.hold_young_decisions(now_ms)
         for coordinator in (self._transactions, self._groups):
             coordinator.topic.roll_for_compaction(now_ms)
-        # Compared with the timestamps of records, as in `_enforce_retention`.
+        # Compaction compares this time with the timestamps of records, as `_enforce_retention` does.
         wall_ms = self._wall_ms(now_ms)
         # Only synced segments are compacted. So compaction begins after these flushes. Otherwise, segments
         # that were just closed would wait for the next run. See test_one_round_compacts_what_was_just_closed.
@@ -122,7 +123,7 @@ class PeriodicTasks:
         self._transactions.abort_timed_out(now_ms)
 
     def _flush_by_time(self, now_ms: int) -> None:
-        """Flush the partitions that were not flushed because of flush.ms for that time.
+        """Flush every partition whose last flush by time is at least flush.ms ago.
 
         Also flush partitions with records that flush.messages hides, because the last flush may have failed
         and no append may follow.
@@ -146,13 +147,13 @@ class PeriodicTasks:
         self._log_manager.write_checkpoints()
 
     def _resume_deletions(self, now_ms: int) -> None:
-        """Retry deleting the topics and directories that a failing disk has kept."""
+        """Retry deletions of topics and directories that failed because of the disk."""
         self._log_manager.background.add(self._finish_deletions(now_ms))
         self._log_manager.remove_deleted()
 
     def _finish_deletions(self, now_ms: int) -> BackgroundTask:
-        # Both in one background task: between them, no request may recreate a topic that still has old
-        # offsets.
+        # Both steps are in one background task. Between two tasks, a request could recreate the topic before
+        # its old offsets are deleted.
         marked = yield from self._topics.resume_deletions()
         yield from self._groups.delete_topic_offsets(marked, now_ms)
 

@@ -51,8 +51,8 @@ class PendingResponse:
         self.on_cancelled: Callable[[], None] | None = None
         """Called once if the response is cancelled before it is ready."""
         self.request_bytes = 0
-        """The memory of the request in bytes, which is kept until the response is ready. The connection
-        counts it like a request that it has not handled yet.
+        """The bytes of memory that the request keeps until the response is ready. The connection counts them
+        like the bytes of an unhandled request.
         """
         self.outlives_client = False
         """True if the request is handled to its end even if its client disconnects, because no response is
@@ -60,7 +60,7 @@ class PendingResponse:
         """
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback` with the response when it is ready, or now if it is. At most one
+        """Call `callback` with the response once it is ready, perhaps at once. At most one
         callback is kept.
         """
         if self.is_done:
@@ -86,9 +86,10 @@ class PendingResponse:
             callback(response)
 
     def resolve_with(self, response: Any) -> None:
-        """Set the response. If it is a PendingResponse, wait for its response instead.
+        """Set the response, or wait for it if `response` is itself a PendingResponse.
 
-        Work on the other PendingResponse is then charged to this request's client, and `cancel` cancels both.
+        Work on `response` is then charged to the client of this request. Cancelling this PendingResponse also
+        cancels `response`.
         """
         if not isinstance(response, PendingResponse):
             self.resolve(response)
@@ -115,11 +116,12 @@ class DelayedFetch:
     missing_bytes: int
     deadline_ms: int
     answer: Callable[[bool], Any] = field(repr=False)
-    """Read the partitions again and build the response. The argument is `is_due`.
+    """A function that reads the partitions again and builds the response. Its argument is `is_due`.
 
-    If `is_due` is false, it may return None, and the fetch continues to wait: a read_committed reader may not
-    see the appended bytes yet. See test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed. If
-    `is_due` is true, it always returns a response.
+    If `is_due` is false, the function may return None, and the fetch continues to wait: a read_committed
+    reader may not see the appended bytes yet. See
+    test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed. If `is_due` is true, the function
+    always returns a response.
     """
     begin: Callable[[DelayedFetch], None] | None = field(default=None, repr=False)
     """Called instead of `answer` for a fetch of many partitions. It reads the partitions again in steps, then
@@ -176,11 +178,13 @@ class FetchPurgatory:
         heapq.heappush(self._deadlines, (fetch.deadline_ms, next(self._serial), fetch))
 
     def watch_again(self, fetch: DelayedFetch, missing_bytes: int) -> None:
-        """Delay a fetch again that `begin` has read in steps, until `missing_bytes` more are appended."""
+        """Delay a fetch again, after `begin` has read it in steps, until `missing_bytes` more are
+        appended.
+        """
         fetch.is_reading, fetch.missing_bytes = False, missing_bytes
 
     def remove(self, fetch: DelayedFetch) -> None:
-        """Remove a fetch that `begin` has read in steps and answered."""
+        """Remove a fetch after `begin` has read it in steps and answered it."""
         self._forget(fetch)
 
     def check_and_complete(self, tp: TopicPartition, size_bytes: int, stable_end: int | None = None) -> None:
@@ -224,8 +228,9 @@ class FetchPurgatory:
         fetch.pending.resolve(response)
 
     def _begin(self, fetch: DelayedFetch) -> None:
-        """Read the fetch again in steps, unless that is in progress. After the last step, `begin` checks for
-        newer appends.
+        """Start to read the fetch again in steps, unless `begin` is still reading.
+
+        After its last step, `begin` checks for newer appends.
         """
         assert fetch.begin is not None
         if not fetch.is_reading:
@@ -262,4 +267,4 @@ class FetchPurgatory:
 
 
 def _no_answer(is_due: bool) -> None:
-    """Return no response: the value of `answer` in a cancelled fetch."""
+    """Build no response. A cancelled fetch has this function as its `answer`."""

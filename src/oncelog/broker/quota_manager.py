@@ -75,8 +75,8 @@ class QuotaManager:
         throttled: dict[str, int],
         max_shares: int = DEFAULT_LIMITS.max_quota_shares,
     ) -> None:
-        # If there are more buckets, empty ones are removed. Clients choose their ids, so their number is
-        # unbounded.
+        # Above this number of buckets, empty ones are removed. Clients choose their client ids, so the number
+        # of buckets would otherwise be unbounded.
         self._max_shares = max_shares
         self._disk, self._throttled = disk, throttled
         self._burst_seconds: int = settings["quota.window.num"] * settings["quota.window.size.seconds"]
@@ -188,9 +188,7 @@ class QuotaManager:
             self.charge(MUTATIONS, request.quota_principal, partition_count, now_ms)
 
     def max_fetch_bytes(self, principal: QuotaPrincipal | None) -> float:
-        """Return the maximum size of a fetch response in bytes under the client's quota, infinity without
-        one.
-        """
+        """Return the maximum bytes of a fetch response under the client's quota; infinity without a quota."""
         share = self._share(CONSUMER_BYTES, principal)
         return float("inf") if share is None else max(share.rate * self._burst_seconds, 1)
 

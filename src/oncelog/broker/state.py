@@ -52,9 +52,7 @@ class BrokerState:
     """
 
     clock_lead_ms: Callable[[], int] = staticmethod(lambda: 0)
-    """Returns how far `now_ms` is ahead of the wall clock, in ms, after that clock was set back. The server
-    replaces it.
-    """
+    """Returns by how many ms `now_ms` is ahead of a wall clock that was set back. The server replaces it."""
 
     def __init__(
         self,
@@ -76,9 +74,7 @@ class BrokerState:
             "transaction.version": (settings["oncelog.transaction.version"], 2),
             "group.version": (int("consumer" in settings["group.coordinator.rebalance.protocols"]), 1),
         }
-        """(finalized level, highest supported level) of each feature. Level 0 means that the
-        feature is off.
-        """
+        """(finalized level, highest supported level) of each feature. Level 0: the feature is off."""
         self.node_id: int = settings["node.id"]
         self.cluster_id = log_manager.cluster_id
         self.metrics = Metrics()
@@ -88,9 +84,7 @@ class BrokerState:
         self.producer_ids = ProducerIds(log_manager.disk, now_ms, limits.producer_id_block)
         self.users = Users(log_manager.disk, new_secret=new_uuid() + new_uuid())
         self.token_keys: str | None = None
-        """The keys (JWKS) that verify OAUTHBEARER tokens, as JSON text. The server reads and replaces it;
-        None before.
-        """
+        """The keys (JWKS) that verify OAUTHBEARER tokens, as JSON text. The server sets them."""
         self.check_token: TokenCheck = token_check(settings, lambda: self.token_keys)
         self.authorizer = _authorizer(log_manager, settings)
         self.quotas = QuotaManager(
@@ -111,9 +105,7 @@ class BrokerState:
         self.response_memory: MemoryBudget[Any] = MemoryBudget(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid
         self._visible_bytes: dict[TopicPartition, int] = {}
-        """Bytes that became visible in partitions with delayed fetches since `complete_satisfied_fetches`
-        last ran.
-        """
+        """Bytes that became visible since `complete_satisfied_fetches`, where fetches wait."""
         self.groups = self.new_group_coordinator()
         self.markers = MarkerWriter(self.topics, self.note_stored, self.groups.on_marker)
         self.transactions = self.new_transaction_coordinator()
@@ -211,8 +203,9 @@ class BrokerState:
         return FULL_ACCESS if self.authorizer is None else self.authorizer.access(principal, host)
 
     def address(self, request: Request) -> BrokerAddress:
-        """Return the address that a client must connect to: that of the listener on which it sent the
-        request.
+        """Return the address at which the client can reach this broker.
+
+        It is the address of the listener that received the request.
         """
         host, port = ("", -1) if request.authenticator is None else request.authenticator.listener.address
         return BrokerAddress(self.node_id, host, port)
@@ -220,7 +213,8 @@ class BrokerState:
     def note_stored(self, partition: Partition, size_bytes: int) -> None:
         """Note an append of `size_bytes`, for the fetches that wait for this partition.
 
-        They complete at the end of the round of requests, or once the records are visible.
+        These fetches complete at the end of the round of requests, or once a flush has made the records
+        visible.
         """
         if partition.high_watermark < partition.log_end_offset:
             self.flush_queue.add_hidden(partition, size_bytes)

@@ -1,8 +1,8 @@
 """Small JSON files of the broker, such as ACLs and quotas, which every change replaces durably.
 
-A file contains `"version": 1`, and at its end the CRC-32C of the text before the checksum. Without it, one
-flipped bit in a setting could delete records. Files of Oncelog before 0.5.1 have no checksum and are still
-read.
+A file contains `"version": 1`, and at its end the CRC-32C of the text before the checksum. Without a
+checksum, one flipped bit in a setting could delete records. Files of Oncelog before 0.5.1 have no checksum
+and are still read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read_state(
         content.pop("crc32c", None)
         return parse(content)
     except (ValueError, KeyError, TypeError, AttributeError, BrokerError) as error:
-        # Not repr(error): that of a UnicodeDecodeError contains the whole file.
+        # Not repr(error), because the repr of a UnicodeDecodeError contains the whole file.
         why = type(error).__name__ + ("" if is_private else f": {error}")
         text = f"{disk.describe(name)} is unreadable ({why}); restore it from a backup"
         raise StorageError(text) from (None if is_private else error)

@@ -40,8 +40,9 @@ class StepBudget:
         self._step_elements = step_elements
 
     def spend(self, cost: int = 1) -> bool:
-        """Count `cost` elements. Return True if the budget is used up: the caller must yield, and gets a new
-        one.
+        """Count `cost` elements, and return True if the budget is used up.
+
+        The caller must then yield. The next call begins a new budget.
         """
         self._count += cost
         if self._count < self._step_elements:
@@ -51,7 +52,7 @@ class StepBudget:
 
 
 MAX_LARGE = 8
-"""The maximum number of large responses in progress. With its decoded request, one may need 150 MB."""
+"""The maximum number of large responses in progress. One response and its request may need 150 MB."""
 FREE_STEPS = 5
 """The number of steps that a response may take without a slot. A fetch of 5,000 partitions takes five."""
 
@@ -110,8 +111,8 @@ class ResponseSlots:
     def run_with_slot(self, start: Callable[[], int]) -> int:
         """Call `start`, which handles a large request whose slot is acquired, and return its result.
 
-        If the response takes several steps, it has called `claim` and releases the slot at its end. Otherwise
-        the slot is released here.
+        If the response takes several steps, its task has claimed the slot and releases it at the end.
+        Otherwise the slot is released here.
         """
         self._is_offered = True
         try:
@@ -121,8 +122,9 @@ class ResponseSlots:
                 self.release()
 
     def claim(self) -> bool:
-        """Return True if the request that is being started has a slot. The caller must then
-        release the slot.
+        """Claim the slot of the request that is being started; return False if it has none.
+
+        The caller must then release the slot.
         """
         is_offered, self._is_offered = self._is_offered, False
         return is_offered
@@ -237,7 +239,7 @@ class _ResponseSteps:
                 if (yield from self._step()):
                     return
                 if self._call is not None and self._kind is Kind.REQUEST:
-                    # Tasks with blocking calls have a queue of their own kind, so the rest runs there.
+                    # Tasks with blocking calls are of another kind, so a new task runs the remaining steps.
                     has_moved = True
                     self.resume(self._call)
                     return

@@ -65,8 +65,7 @@ class BackgroundQueue:
         self.on_added()
 
     def step(self) -> RunningCall | None:
-        """Run one step of the next task, and return the blocking call that the caller must run, None without
-        one.
+        """Run one step of the next task. Return a blocking call if the caller must run one, else None.
 
         An error of the step ends the task and is raised. PartitionClosed ends the task without an error.
         """
@@ -78,7 +77,7 @@ class BackgroundQueue:
         return None
 
     def finish(self) -> None:
-        """Run all tasks to their ends, for closing. The caller must not be running a blocking call.
+        """Run all tasks to their ends, for closing. No blocking call may be running.
 
         After the last task has ended, raises the first error of any task.
         """
@@ -133,7 +132,7 @@ class _KindQueue:
 
 
 class RunningCall:
-    """A blocking call to run once, in any thread. The next step of its task gets its error."""
+    """A blocking call to run once, in any thread. Its error is raised in the next step of its task."""
 
     __slots__ = ("_queue", "call")
 

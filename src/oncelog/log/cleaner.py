@@ -37,7 +37,7 @@ from oncelog.wire.compression import most_output
 from oncelog.wire.records import LOSSLESS, DecodedRecord, iter_records
 
 _MAX_FIRST_READS = 100
-"""The number of segments whose first batch one call of `dirty_range` reads, which takes about 3 ms."""
+"""The maximum number of first batches that one call of `dirty_range` reads. A hundred take about 3 ms."""
 _LARGE_BYTES = 1 << 20
 """A compressed batch that may decompress to more bytes than this is decompressed in a thread."""
 
@@ -52,14 +52,14 @@ class LogCleaner:
         self.cleaned_to = cleaned_to
         """The offset up to which compaction has read every key and removed superseded records."""
         self.held_from = INT64_MAX
-        """Records at or above this offset must not be compacted yet. The transaction coordinator sets it for
-        decisions whose markers a power loss could still remove.
+        """Records at or above this offset must not be compacted yet. The transaction coordinator sets this
+        offset below decisions whose markers a power loss could still remove.
         """
 
     def dirty_range(self, now_ms: int) -> DirtyRange | None:
         """Return the dirty range that may be compacted now, None if there is none.
 
-        Also None once a compaction has failed at a damaged batch, until the next restart.
+        After a compaction has failed at a damaged batch, the result is None until the next restart.
         """
         if self._is_uncleanable:
             return None
@@ -98,7 +98,7 @@ class LogCleaner:
         return stable_offset if unsynced is None else min(stable_offset, unsynced)
 
     def _read_first_timestamps(self, segments: list[Segment]) -> None:
-        """Read the first timestamp of segments whose batches were not read when they were opened."""
+        """Read the first timestamps that were not read when the segments were opened."""
         unknown = [segment for segment in segments if not segment.is_first_timestamp_known]
         for segment in unknown[:_MAX_FIRST_READS]:
             with suppress(OSError):  # the next call tries again
@@ -202,7 +202,9 @@ class SegmentSwapper:
             self.has_leftovers = False
 
     def begin(self, segments: list[Segment]) -> None:
-        """Prepare segments for the loss of their file names. They stay readable. Raises OSError."""
+        """Prepare segments to be read without their file names, which their successor will take. Raises
+        OSError.
+        """
         for segment in segments:
             segment.file.pread(1, 0)  # opens the file, which cannot be opened later
             segment.keep_indexes_in_memory()
@@ -390,8 +392,9 @@ class Compaction:
         header = batch.header
         if header.base_offset >= end_offset:
             self._append(output, batch.bytes(), header)
-            # Without the index entry of this ABORT marker, the next compaction would take its aborted data
-            # for committed data. See test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry.
+            # Without the index entry of this ABORT marker, the next compaction would keep the aborted data
+            # before the marker as committed. See
+            # test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry.
             if header.is_control and (entry := self._aborted_by_marker.get(header.last_offset)) is not None:
                 output.transactions.append(entry)
             return 0
@@ -461,7 +464,7 @@ def _groups(segments: Iterable[Segment], config: LogConfig) -> Iterator[list[Seg
 def _do(call: BlockingCall, header: BatchHeader, step_items: int) -> BackgroundTask:
     """Run `call`, which decodes a batch: directly, or in a thread if it may take long.
 
-    The size and the number of records alone prove nothing, because 10 KB may decompress to 256 MB.
+    Even a small batch with few records may take long, because 10 KB may decompress to 256 MB.
     """
     is_large = most_output(header.compression, header.size_bytes) > _LARGE_BYTES
     if header.records_count > step_items or (is_large and header.compression):

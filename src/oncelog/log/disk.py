@@ -74,8 +74,9 @@ class Disk(Protocol):
         ...
 
     def list(self, directory: str = "") -> list[str]:
-        """Return the sorted names, not paths, in a directory. Raises FileNotFoundError without a
-        directory.
+        """Return the sorted names, not paths, in a directory.
+
+        Raises FileNotFoundError if the directory does not exist.
         """
         ...
 
@@ -155,7 +156,7 @@ _REMEDIES = {
 
 
 def explain(error: OSError) -> str:
-    """Return the text of an error, and what to do about it if that is in `_REMEDIES`."""
+    """Return the text of an error, with a remedy if `_REMEDIES` has one."""
     remedy = _REMEDIES.get(error.errno or 0)
     return f"{error}: {remedy}" if remedy else str(error)
 
@@ -169,7 +170,7 @@ def remove_if_exists(disk: Disk, path: str) -> None:
 
 
 def write_synced(disk: Disk, path: str, data: bytes) -> None:
-    """Write and sync a whole file, which is not atomic. The caller renames the file afterwards."""
+    """Write and sync a whole file, not atomically. The caller renames the file afterwards."""
     file = disk.open(path, create=True)
     try:
         file.truncate(0)

@@ -46,7 +46,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class _IndexFile(ABC):
-    """An index file: entries in memory, the first `_written` of which are also in the file."""
+    """An index file and its entries in memory. The file has the first `_written` entries."""
 
     entry_bytes: int
 
@@ -87,7 +87,7 @@ class _IndexFile(ABC):
         self._written = count
 
     def write_runs(self) -> None:
-        """Write the pending entries if they are at least one run. After a failure, the next call retries."""
+        """Write the pending entries if there are enough for a run. After a failure, the next call retries."""
         if len(self) - self._written >= self._run_entries and not self.holds_back:
             try:
                 self.write_pending()
@@ -95,7 +95,7 @@ class _IndexFile(ABC):
                 pass  # appends need only the log; flush, roll and close raise such errors
 
     def rewrite_all(self) -> None:
-        """Make the next write write every entry again, because an earlier sync may have failed."""
+        """Let the next `write_pending` write all entries again, because an earlier sync may have failed."""
         self._written = 0
 
     def _loaded(self, file_size: int) -> None:
@@ -343,7 +343,7 @@ class TransactionIndex(_IndexFile):
             yield self._entries[index]
 
     def reserve_entries(self) -> None:
-        """Write zeros to the file as the place of the next entries, one run at a time. Raises OSError.
+        """Reserve space in the file for the next run of entries, by writing zeros. Raises OSError.
 
         Called before the marker of an aborted transaction is stored, so that a flush needs no more room on
         the disk. Otherwise no flush would succeed on a full disk, and segments that may only be deleted after
@@ -412,7 +412,7 @@ class TransactionIndex(_IndexFile):
 
         The file's name is durable only after a sync of the directory.
         """
-        # Cleared before the write, because another thread may append an entry and set it again.
+        # Cleared before the write: another thread may append an entry and set the flag again.
         self.is_unsynced = False
         try:
             self.write_pending(sync=True)

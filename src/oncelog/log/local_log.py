@@ -89,8 +89,9 @@ class LocalLog:
     def settle_recovery_point(self, options: OpenOptions, rebuilt_from: int | None) -> None:
         """Set the recovery point after opening.
 
-        After an unclean shutdown, the bytes above it may be in memory but not on disk, although an earlier
-        process tried to sync them. So the next flush writes these bytes again before it syncs.
+        After an unclean shutdown, the bytes above the recovery point may be in memory but not on disk,
+        although an earlier process tried to sync them. So the next flush writes these bytes again before it
+        syncs.
         """
         end_offset = self.end_offset
         synced = end_offset if options.is_clean else max(options.recovery_point, options.log_start_offset)
@@ -107,9 +108,10 @@ class LocalLog:
     def high_watermark(self) -> int:
         """Return the offset below which readers see records.
 
-        With one replica, that is the log end unless flush.messages or more records are unsynced. The record
-        that reaches that number is hidden until the next sync, and so are later ones. Apache Kafka also syncs
-        before it moves the high watermark. See test_a_reader_sees_nothing_that_a_power_loss_could_take.
+        With one replica, that is the log end, as long as fewer than flush.messages records are unsynced. The
+        record that reaches this number is hidden until the next sync, together with all later records. Apache
+        Kafka also syncs before it moves the high watermark. See
+        test_a_reader_sees_nothing_that_a_power_loss_could_take.
         """
         end_offset, recovery_point = self.end_offset, self.recovery_point
         if end_offset - recovery_point < self.config.flush_messages:
@@ -218,7 +220,7 @@ class LocalLog:
         self.segments.add(segment)
         self._is_directory_dirty = True
         with suppress(OSError):
-            # If this snapshot fails, recovery starts from an older one, and deleting segments takes another.
+            # If this snapshot fails, recovery uses an older one, and a deletion of segments writes a new one.
             self.snapshot()
         return segment
 
@@ -322,7 +324,7 @@ class LocalLog:
         dropped: list[_DroppedSegment] = []
         dead = dead[: self.config.limits.max_drops_per_step]
         if self.recovery_point <= dead[-1].end_offset:
-            # The next segment becomes the first one, and its name must be durable, as in `roll`. See
+            # The next segment becomes the first one, and its name must be durable before, as in `roll`. See
             # test_no_power_loss_takes_the_first_segment_that_retention_leaves.
             self.disk.sync_directory(self.directory)
         try:
@@ -338,7 +340,9 @@ class LocalLog:
         return dropped
 
     def _remove(self, dropped: list[_DroppedSegment]) -> BackgroundTask:
-        """Delete the files of the dropped segments, then drop and delete the remaining deleted segments."""
+        """Delete the files of dropped segments, then do the same with the remaining segments below the log
+        start.
+        """
         end_offset = None
         while dropped:
             end_offset = dropped[-1].end_offset
@@ -421,10 +425,10 @@ class LocalLog:
     def _fail(self, error: SyncFailed) -> None:
         """Take the partition offline after a failed sync.
 
-        Linux marks pages clean after a failed sync, so a later sync proves nothing. Failed directory syncs of
-        retention, snapshots and compaction come here, too: the next successful sync of the directory would
-        hide that a rename is not durable. Apache Kafka takes the log directory offline after any IOException.
-        See test_a_directory_that_cannot_be_synced_takes_the_partition_offline.
+        Linux marks pages clean after a failed sync, so a later sync proves nothing. A failed directory sync
+        of retention, a snapshot or compaction also takes the partition offline. The next successful sync of
+        the directory would hide that a rename is not durable. Apache Kafka takes the log directory offline
+        after any IOException. See test_a_directory_that_cannot_be_synced_takes_the_partition_offline.
         """
         self.failure = f"a sync failed ({error}); start the broker again once the disk works"
 

@@ -145,8 +145,8 @@ class LogManager:
                     disk.remove_tree(name)
                 except OSError:
                     manager._left_deletions.append(name)  # must not prevent opening
-            # After this removal, the next start recovers every partition, whose recovery points are at the
-            # log ends.
+            # After this removal, a crash makes the next start recover all partitions. That reads little,
+            # because the recovery points are at the log ends.
             remove_if_exists(disk, CLEAN_SHUTDOWN)
             disk.sync_directory()
         except OSError as error:
@@ -160,7 +160,7 @@ class LogManager:
     def partition_directories(self) -> list[TopicPartition]:
         """Return all partitions in the directory, open or not. Apache Kafka's internal logs are left out.
 
-        A directory with a matching name may also be the user's own. `is_partition` tells them apart.
+        A directory with a matching name may also be a user's own. `is_partition` checks its files.
         """
         matches = [(name, _DIRECTORY.fullmatch(name)) for name in self.disk.list()]
         return [
@@ -188,7 +188,7 @@ class LogManager:
     def lacks_recovery_point(self, tp: TopicPartition) -> bool:
         """Return True if the last stop was clean but stored no recovery point of this partition.
 
-        In this case, files are missing.
+        Some of its files are then missing.
         """
         return self.was_clean and tp not in self._recovery_points
 
@@ -224,7 +224,6 @@ class LogManager:
         partition.on_log_start = self._note_log_start
         if cleaned_to <= partition.log_end_offset:
             partition.cleaner.cleaned_to = max(partition.cleaner.cleaned_to, cleaned_to)
-            # If the second checkpoint is behind, the last cleaning version wrote only the first, and may have
             # Oncelog up to 0.4.1 wrote cleaner-offset-checkpoint, but not oncelog-txnindex-checkpoint. So
             # index entries may be lost only if the second checkpoint is behind the first.
             if cleaned_to > self._indexed.get(topic_partition, 0):
@@ -269,8 +268,8 @@ class LogManager:
     def forget_missing_partitions(self) -> None:
         """Remove checkpoint entries of partitions that are not open and have no directory. Raises OSError.
 
-        Call this after opening all existing partitions. A new topic of that name must begin at offset 0. See
-        test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one.
+        Call this after opening all existing partitions. A later topic of the same name must begin at offset
+        0. See test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one.
 
         A recovery point above its log's end is also lowered at once. Otherwise, after a kill, the next start
         would take new records below it for synced. See test_a_lost_end_lowers_the_recovery_point_on_disk.
@@ -356,7 +355,7 @@ class LogManager:
         return failures
 
     def _yield_to_others(self) -> Iterator[None]:
-        """Yield once. Raises KafkaStorageError if the data directory was closed during that step."""
+        """Yield once. Raises KafkaStorageError if the data directory was closed before the next step."""
         was_closing = self._is_closing
         yield None
         if self._is_closing and not was_closing:
@@ -364,11 +363,11 @@ class LogManager:
 
     def _forget(self, tp: TopicPartition) -> bool:
         """Forget a partition and its checkpoints. Return True if it was open."""
-        self._deletion_count += 1  # a checkpoint file that is being written may still have it
+        self._deletion_count += 1  # a checkpoint file that is being written may contain this partition
         for table in (self._recovery_points, self._log_starts, self._cleaned, self._indexed):
             self._is_forgetting |= table.pop(tp, None) is not None
-        # Not counted in `_is_forgetting`: a new partition may inherit it, as all its segments have an index
-        # file.
+        # `_is_forgetting` ignores this checkpoint. A new partition may inherit its entry, because all
+        # segments of a new partition have an index file.
         self._index_starts.pop(tp, None)
         self._written_points.pop(tp, None)
         self._unindexed.discard(tp)
@@ -527,7 +526,7 @@ class LogManager:
             self.disk.rename(new_path, path)
             yield self.disk.sync_directory
             # A partition that was deleted and recreated during the sync has no recovery point on disk. With
-            # the old one, it would be compacted too far. See
+            # its old recovery point, the partition would be compacted too far. See
             # test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk.
             if path == RECOVERY_POINTS and self._deletion_count == deletion_count:
                 self._written_points = points

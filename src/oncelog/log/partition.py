@@ -66,7 +66,7 @@ class Appended(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """One producer id as DescribeProducers shows it."""
+    """The state of one producer id, as DescribeProducers returns it."""
 
     producer_id: int
     entry: ProducerEntry
@@ -164,7 +164,7 @@ class Partition:
             raise StorageError(f"{disk.describe(directory)} cannot be opened: {explain(error)}") from error
         if partition.high_watermark < partition.log_end_offset:
             # The high watermark hides records that flush.messages has not synced. Before the process ended,
-            # readers may have seen them, so they are synced and visible again.
+            # readers may have seen such records. So they are synced here, and are visible again.
             try:
                 partition.flush()
             except KafkaStorageError as error:
@@ -298,7 +298,7 @@ class Partition:
     ) -> Appended:
         """Store the first batch in `records`; bytes after that batch are ignored.
 
-        The base offset and the leader epoch are written into `records` if the buffer is writable and holds
+        The base offset and the leader epoch are written into `records` if the buffer is writable and contains
         only the batch. Otherwise they are written into a copy. `header` is the batch's parsed header, if the
         caller has read it. `now_ms` is the wall clock in ms. `begins_epoch`: see `decide_append`.
 
@@ -379,7 +379,7 @@ class Partition:
             case StoreMarker():
                 if verdict.completed is not None and verdict.completed.is_aborted:
                     log.reserve_abort_entry(header, now_ms)
-                # A flush must not sync past the marker until its index entry is there.
+                # A flush must not sync past the marker until the marker's index entry is in memory.
                 log.unindexed_marker_offset = offset
                 try:
                     log.append(records, header, now_ms)
@@ -500,8 +500,7 @@ class Partition:
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
         """Note a batch before the transaction coordinator is asked whether it may be stored.
 
-        Until the coordinator has answered, the append rule rejects batches with higher sequences
-        (`Verification`).
+        The append rule then rejects batches with higher sequences. See `Verification`.
         """
         self._producers.begin_verification(producer_id, epoch, sequence, raises_epoch=raises_epoch)
 
@@ -617,7 +616,7 @@ class Partition:
         return max(before - len(log.segments), 0)
 
     def _retained_from(self, now_ms: int) -> int:
-        """Return the new log start: all segments below it are too old or exceed the size limit."""
+        """Return the offset below which all segments are too old or exceed the size limit."""
         log, config, high_watermark = self.log, self.log.config, self.high_watermark
         offset = log.start_offset
         excess = None if config.retention_bytes is None else log.segments.size_bytes - config.retention_bytes

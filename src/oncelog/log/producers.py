@@ -90,8 +90,8 @@ class PartitionProducers:
         self._max_verifying = limits.max_verifying_producers
         self.open_transactions: OrderedDict[int, int] = OrderedDict()
         # An OrderedDict, because a dict finds its first entry only after skipping the slots of deleted
-        # entries. With 80,000 open transactions, ending them in turn would skip up to 80,000 slots each time.
-        # See test_many_open_transactions_end_in_turn.
+        # entries. With 80,000 open transactions that end in turn, each end would skip up to 80,000 slots. See
+        # test_many_open_transactions_end_in_turn.
         self.verifying: dict[int, Verification] = {}
         """Pending verifications by producer id, at most `limits.max_verifying_producers`. The oldest is
         dropped first.
@@ -191,8 +191,8 @@ class PartitionProducers:
         unsynced = self._unsynced
         while unsynced and unsynced[0][1] < synced_to:
             unsynced.popleft()
-        # Covered entries are removed, as in `hide`. If the maximum is reached, the new entry replaces the
-        # last one, and covers both transactions from the lower first offset on.
+        # Covered entries are removed, as in `hide`. At the maximum, the new entry replaces the last one and
+        # takes its first offset, so it covers both transactions.
         while unsynced and unsynced[-1][0] >= first_offset:
             unsynced.pop()
         if len(unsynced) >= _MAX_UNSYNCED:

@@ -187,7 +187,7 @@ def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one:
 
 
 def _skip(cursor: ReadCursor, chunk: bytes, upper_offset: int) -> int:
-    """Return the position in `chunk` of its last indexed batch, so that fewer headers must be read.
+    """Return the position in `chunk` of its last indexed batch. Walking from there reads fewer headers.
 
     Returns 0 if the chunk may contain batches above `upper_offset`.
     """

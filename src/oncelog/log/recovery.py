@@ -56,7 +56,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """The checkpointed state of the directory to open.
+    """The settings and the checkpoints with which to open a directory.
 
     - `is_clean`: the last process closed the partition. If so, `recovery_point` is not used.
     - `recovery_point`: all records below this offset are synced.
@@ -126,7 +126,7 @@ def _begin_at_log_start(
     test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers.
     """
     offset = recovered.log_start_offset
-    with suppress(OSError):  # on a full disk, a later flush or the next stop writes one
+    with suppress(OSError):  # on a full disk, a later flush or the next stop writes a snapshot
         recovered.producers.snapshot_now(offset)
     # The oldest segment is removed first, so that a crash here leaves the newest producer state.
     for segment in recovered.segments:
@@ -194,7 +194,7 @@ def _finish_drops(disk: Disk, directory: str) -> None:
     stems = [name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)]
     bases = [int(stem) for stem in stems if stem.isdecimal()]
     if max(bases, default=-1) < newest:
-        # The power loss has removed the segments created after this one. The log now ends here.
+        # The power loss has removed all segments that were created after this segment. The log now ends here.
         disk.rename(f"{directory}/{dropped[newest]}", f"{directory}/{newest:020d}{LOG_SUFFIX}")
     for base in bases:
         if base < newest:
@@ -240,10 +240,7 @@ def _drop_failed_rolls(
 def _open_segments(
     disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> tuple[list[Segment], int | None]:
-    """Return the segments, and the offset from which producers must be replayed.
-
-    The offset is None if no segment was rebuilt: then a snapshot of any offset is usable.
-    """
+    """Return the segments, and the first offset to replay; None if a snapshot of any offset is usable."""
     segments: list[Segment] = []
     replay_from: int | None = None
     interval = options.config.index_interval_bytes
@@ -373,10 +370,10 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
 def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
     """Return the offset of the first gap that may be a loss, None without one.
 
-    Snapshots after such a gap are not used: they may cover batches and markers that are lost. In the
-    snapshot, a transaction may be committed that was later aborted, because its COMMIT marker was lost. See
-    test_a_snapshot_behind_a_gap_tells_of_no_lost_marker. The segments after the gap stay if
-    `_may_be_compacted`.
+    Snapshots after such a gap are not used, because they may cover lost batches and markers. If a COMMIT
+    marker is lost, its transaction may have been aborted since, but such a snapshot still has it as
+    committed. See test_a_snapshot_behind_a_gap_tells_of_no_lost_marker. If `_may_be_compacted` is true, the
+    segments after the gap stay.
     """
     if options.is_clean:
         return None
@@ -447,10 +444,10 @@ def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
 def _replay_batches(
     recovered: Recovered, segment: Segment, block: HeaderBlock, start: int, now_ms: int
 ) -> None:
-    """Replay a block that has transactions batch by batch, in order, with the content of its markers.
+    """Replay a block batch by batch, because transactions depend on the order and on markers' content.
 
-    A batch with a wrong checksum neither begins nor ends a transaction, and recovery continues after it. Its
-    readers get an error.
+    A batch with a wrong checksum neither begins nor ends a transaction, and recovery continues after it.
+    Readers of such a batch get an error.
     """
     noted_from = segment.transactions_from
     for batch in scan(segment.file, block.position, block.end, limits=segment.limits):

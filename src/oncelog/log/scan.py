@@ -149,7 +149,7 @@ def find_batch(
         while index >= 0:
             begin = position + index - _MAGIC_POSITION
             base_offset, length = BASE_AND_LENGTH.unpack_from(chunk, index - _MAGIC_POSITION)
-            # With only the lower bound, random bytes would look like a batch of half the file every few
+            # Without the upper bound, random bytes would look like the header of a huge batch every few
             # kilobytes.
             is_in_segment = 0 <= base_offset - min_offset < _MAX_OFFSETS
             if is_in_segment and 0 < length <= end - begin - LOG_OVERHEAD_BYTES:
@@ -183,8 +183,8 @@ def scan_headers_past_damage(
 ) -> Iterator[HeaderBlock | Damage]:
     """Yield the batch headers and the damage of a segment, or of a part of it, in order.
 
-    Checksums are verified only next to damage. If the length in a batch's header is wrong, its `Damage` may
-    begin with that batch, although the preceding `HeaderBlock` has its header.
+    Checksums are verified only next to damage. If the length in a batch's header is wrong, the `Damage` may
+    begin with that batch, although the preceding `HeaderBlock` contains its header.
     """
     reached = base_offset
     while position < end:

@@ -43,7 +43,7 @@ class Segment:
     """The batches with offsets from `base_offset` to below `end_offset`, in the first `size_bytes` of a file.
 
     - `max_timestamp_ms`: the largest timestamp, -1 if there is none.
-    - `max_timestamp_offset`: the last offset of the batch that has it, -1 if there is none.
+    - `max_timestamp_offset`: the last offset of the batch that has this timestamp, -1 if there is none.
     - `first_timestamp_ms`: the largest timestamp of the first batch, None if there is none.
     - `transactions_from`: set by `rebuild`; index entries of markers from there on must be added again.
     """
@@ -90,8 +90,8 @@ class Segment:
         """True if offsets are missing between the batches that were read, because the segment was compacted.
         """
         self.damaged: dict[int, int] = {}
-        """Damage below the recovery point: its position, and the position at which the log continues after
-        it.
+        """Damaged bytes below the recovery point: maps their position to the position at which the log
+        continues.
         """
 
     @classmethod
@@ -235,9 +235,9 @@ class Segment:
         `trusted_offset` is at or below the base offset, the whole segment is read. Sets `transactions_from`.
 
         A bad batch at or above `sure_offset` is a torn tail, and the file is cut there. Everything below
-        `sure_offset` was synced, so a bad batch there is damage. It stays, with all later batches, and its
-        readers get an error. See test_damage_below_the_recovery_point_is_no_torn_tail. `is_whole`: the whole
-        segment was synced.
+        `sure_offset` was synced, so a bad batch there is damage. A damaged batch stays, with all later
+        batches, and its readers get an error. See test_damage_below_the_recovery_point_is_no_torn_tail.
+        `is_whole`: the whole segment was synced.
         """
         self._load_trusted(trusted_offset)
         if is_whole:
@@ -332,7 +332,9 @@ class Segment:
                     self.damaged[item.position] = item.end
 
     def is_batch_at(self, position: int) -> bool:
-        """Return True if the bytes at `position` look like a batch. An index entry may be wrong."""
+        """Return True if the bytes at `position` look like a batch. Used to check a position from
+        an index.
+        """
         batch = next(scan(self.file, position, self.size_bytes, limits=self.limits), None)
         return isinstance(batch, ScannedBatch)
 
@@ -442,7 +444,7 @@ class Segment:
             self.has_gaps = True
 
     def _note_first_indexed(self, header: BatchHeader) -> None:
-        """Note the end and the time of the batch that has the last index entry."""
+        """Note the end offset and the timestamp of the batch that has the last index entry."""
         self.end_offset = header.last_offset + 1
         self._unindexed_bytes = header.size_bytes
         if header.max_timestamp_ms > self.max_timestamp_ms:
@@ -543,8 +545,8 @@ class Segment:
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """The largest timestamp in ms, for retention and compaction. Without timestamps, the file's last
-        write.
+        """The largest timestamp in ms, for retention and compaction; without one, the file's modification
+        time.
         """
         if self.max_timestamp_ms >= 0:
             return self.max_timestamp_ms
@@ -596,7 +598,7 @@ class Segment:
         self.transactions.truncate_reserved()
 
     def keep_indexes_in_memory(self) -> None:
-        """Stop writing both index files. Their names are about to belong to the compacted segment."""
+        """Stop writing both index files, because their names will belong to the compacted segment."""
         self.index.holds_back = self.times.holds_back = self.is_index_synced = True
 
     def give_up_indexes(self) -> None:

@@ -5,7 +5,7 @@
 
 Index files have the same endings. The log file gets the ending `.swap` last and loses it first, so its name
 shows whether the index files are complete. The old files are durably deleted before the successor takes their
-names. After a crash, `finish_swaps` completes complete swaps and discards the others. Source: Kafka's
+names. After a crash, `finish_swaps` finishes every complete swap and discards the others. Source: Kafka's
 LocalLog.replaceSegments and LogLoader.
 """
 
@@ -20,9 +20,10 @@ CLEANED, SWAP = ".cleaned", ".swap"
 
 
 def make_swap(disk: Disk, directory: str, output: Segment, newest_path: str) -> None:
-    """Sync a compacted segment and rename its files to `.swap`, which a crash keeps. Safe in a thread.
+    """Sync a compacted segment and rename its files to `.swap`. Safe in a thread.
 
-    `newest_path` is the log file of the last segment that the compacted one replaces.
+    A crash after the renames keeps the compacted segment. `newest_path` is the log file of the last segment
+    that it replaces.
     """
     # If a segment has no timestamps, retention and compaction use the file's modification time. See
     # test_compaction_keeps_the_files_time. Source: Kafka's Cleaner, which copies the time of the last
@@ -47,8 +48,7 @@ def take_place(disk: Disk, directory: str, group: list[Segment]) -> None:
     Readers of the old segments keep their open files.
     """
     base_offset = group[0].base_offset
-    # Without a `.swap` log, an earlier attempt has already renamed the successor's log file to the first
-    # name.
+    # If there is no `.swap` log, an earlier attempt has already renamed it to the first of these names.
     if disk.exists(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{SWAP}"):
         for segment in group:
             _remove_files(disk, directory, segment.base_offset, "")
@@ -70,8 +70,8 @@ def finish_swaps(disk: Disk, directory: str) -> None:
         base_offset = int(stem)
         if f"{stem}{LOG_SUFFIX}{SWAP}" in names:
             end_offset = _end_of_swap(disk, f"{directory}/{stem}{LOG_SUFFIX}{SWAP}", base_offset)
-            # An old log file may be deleted already, but not its indexes. They must not become indexes of the
-            # new log. See test_an_index_of_what_is_replaced_is_not_taken_over.
+            # An old log file may be deleted already, but not its index files. Such an index must not become
+            # an index of the new log. See test_an_index_of_what_is_replaced_is_not_taken_over.
             bases = {int(name.partition(".")[0]) for name in names if name.endswith(SUFFIXES)}
             for base in bases:
                 if base_offset <= base < end_offset:
@@ -98,10 +98,10 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
 
 
 def discard_leftovers(disk: Disk, directory: str) -> None:
-    """Delete the files that a failed attempt left because it could not delete them itself. Safe in a thread.
+    """Delete the files that a failed attempt could not delete itself. Safe in a thread. Raises OSError.
 
     Otherwise, recovery would swap them in beside the result of a later attempt, and their records would exist
-    twice. See test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments. Raises OSError.
+    twice. See test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments.
     """
     stems = {name.partition(".")[0] for name in disk.list(directory) if name.endswith((CLEANED, SWAP))}
     for stem in stems:

@@ -324,7 +324,7 @@ class Snapshots:
         data = self._disk.read(self._path(offset, SNAPSHOT_SUFFIX))
         full = self._path(offset, FULL_SUFFIX)
         if not self._disk.exists(full):
-            # >Apache Kafka wrote the snapshot
+            # Apache Kafka wrote the snapshot.
             return {pid: pack_entry(entry) for pid, entry in decode_snapshot(data, now_ms)}
         _open(data)
         return decode_full(self._disk.read(full), crc_of(data))
@@ -341,15 +341,15 @@ class Snapshots:
         """Remove all snapshots except those at `offsets`, and `.producers` files without a snapshot.
 
         With `synced_to`, the newest snapshot at or below it and the oldest one above it stay, too. An earlier
-        process may have synced the log up to the latter without storing that recovery point. After a power
-        loss, no other snapshot may cover the deleted segments. See
+        process may have synced the log up to the offset of the latter, without storing that recovery point.
+        After a power loss, no other snapshot may cover the deleted segments. See
         test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known.
         """
         names = self._disk.list(self._directory)
         existing, kept = set(_offsets_in(names)), set(offsets)
         if synced_to is not None:
             kept.update(around(existing, synced_to))
-        # `remove` deletes the `.snapshot` file first. Without its `.producers` file, it would pass for Apache
+        # `remove` deletes the `.snapshot` file first. Left alone, a `.snapshot` file would pass for Apache
         # Kafka's.
         for offset in existing - kept:
             self.remove(offset)
