@@ -1,7 +1,9 @@
-"""All settings in one place: key, type, default, range, description. Checks, --help and references use them.
+"""All settings: key, type, default, range and description.
+
+The parser, --help and the references use these tables.
 
 Keys, defaults and meanings are Kafka's (ProducerConfig, ConsumerConfig, AdminClientConfig, KafkaConfig,
-TopicConfig). A description names each default that differs.
+TopicConfig). If a default differs from Kafka's, the description says so.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from oncelog.settings import Setting, SettingsTable
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-"""Kafka's name of the authorizer that stores ACLs in the cluster itself, as Oncelog does."""
+"""Kafka's class name for the authorizer that stores ACLs in the cluster itself. Oncelog's does the same."""
 
 _ASSIGNORS = "org.apache.kafka.coordinator.group.assignor."
 ASSIGNOR_NAMES = {
@@ -22,7 +24,7 @@ ASSIGNOR_NAMES = {
     f"{_ASSIGNORS}UniformAssignor": "uniform",
     f"{_ASSIGNORS}RangeAssignor": "range",
 }
-"""Map values of group.consumer.assignors to the assignors' names in the protocol."""
+"""Map the allowed values of group.consumer.assignors to the assignors' names in the protocol."""
 
 
 def _rows(*rows: tuple[Any, ...]) -> tuple[Setting, ...]:
@@ -58,7 +60,7 @@ _CLIENT = _rows(
     ("reconnect.backoff.max.ms", "int", 1_000, "Longest pause before a reconnection.", 0),
     ("socket.connection.setup.timeout.ms", "int", 10_000, "Maximum time to establish a connection.", 1),
     ("connections.max.idle.ms", "int", 540_000, "Idle time after which a connection is closed.", -1),
-    ("oncelog.bootstrap.timeout.ms", "int", 5_000, "How long a new client retries if no bootstrap server is reachable. (Oncelog only.)", 0),
+    ("oncelog.bootstrap.timeout.ms", "int", 5_000, "Maximum time that a new client retries if no bootstrap server is reachable. (Oncelog only.)", 0),
     ("security.protocol", "str", "PLAINTEXT", "SSL enables TLS; SASL_* adds authentication.", None, None, PROTOCOLS),
     ("ssl.ca.location", "str", None, "librdkafka's name of ssl.truststore.location."),
     ("ssl.certificate.location", "str", None, "librdkafka's name of a PEM file with this side's certificate chain."),
@@ -79,7 +81,7 @@ PRODUCER = SettingsTable(
         ("retries", "int", INT32_MAX, "Maximum number of retries of a batch before its records fail.", 0, INT32_MAX),
         ("max.in.flight.requests.per.connection", "int", 5, "Maximum number of unacknowledged requests per connection; at most 5 with idempotence.", 1),
         ("delivery.timeout.ms", "int", 120_000, "Maximum time from send() to success or failure; at least linger.ms + request.timeout.ms.", 0),
-        ("linger.ms", "int", 5, "How long a batch that is not full waits for more records.", 0),
+        ("linger.ms", "int", 5, "Maximum time that a batch that is not full waits for more records.", 0),
         ("batch.size", "int", 16_384, "Uncompressed size in bytes at which a batch is complete.", 0),
         ("buffer.memory", "int", 33_554_432, "Bytes of unacknowledged records above which send() blocks.", 1),
         ("max.block.ms", "int", 60_000, "Maximum time that send() waits for metadata or buffer space.", 0),
@@ -92,7 +94,7 @@ PRODUCER = SettingsTable(
         ("partitioner", "str", "default", "default (murmur2 for keys, sticky for null keys), round_robin, or consistent_random (CRC-32, as librdkafka).", None, None, ("default", "round_robin", "consistent_random")),
         ("transactional.id", "str", None, "Identity of a transactional producer over restarts; implies idempotence."),
         ("transaction.timeout.ms", "int", 60_000, "Time after which the coordinator aborts an open transaction.", 1),
-        ("oncelog.unsafe.max.in.flight", "int", None, "UNSAFE, for demonstrations: allow more than 5 requests in flight with idempotence, and resend a batch that may be stored under a new epoch. Records can be duplicated. (Oncelog only.)", 1),
+        ("oncelog.unsafe.max.in.flight", "int", None, "UNSAFE, for demonstrations: allow more than 5 requests in flight with idempotence. A batch that may be stored is then sent again under a new epoch. Records can be duplicated. (Oncelog only.)", 1),
     ),
 )
 
@@ -100,7 +102,7 @@ CONSUMER = SettingsTable(
     "consumer",
     _CLIENT + _rows(
         ("isolation.level", "str", "read_committed", "read_committed or read_uncommitted (the Java client's default).", None, None, ("read_committed", "read_uncommitted")),
-        ("auto.offset.reset", "str", "latest", "Where to start without a committed offset: earliest, latest or none (an error).", None, None, ("earliest", "latest", "none")),
+        ("auto.offset.reset", "str", "latest", "Start position if there is no committed offset: earliest, latest or none (an error).", None, None, ("earliest", "latest", "none")),
         ("fetch.min.bytes", "int", 1, "Bytes that the broker waits for before it answers a fetch.", 0),
         ("fetch.max.wait.ms", "int", 500, "Maximum time that the broker waits for fetch.min.bytes.", 0),
         ("fetch.max.bytes", "int", 52_428_800, "Maximum size of a fetch response in bytes. A single batch may exceed it.", 0),
@@ -110,9 +112,9 @@ CONSUMER = SettingsTable(
         ("consumer.timeout.ms", "int", None, "Time without a record after which iteration over a consumer ends; unset: never.", 0),
         ("group.id", "str", None, "Consumer group for subscriptions and committed offsets."),
         ("group.instance.id", "str", None, "Identity of a static member, which keeps its partitions over a restart (KIP-345)."),
-        ("group.protocol", "str", "classic", "classic, or consumer, where the coordinator assigns partitions (KIP-848, Kafka 4.0).", None, None, ("classic", "consumer")),
+        ("group.protocol", "str", "classic", "classic, or consumer: the coordinator assigns partitions (KIP-848, Kafka 4.0).", None, None, ("classic", "consumer")),
         ("group.remote.assignor", "str", None, "Assignor of the coordinator with group.protocol=consumer; unset: the coordinator's default."),
-        ("partition.assignment.strategy", "list", ["range"], "Assignors in order of preference: range, roundrobin, sticky, cooperative-sticky. The last, if named alone, revokes only partitions that move."),
+        ("partition.assignment.strategy", "list", ["range"], "Assignors in order of preference: range, roundrobin, sticky, cooperative-sticky. cooperative-sticky, if it is the only one, revokes only partitions that move."),
         ("session.timeout.ms", "int", 45_000, "Time without a heartbeat after which the coordinator removes a member.", 1),
         ("heartbeat.interval.ms", "int", 3_000, "Interval between heartbeats; should be at most a third of session.timeout.ms.", 1),
         ("max.poll.interval.ms", "int", 300_000, "Time without poll() after which a member leaves its group.", 1),
@@ -131,7 +133,7 @@ TOPIC = SettingsTable(
         ("compression.lz4.level", "int", 9, "Level for lz4 if the broker recompresses: 1 to 17.", 1, 17),
         ("compression.zstd.level", "int", 3, "Level for zstd if the broker recompresses: -131072 to 22.", -131_072, 22),
         ("compression.type", "str", "producer", "producer keeps the producer's codec; with any other value the broker recompresses.", None, None, ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")),
-        ("delete.retention.ms", "int", 86_400_000, "How long compacted topics keep tombstones.", 0),
+        ("delete.retention.ms", "int", 86_400_000, "Time for which compacted topics keep tombstones.", 0),
         ("file.delete.delay.ms", "int", 60_000, "Delay before a deleted file is removed from disk.", 0),
         ("flush.messages", "int", INT64_MAX, "Number of records after which the log is synced to disk; 1: before each acknowledgement.", 1),
         ("flush.ms", "int", INT64_MAX, "Maximum time between two syncs of the log to disk.", 0),
@@ -139,14 +141,14 @@ TOPIC = SettingsTable(
         ("max.message.bytes", "int", 1_048_588, "Maximum size of a batch, compressed and with its header.", 0, INT32_MAX),
         ("message.timestamp.type", "str", "CreateTime", "CreateTime or LogAppendTime.", None, None, ("CreateTime", "LogAppendTime")),
         ("message.timestamp.before.max.ms", "int", INT64_MAX, "Maximum age of a CreateTime timestamp.", 0),
-        ("message.timestamp.after.max.ms", "int", 3_600_000, "How far ahead of the broker's clock a CreateTime timestamp may be.", 0),
+        ("message.timestamp.after.max.ms", "int", 3_600_000, "Maximum lead of a CreateTime timestamp over the broker's clock.", 0),
         ("min.cleanable.dirty.ratio", "float", 0.5, "Share of a log that is not compacted yet at which compaction starts.", 0, 1),
         ("min.compaction.lag.ms", "int", 0, "Minimum age of a record before it is compacted.", 0),
         ("max.compaction.lag.ms", "int", INT64_MAX, "Maximum time before a record is compacted.", 1),
         ("min.insync.replicas", "int", 1, "Minimum number of in-sync replicas for acks=all.", 1, INT32_MAX),
         ("retention.bytes", "int", -1, "Maximum size of a partition; negative: no limit."),
-        ("retention.ms", "int", 604_800_000, "How long a segment is kept; -1: without limit.", -1),
-        ("segment.bytes", "int", 1_073_741_824, "Size at which a segment is closed; clients may set values from 1048576.", 14, INT32_MAX),
+        ("retention.ms", "int", 604_800_000, "Time for which a segment is kept; -1: no limit.", -1),
+        ("segment.bytes", "int", 1_073_741_824, "Size at which a segment is closed. Clients cannot set less than 1048576.", 14, INT32_MAX),
         ("internal.segment.bytes", "int", None, "For tests, as in Kafka: a smaller segment.bytes.", 14, INT32_MAX),
         ("segment.index.bytes", "int", 10_485_760, "Maximum size of an index file.", 4, INT32_MAX),
         ("segment.ms", "int", 604_800_000, "Age at which a segment is closed.", 1),
@@ -188,11 +190,11 @@ BROKER = SettingsTable(
         ("max.connections", "int", 10_000, "Maximum number of connections; more are refused. (Kafka's default is no limit, and above a limit connections wait.)", 1),
         ("max.connections.per.ip", "int", INT32_MAX, "Maximum number of connections from one address; more are refused.", 0),
         ("max.connections.per.ip.overrides", "str", "", "Limits for single addresses: 10.0.0.1:50,[::1]:200. (Kafka also accepts host names.)"),
-        ("queued.max.request.bytes", "int", 268_435_456, "Maximum bytes of requests, of all connections, that are incomplete or waiting; above it the slowest connections are closed. (Kafka's default is -1, no limit; above a limit Kafka stops reading.)", -1),
+        ("queued.max.request.bytes", "int", 268_435_456, "Maximum bytes of the incomplete or waiting requests of all connections. Above it, the slowest connections are closed. (Kafka's default is -1, no limit; above a limit Kafka stops reading.)", -1),
         ("oncelog.takeover.accept", "list", [], "Losses to accept when a data directory of Apache Kafka is taken over: acls, broker-settings, formats, metadata, partitions, quotas, settings, strays, users. (Oncelog only.)"),
-        ("oncelog.queued.max.response.bytes", "int", 268_435_456, "Maximum bytes of responses, of all connections, that clients have not read. Fetch responses shrink near the limit; above it the slowest connections are closed; -1: no limit. (Oncelog only.)", -1),
+        ("oncelog.queued.max.response.bytes", "int", 268_435_456, "Maximum bytes of the responses of all connections that clients have not read. Near the limit, fetch responses shrink. Above it, the slowest connections are closed. -1: no limit. (Oncelog only.)", -1),
         ("oncelog.request.read.timeout.ms", "int", 60_000, "Maximum time from the first to the last byte of a request; -1: no limit. (Oncelog only.)", -1),
-        ("oncelog.connection.max.pending.bytes", "int", 1_048_576, "Bytes of unread responses, or of requests waiting behind them, at which a connection is no longer read. (Oncelog only.)", 1),
+        ("oncelog.connection.max.pending.bytes", "int", 1_048_576, "Bytes of unread responses, or of requests that wait, at which the broker stops reading a connection. (Oncelog only.)", 1),
         ("oncelog.connection.max.pending.requests", "int", 1_000, "Maximum number of unanswered requests per connection; the next one waits. (Oncelog only.)", 1),
         ("fetch.max.bytes", "int", 57_671_680, "Maximum size of a fetch response.", 1_024),
         ("max.incremental.fetch.session.cache.slots", "int", 1_000, "Maximum number of fetch sessions (KIP-227).", 0),
@@ -232,8 +234,8 @@ BROKER = SettingsTable(
         ("transactional.id.expiration.ms", "int", 604_800_000, "Idle time after which a transactional id is removed.", 1),
         ("transaction.remove.expired.transaction.cleanup.interval.ms", "int", 3_600_000, "Interval at which expired transactional ids are removed.", 1),
         ("transaction.partition.verification.enable", "bool", True, "Store a transactional batch only if the coordinator has its partition in the transaction (KIP-890)."),
-        ("oncelog.transaction.version", "int", 2, "Level of the feature transaction.version: 0 and 1 are classic, 2 raises the epoch with each transaction (KIP-890). (Oncelog only; Kafka sets it with kafka-features.)", 0, 2),
-        ("oncelog.fence.transactions", "bool", False, "At the start, fence all transactional producers and abort open transactions. Use it for the first start on a restored backup. (Oncelog only.)"),
+        ("oncelog.transaction.version", "int", 2, "Level of the feature transaction.version. 0 and 1: classic. 2: each transaction raises the epoch (KIP-890). (Oncelog only; Kafka sets it with kafka-features.)", 0, 2),
+        ("oncelog.fence.transactions", "bool", False, "At startup, fence all transactional producers and abort open transactions. Use it for the first start on a restored backup. (Oncelog only.)"),
         ("offsets.topic.num.partitions", "int", 50, "Number of partitions of __consumer_offsets; must never change.", 1),
         ("offsets.topic.segment.bytes", "int", 104_857_600, "segment.bytes of __consumer_offsets.", 1),
         ("offsets.topic.replication.factor", "int", 1, "Must be 1, because there is one node (Kafka's default is 3).", 1),
@@ -243,7 +245,7 @@ BROKER = SettingsTable(
         ("group.min.session.timeout.ms", "int", 6_000, "Minimum session.timeout.ms of a member.", 0),
         ("group.max.session.timeout.ms", "int", 1_800_000, "Maximum session.timeout.ms of a member.", 1),
         ("group.max.size", "int", INT32_MAX, "Maximum number of members of a group.", 1),
-        ("group.initial.rebalance.delay.ms", "int", 0, "How long an empty group waits for more members before its first rebalance (Kafka's default is 3000).", 0),
+        ("group.initial.rebalance.delay.ms", "int", 0, "Time that an empty group waits for more members before its first rebalance (Kafka's default is 3000).", 0),
         ("group.coordinator.rebalance.protocols", "list", ["classic", "consumer"], "Supported group protocols.", 1, None, ("classic", "consumer", "share", "streams")),
         ("group.consumer.session.timeout.ms", "int", 45_000, "Time without a heartbeat after which a member of the consumer protocol is removed.", 1),
         ("group.consumer.heartbeat.interval.ms", "int", 5_000, "Heartbeat interval of members of the consumer protocol.", 1),
@@ -254,22 +256,22 @@ BROKER = SettingsTable(
         ("group.consumer.max.size", "int", INT32_MAX, "Maximum number of members of a group of the consumer protocol.", 1),
         ("group.consumer.assignors", "list", ["uniform", "range"], "Assignors of the consumer protocol, the default first: their names, or the names of Kafka's classes.", 1, None, tuple(ASSIGNOR_NAMES)),
         ("security.protocol", "str", "PLAINTEXT", "Security protocol of a listener without a name. (Oncelog only.)", None, None, PROTOCOLS),
-        ("oncelog.insecure", "bool", False, "Listen beyond loopback although anybody may connect, or passwords travel unencrypted. (Oncelog only.)"),
-        ("oncelog.metrics.token", "password", None, "Token that readers of the metrics must send, as Authorization: Bearer TOKEN. (Oncelog only.)"),
+        ("oncelog.insecure", "bool", False, "Allow listeners beyond loopback without authentication, or with unencrypted passwords. (Oncelog only.)"),
+        ("oncelog.metrics.token", "password", None, "Token that readers of the metrics must send in the header Authorization: Bearer TOKEN. (Oncelog only.)"),
         ("ssl.client.auth", "str", "none", "Client certificates: none, requested or required.", None, None, ("none", "requested", "required")),
         ("ssl.principal.mapping.rules", "str", "DEFAULT", "Rules that turn a certificate's name into a principal: DEFAULT, RULE:pattern/replacement/[LU]."),
         ("sasl.enabled.mechanisms", "list", ["SCRAM-SHA-256", "SCRAM-SHA-512"], "Offered SASL mechanisms (Kafka's default is GSSAPI). PLAIN checks the password against the SCRAM credentials."),
         ("sasl.server.max.receive.size", "int", 524_288, "Maximum size of a request before authentication.", 1),
         ("connections.max.reauth.ms", "int", 0, "Time after which a SASL client must authenticate again or is disconnected; 0: never.", 0),
         ("connection.failed.authentication.delay.ms", "int", 100, "Delay of the response to a failed authentication.", 0),
-        ("sasl.oauthbearer.jwks.endpoint.url", "str", None, "file:///PATH of the keys (JWKS) that verify tokens; it is read again when it changes."),
+        ("sasl.oauthbearer.jwks.endpoint.url", "str", None, "file:///PATH of the keys (JWKS) that verify tokens. The file is read again when it changes."),
         ("sasl.oauthbearer.expected.audience", "list", None, "Accepted audiences of a token (claim aud)."),
         ("sasl.oauthbearer.expected.issuer", "str", None, "Required issuer of a token (claim iss)."),
-        ("sasl.oauthbearer.sub.claim.name", "str", "sub", "Claim of a token that holds the principal's name."),
+        ("sasl.oauthbearer.sub.claim.name", "str", "sub", "Claim of a token that contains the principal's name."),
         ("sasl.oauthbearer.clock.skew.seconds", "int", 30, "Tolerated difference between clocks.", 0),
         ("authorizer.class.name", "str", "", "Kafka's name of its authorizer, which enforces ACLs. Empty: everything is allowed.", None, None, ("", AUTHORIZER)),
         ("super.users", "str", "", "Principals without restrictions: User:a;User:b."),
-        ("quota.window.num", "int", 11, "Number of samples of a client quota. Together with quota.window.size.seconds it bounds bursts, in seconds of the client's rate.", 1),
+        ("quota.window.num", "int", 11, "Number of samples of a client quota. This number times quota.window.size.seconds is the largest burst, in seconds of the client's rate.", 1),
         ("quota.window.size.seconds", "int", 1, "Duration of one quota sample in seconds.", 1),
         ("allow.everyone.if.no.acl.found", "bool", False, "Allow everybody to use a resource without any ACL."),
     ) + _TLS,

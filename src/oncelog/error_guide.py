@@ -1,9 +1,8 @@
-"""The meaning of each error and the remedy: the source of docs/reference/errors.md.
+"""The meaning of each error and what to do about it: the source of docs/reference/errors.md.
 
-Error names, not numbers, are the keys. The meanings follow Kafka's Errors and its exception classes; who sees an
-error, where to look and what to do describe this project's broker, clients and commands.
-`oncelog.errors` has the classes. `oncelog.rules.idempotence.error_policy` and
-`oncelog.rules.groups.error_policy` decide what the clients do.
+The keys are error names, not numbers. The meanings follow Kafka's Errors and its exception classes. The other
+fields describe the broker, the clients and the commands of this project. `oncelog.errors` has the classes.
+`oncelog.rules.idempotence.error_policy` and `oncelog.rules.groups.error_policy` decide how the clients react.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import NamedTuple
 class ErrorGuide(NamedTuple):
     """The description of one error.
 
-    `seen_by`: the clients that meet it. `look`: how to find the cause. `action`: what to do. `look` and `action`
-    are empty for errors of APIs that this project's clients do not use.
+    `seen_by`: the clients that can get the error. `look`: how to find the cause. `action`: what to do. `look`
+    and `action` are empty for errors of APIs that this project's clients do not use.
     """
 
     meaning: str
@@ -596,7 +595,7 @@ ERRORS: dict[str, ErrorGuide] = {
     "STREAMS_TOPOLOGY_FENCED": ErrorGuide("The epoch of the topology is too old.", _STREAMS),
     "SHARE_SESSION_LIMIT_REACHED": ErrorGuide("The broker has as many share sessions as it allows.", _SHARE),
 }  # fmt: skip
-"""Kafka's name of the error -> its description."""
+"""The description of each error code, by Kafka's name of the error."""
 
 EXCEPTIONS: dict[str, ErrorGuide] = {
     "OncelogError": ErrorGuide(
@@ -705,4 +704,4 @@ EXCEPTIONS: dict[str, ErrorGuide] = {
         "Correct or filter the row.",
     ),
 }  # fmt: skip
-"""Python class -> its description, for exceptions without an error code."""
+"""The description of each exception without an error code, by the name of its Python class."""

@@ -1,12 +1,12 @@
-"""The error tree, and Kafka's error codes as classes.
+"""All exceptions of Oncelog, and Kafka's error codes as classes.
 
 | class | meaning |
 | --- | --- |
 | ConfigError | a setting is invalid, or two settings contradict each other |
-| MissingDependency | a package of an extra is not installed |
-| MisuseError | a call that is not allowed in the present state; the text says what to do instead |
-| PeerError | bytes from the other side that break the protocol |
-| StorageError | a failure of the disk, or unreadable data, with file and position |
+| MissingDependency | an optional package is not installed |
+| MisuseError | a call that is not allowed in the present state; the text names the right call |
+| PeerError | the other side sent bytes that break the protocol |
+| StorageError | the disk failed, or data is unreadable; the text names file and position |
 | TimedOut | an operation did not finish in time |
 | AuthenticationError | TLS or SASL authentication failed |
 | OutcomeUnknown | a record was given up, and may or may not be stored |
@@ -21,45 +21,45 @@ from typing import Any, ClassVar
 
 
 class OncelogError(Exception):
-    """The root of all exceptions of Oncelog.
+    """The base class of all exceptions of Oncelog.
 
-    `delivery`: the outcome of records that `send_many` or `send_table` had accepted before it raised, else
-    None.
+    `delivery`: the outcome of the records that `send_many` or `send_table` had accepted before the error;
+    otherwise None.
     """
 
     delivery: Any = None
 
 
 class ConfigError(OncelogError, ValueError):
-    """A setting is unknown, malformed, out of range or in conflict with another one."""
+    """A setting is unknown, malformed, out of range, or in conflict with another setting."""
 
 
 class MissingDependency(ConfigError, ImportError):
-    """A package of an extra is not installed; the text says which command installs it."""
+    """An optional package is not installed. The text has the command that installs it."""
 
 
 class MisuseError(OncelogError, RuntimeError):
-    """The call is not possible in the present state."""
+    """The call is not allowed in the present state. The text says what to do instead."""
 
 
 class PeerError(OncelogError, ValueError):
-    """The other side sent bytes that break the protocol, so the connection cannot continue."""
+    """The other side sent bytes that break the protocol. The connection cannot continue."""
 
 
 class StorageError(OncelogError):
-    """The disk failed or holds unreadable data. The text names file and position."""
+    """The disk failed, or data on it is unreadable. The text names file and position."""
 
 
 class TimedOut(OncelogError, TimeoutError):
-    """A bounded wait ended without a result (delivery.timeout.ms, max.block.ms, ...)."""
+    """A wait with a limit (delivery.timeout.ms, max.block.ms, ...) ended without a result."""
 
 
 class DisconnectedError(OncelogError, ConnectionError):
-    """The connection ended. Requests in flight may or may not have been executed."""
+    """The connection ended. The broker may or may not have carried out the requests in flight."""
 
 
 class NotConnectedError(DisconnectedError):
-    """There was no connection, so the request was certainly not sent."""
+    """There was no connection, so the request was not sent."""
 
 
 class AuthenticationError(NotConnectedError):
@@ -67,9 +67,9 @@ class AuthenticationError(NotConnectedError):
 
 
 class OutcomeUnknown(OncelogError):
-    """The record was given up and may be stored: sending it again may store it twice.
+    """The record was given up, but it may be stored. If you send the record again, it may be stored twice.
 
-    `cause`: the last error. `code` and `kafka_name`: those of the broker, if the cause is a response.
+    `cause`: the last error. `code` and `kafka_name`: the broker's error, if the last error was a response.
     """
 
     def __init__(self, detail: str, cause: Exception | None = None) -> None:
@@ -81,25 +81,25 @@ class OutcomeUnknown(OncelogError):
 
 
 class DeliveryUnknown(OutcomeUnknown, TimedOut):
-    """delivery.timeout.ms passed without a response that tells whether the record was stored."""
+    """delivery.timeout.ms passed without a response that shows whether the record was stored."""
 
 
 class TransactionAborted(OncelogError):
-    """The record is certainly not stored: its transaction was aborted first."""
+    """The record is not stored, because its transaction was aborted first."""
 
 
 class LoadRefused(OncelogError):
-    """Files, topic or options differ from those that the load began with. Nothing was written."""
+    """Files, topic or options differ from those at the start of the load. Nothing was written."""
 
 
 MAX_MESSAGE_CHARACTERS = 1_000
-"""Maximum length of the message of a broker's error."""
+"""Maximum length of the message in an error response, in characters."""
 
 
 class BrokerError(OncelogError):
     """An error code of the Kafka protocol (org.apache.kafka.common.protocol.Errors).
 
-    `code` and `kafka_name` are the protocol's. `retriable`: Java's class is a RetriableException.
+    `code` and `kafka_name` are the protocol's. `retriable`: True if Java's class is a RetriableException.
     `oncelog.rules.idempotence.error_policy` decides how a producer reacts to a code.
     """
 
@@ -109,10 +109,10 @@ class BrokerError(OncelogError):
     hint: ClassVar[str] = ""
 
     reaction: str | None = None
-    """The reaction of the client that raised it: retriable, abortable or fatal; None elsewhere."""
+    """Reaction of the client that raised this error: retriable, abortable or fatal. None on the broker."""
 
     record_errors: tuple[tuple[int, str], ...] = ()
-    """(index in the batch, reason) of each rejected record, if the code concerns records."""
+    """(index in the batch, reason) of each rejected record; empty if the error does not concern records."""
 
     def __init_subclass__(cls, code: int, retriable: bool = False, hint: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -129,7 +129,7 @@ class BrokerError(OncelogError):
 
     @property
     def message(self) -> str:
-        """Return the description without the code's name: the `error_message` of a response.
+        """The description without the error's name: the `error_message` of a response.
 
         It is cut to MAX_MESSAGE_CHARACTERS, because it may quote names that a client chose.
         """
@@ -141,18 +141,21 @@ class BrokerError(OncelogError):
 
 
 ERROR_BY_CODE: dict[int, type[BrokerError]] = {}
-"""Map from error code to class, for every code of the protocol except 0."""
+"""The class of each error code of the protocol, except 0."""
 _ABSENT = {"UNKNOWN_TOPIC_OR_PARTITION", "GROUP_ID_NOT_FOUND", "TRANSACTIONAL_ID_NOT_FOUND"}
 
 
 def named_text(code: int, name: str) -> str:
-    """Return the text of an error about one name: "NAME does not exist" if the code says so."""
+    """Return the text of an error about `name`:
+
+    "NAME does not exist" if the code means that, otherwise the name.
+    """
     known = ERROR_BY_CODE.get(code)
     return f"{name} does not exist" if known and known.kafka_name in _ABSENT else name
 
 
 def error_for_code(code: int, detail: str = "") -> BrokerError:
-    """Return the exception for a protocol error code. The text of an unknown code contains its number."""
+    """Return the exception for an error code. For an unknown code, its text contains the number."""
     known = ERROR_BY_CODE.get(code)
     if known is None:
         return UnknownServerError(

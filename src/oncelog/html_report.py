@@ -1,4 +1,4 @@
-"""A report as one HTML file without external resources: no script, font or network access."""
+"""Renders a report as one HTML file. The file uses no script, font or other external resource."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ svg { width: 100%; height: auto; border: 1px solid #e3e8ee; border-radius: 8px; 
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return the whole page. `parts` are HTML."""
+    """Return the whole page. `parts` are its contents as HTML."""
     head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{_STYLE}</style>"
     body = "\n".join(parts)
     return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>\n{body}\n</body></html>\n"
 
 
 def verdict(text: str, *, is_good: bool) -> str:
-    """Return a sentence on a green or red background."""
+    """Return a sentence on a green (good) or red background, as HTML."""
     return f"<p class='verdict {'good' if is_good else 'bad'}'>{escape(text)}</p>"
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table with one column per key of the first row."""
+    """Return an HTML table with one column per key of the first row."""
     rows = list(rows)
     names: Sequence[str] = list(rows[0]) if rows else []
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in names)

@@ -1,8 +1,8 @@
-"""Internal limits of the broker: sizes of steps, caches and rounds at which its behaviour changes.
+"""Internal limits of the broker: sizes of steps, caches and files at which its behaviour changes.
 
-They are not settings, because users have no reason to change them. Tests and the simulator draw them small,
-so that a fault that needs a million keys appears with three. `LogManager.open` takes them, and code above the
-log reads them from the manager. docs/internals/limits.md explains each one.
+They are not settings, because users have no reason to change them. Tests and the simulator set them low: a
+fault that needs a million keys then appears with three. `LogManager.open` receives the limits. Other code of
+the broker reads them from the LogManager. docs/internals/limits.md explains each limit.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one broker. Each is at least 1 unless its description says otherwise."""
+    """The limits of one broker. Unless its description says otherwise, a limit is at least 1."""
 
     # Compaction
     max_compaction_keys: int = 1 << 20
-    """Keys in the map of one compaction round; a dirty range with more takes several rounds."""
+    """Keys in the map of one compaction pass. A dirty range with more keys needs several passes."""
     compaction_step_items: int = 500
-    """Batches and records that compaction handles in one step; a larger batch is decoded in a thread."""
+    """Batches and records that compaction handles in one step. A larger batch is decoded in a thread."""
 
     # Segments and their indexes
     index_run_entries: int = 256
-    """Index entries that are buffered in memory before they are written to their file."""
+    """Index entries that are buffered in memory before they are written to the index file."""
     max_relative_offset: int = 2**31 - 1
-    """Largest offset less base offset in a segment; the formats of its index files allow no more."""
+    """Largest distance of an offset from its segment's base offset. The index file formats allow no more."""
     max_drops_per_step: int = 8
-    """Segments that one step of a deletion renames."""
+    """Number of segments that one step of a deletion renames."""
 
     # Reading
     max_read_cursors: int = 64
-    """Ends of recent reads whose file positions a partition caches."""
+    """Recent reads of a partition for which it caches the file position where the read ended."""
     scan_chunk_bytes: int = 1 << 20
     """Bytes that a scan of a log reads at a time. At least 61, the size of a batch header."""
     scan_first_chunk_bytes: int = 1 << 12
@@ -42,57 +42,69 @@ class Limits:
 
     # Producers
     max_producers_at_work: int = 2048
-    """Producer entries of a partition that are kept as objects; the others are packed."""
+    """Producer entries of a partition that are Python objects. Further entries are stored in packed form."""
     producer_shard_entries: int = 680
-    """Packed producer entries per shard, on average; a shard has up to twice that."""
+    """Average number of packed producer entries per shard. A shard has at most twice as many."""
     expire_step_producers: int = 8192
-    """Producer entries that one step of expiry looks at."""
+    """Producer entries that one step of expiry checks."""
     max_verifying_producers: int = 1_000
-    """Producers of a partition with a pending transaction verification; above it the oldest are dropped."""
+    """Producers of a partition with a pending transaction verification.
+
+    Above the limit, the oldest are dropped.
+    """
     snapshot_every_bytes: int = 64 << 20
-    """Bytes appended since the last producer snapshot at which a checkpoint takes another one."""
+    """Bytes appended since the last producer snapshot after which a checkpoint takes a new snapshot."""
     snapshot_step_shards: int = 256
-    """Shards whose ids or lengths one step of a snapshot writes."""
+    """Shards whose producer ids or entry sizes one step of a snapshot writes."""
     snapshot_vector_entries: int = 16
-    """Entries of a shard at which a snapshot encodes columns instead of single entries."""
+    """Number of entries in a shard from which a snapshot encodes the entries as columns, not one by one."""
     producer_id_block: int = 1000
-    """Producer ids that are reserved on disk at a time."""
+    """Number of producer ids that are reserved on disk at a time."""
     first_producer_epoch: int = 0
-    """First epoch of a new transactional id, at least 0. Near 32,767 a producer id is soon exhausted."""
+    """First epoch of a new transactional id, at least 0.
+
+    Tests use values near 32,767, the last epoch of a producer id.
+    """
 
     # Coordinators
     coordinator_roll_bytes: int = 256 << 10
-    """Smallest active segment of a coordinator's partition that is closed so that it can be compacted."""
+    """Size from which a coordinator's active segment is closed so that it can be compacted."""
     coordinator_read_bytes: int = 4 << 20
     """Bytes that a coordinator reads at a time when it replays its partitions."""
     max_tombstones_per_batch: int = 1000
-    """Committed offsets whose deletion is written in one batch."""
+    """Deleted offsets whose tombstones are written in one batch."""
     expire_step_entries: int = 100
-    """Groups or transactional ids that one step looks at when offsets, ids and transactions expire."""
+    """Groups or transactional ids that one step of expiry checks."""
     pattern_step_cost: int = 4_000_000
-    """Regular expression instructions times matched bytes per heartbeat or step: at most 20 ms of work."""
+    """Work of matching a regular expression per heartbeat or step: at most 20 ms.
+
+    The unit is instructions of the expression times matched bytes.
+    """
     assignment_burst_cost: int = 20_000
-    """Members plus partitions that consumer groups assign in one step; further assignments wait."""
+    """Members plus partitions of the assignments that consumer groups compute in one step.
+
+    Further groups wait.
+    """
     max_catalogued_topics: int = 100_000
-    """Topics in all cached subscriptions of consumer groups together."""
+    """Topics in the cached subscriptions of all consumer groups together."""
 
     # Requests and fetch sessions
     request_step_elements: int = 1_000
-    """Elements of a request that are answered in one step."""
+    """Elements of a request that one step handles."""
     partitions_per_step: int = 16
-    """Partitions that are made or removed, or new topics that are checked, in one step."""
+    """Partitions that one step creates or removes, or new topics that it checks."""
     large_answer_partitions: int = 100
-    """Partitions of a Metadata response at which its bytes are cached for the next request."""
+    """Number of partitions from which the bytes of a Metadata response are cached for later requests."""
     max_answers_kept: int = 16
-    """Encoded Metadata responses in the cache."""
+    """Number of encoded Metadata responses in the cache."""
     max_session_partitions: int = 200_000
-    """Partitions in all fetch sessions together, about 80 MB. At least 0."""
+    """Partitions in all fetch sessions together. The default needs about 80 MB. At least 0."""
     session_eviction_ms: int = 120_000
-    """Idle time after which a new fetch session may evict this one. At least 0."""
+    """Idle time after which a fetch session may be evicted in favour of a new one. At least 0."""
     session_expiry_ms: int = 600_000
     """Idle time after which a fetch session is removed."""
     max_quota_shares: int = 10_000
-    """Users and clients whose quota usage the broker tracks."""
+    """Number of users and clients whose quota usage the broker records."""
 
 
 DEFAULT_LIMITS = Limits()

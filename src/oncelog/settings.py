@@ -1,4 +1,7 @@
-"""A setting, the parser of its value, and the parsed settings of one table. The tables are in config.py."""
+"""Settings: the definition of one setting, the parser of its value, and the parsed settings of one table.
+
+The tables are in config.py.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,11 @@ _WHOLE = re.compile(r"[+-]?[0-9]+")
 _INT64 = range(-(2**63), 2**63)
 
 SCOPE = "listener.name."
-"""Prefix of a key for one listener only, before its name, as in Kafka."""
+"""Prefix of a key that is set for one listener only: listener.name.NAME.KEY, as in Kafka."""
 
 
 class Password:
-    """A secret that prints as [hidden], so that logs and error texts do not show it.
-
-    `value` is the secret.
-    """
+    """A secret, `value`, that prints as [hidden]. Logs and error texts therefore do not show it."""
 
     __slots__ = ("value",)
 
@@ -47,9 +47,9 @@ SettingValue = int | float | bool | str | list[str] | Password | None
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. `choices`: the only valid values. `default` None: unset.
+    """The definition of one setting. `choices`: the only valid values. `default` None: unset.
 
-    `low` and `high` are inclusive bounds; for a list, `low` is the minimum length.
+    `low` and `high` are inclusive bounds. For a list, `low` is the minimum length.
     """
 
     key: str
@@ -61,7 +61,10 @@ class Setting:
     choices: tuple[str, ...] = ()
 
     def parse(self, raw: object) -> SettingValue:
-        """Return the user's value as the setting's type. Raises ConfigError, which names the key."""
+        """Return the value in the setting's type; None stays None.
+
+        Raises ConfigError, whose text names the key.
+        """
         if raw is None:
             return None
         value = _PARSERS[self.kind](self, raw)
@@ -82,7 +85,7 @@ class Setting:
 
 
 def _parts(value: SettingValue) -> list[str]:
-    """Return the texts that must be among a setting's choices."""
+    """Return the texts to compare with the setting's choices."""
     if isinstance(value, list):
         return value
     return [str(value).lower() if isinstance(value, bool) else str(value)]
@@ -90,7 +93,7 @@ def _parts(value: SettingValue) -> list[str]:
 
 def _parse_int(setting: Setting, raw: object) -> int:
     try:
-        # Unlike Python's int(), Java's parser rejects underscores and more than 64 bits.
+        # Java's parser rejects underscores and numbers of more than 64 bits. Python's int() accepts both.
         if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
             raise ValueError
         if isinstance(raw, str) and not _WHOLE.fullmatch(raw.strip()):
@@ -128,7 +131,7 @@ def _parse_str(setting: Setting, raw: object) -> str:
 
 def _parse_list(setting: Setting, raw: object) -> list[str]:
     if isinstance(raw, str) and setting.choices:
-        # As Kafka parses cleanup.policy: an empty text is an empty list, and duplicates count once.
+        # Kafka parses cleanup.policy in this way: an empty text is an empty list, and duplicates are dropped.
         parts = [part.strip() for part in raw.split(",")] if raw.strip() else []
         return list(dict.fromkeys(parts))
     if isinstance(raw, str):
@@ -153,9 +156,9 @@ _PARSERS: dict[Kind, Callable[[Setting, object], SettingValue]] = {
 
 
 class Settings(Mapping[str, Any]):
-    """The parsed settings of one table: `settings["linger.ms"]`, and the keys that the user set.
+    """The parsed settings of one table, by key: `settings["linger.ms"]`. Knows which keys the user has set.
 
-    `layers`: values that were set at run time, as text, with the highest precedence first.
+    `layers`: values that were set at run time, as text. Earlier layers override later ones.
     """
 
     __slots__ = ("_configured", "_table", "_user", "_values", "layers")
@@ -180,15 +183,15 @@ class Settings(Mapping[str, Any]):
         return key in self._user
 
     def user_set(self) -> dict[str, Any]:
-        """Return the values that the user set."""
+        """Return the values of the keys that the user set."""
         return {key: self._values[key] for key in self._values if key in self._user}
 
     def configured(self, key: str) -> Any:
-        """Return the value without any layer."""
+        """Return the value that the setting has without the layers."""
         return self._configured[key]
 
     def lay_over(self, layers: Sequence[Mapping[str, str]]) -> None:
-        """Replace the layers, for every holder of this object. Raises ConfigError."""
+        """Replace the layers. All code that uses this object sees the new values. Raises ConfigError."""
         values = self._configured
         for layer in reversed(layers):
             parsed = self._table.parse(layer)
@@ -196,15 +199,15 @@ class Settings(Mapping[str, Any]):
         self._values, self.layers = values, tuple(layers)
 
     def replaced(self, changes: Mapping[str, Any]) -> Settings:
-        """Return a copy with `changes`. The set of keys that the user set stays the same."""
+        """Return a copy with changed values. The changed keys do not count as set by the user."""
         return Settings(self._table, {**self._values, **changes}, self._user)
 
 
 @dataclass(frozen=True)
 class SettingsTable:
-    """A named set of settings. `parse` rejects unknown keys and suggests the nearest known one.
+    """A named set of settings. `parse` rejects an unknown key and suggests the most similar known one.
 
-    `scoped`: prefixes of keys that can also be set for one listener, as listener.name.NAME.KEY.
+    `scoped`: prefixes of the keys that can also be set for one listener, as listener.name.NAME.KEY.
     """
 
     name: str
@@ -230,7 +233,10 @@ class SettingsTable:
         return [s.key for s in self.settings]
 
     def parse(self, values: Mapping[str, object]) -> Settings:
-        """Return the settings with defaults. Keys may have dots or underscores. Raises ConfigError."""
+        """Return the settings with defaults.
+
+        Keys may be written with dots or underscores. Raises ConfigError.
+        """
         by_key, by_underscore = self._by_key, self._by_underscore
         parsed = self._defaults.copy()
         user: set[str] = set()
@@ -246,7 +252,7 @@ class SettingsTable:
         return Settings(self, parsed, frozenset(user))
 
     def _of_listener(self, scoped: str) -> Setting | None:
-        """Return the setting for listener.name.NAME.KEY.
+        """Return the setting for a key listener.name.NAME.KEY; None for any other or unknown key.
 
         Raises ConfigError if KEY cannot be set per listener.
         """

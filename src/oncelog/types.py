@@ -1,4 +1,4 @@
-"""Values that all parts of Oncelog share: ids, records, offsets and results. No I/O and no decisions."""
+"""The values that all parts of Oncelog share: ids, records, offsets and results. No I/O and no decisions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ ProducerId = NewType("ProducerId", int)
 """64-bit producer id, at least 0, unique for the life of a cluster (behaviour I4, docs/behaviours.md)."""
 
 Header = tuple[str, bytes | None]
-"""A record header: UTF-8 key, value or null."""
+"""A record header: (name, value). The value may be null."""
 
 Headers = Iterable[Header] | Mapping[str, bytes | None]
-"""Record headers as a caller passes them. A name may repeat in pairs, but not in a mapping."""
+"""Record headers as an argument. In pairs a name may repeat, in a mapping it cannot."""
 
 
 class TopicPartition(NamedTuple):
@@ -38,21 +38,21 @@ class Compression(IntEnum):
 
 
 class TimestampType(IntEnum):
-    """The origin of a timestamp: the producer, or the broker at append (attribute bit 3)."""
+    """The source of a record's timestamp: the producer, or the broker at the append (attribute bit 3)."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
 
 class Isolation(IntEnum):
-    """The isolation level of a reader, with the numbers of Fetch's isolation_level."""
+    """The isolation level of a reader. The numbers are those of Fetch's field isolation_level."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
 
 
 class Origin(Enum):
-    """The source of an appended batch. The append rule is strict for clients only."""
+    """The source of an appended batch. The append rule checks sequences strictly only for clients."""
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
@@ -60,7 +60,7 @@ class Origin(Enum):
 
 
 class Record(NamedTuple):
-    """One record as a reader gets it. `timestamp_ms`: milliseconds since the epoch."""
+    """One record as a reader receives it. `timestamp_ms`: milliseconds since 1970."""
 
     topic: str
     partition: int
@@ -73,10 +73,10 @@ class Record(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """The place of an acknowledged record.
+    """The partition, offset and timestamp of an acknowledged record.
 
-    `offset` is None if the broker returned none (`acks=0`, DUPLICATE_SEQUENCE_NUMBER). `timestamp_ms` is
-    the broker's time for topics with LogAppendTime.
+    `offset` is None if the broker returned none (`acks=0`, DUPLICATE_SEQUENCE_NUMBER). For topics with
+    LogAppendTime, `timestamp_ms` is the broker's time.
     """
 
     topic: str
@@ -97,7 +97,7 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition in a Metadata response; `leader` is None while there is none."""
+    """A partition in a Metadata response. `leader` is None if the partition has no leader."""
 
     topic: str
     partition: int
@@ -108,7 +108,10 @@ class PartitionInfo:
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A position to commit: the next offset to read, and free text. `leader_epoch` None: unknown."""
+    """A position to commit: the offset of the next record to read, and free text.
+
+    `leader_epoch` None: unknown.
+    """
 
     offset: int
     leader_epoch: int | None = None
@@ -116,10 +119,10 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """The group, member and generation on whose behalf offsets are committed (KIP-447).
+    """The consumer group, member and generation for which a producer commits offsets (KIP-447).
 
-    With `generation_id` -1 and `member_id` "" the coordinator does not check the member, so it fences no
-    zombie.
+    With `generation_id` -1 and `member_id` "", the coordinator does not check the member, so it cannot fence
+    a zombie.
     """
 
     group_id: str
@@ -129,9 +132,9 @@ class ConsumerGroupMetadata(NamedTuple):
 
 
 class TransactionShare(NamedTuple):
-    """An open transaction to share with other processes.
+    """An open transaction that several processes share.
 
-    `raises_epoch`: its end raises the epoch (KIP-890).
+    `raises_epoch`: True if the end of the transaction raises the producer's epoch (KIP-890).
     """
 
     transactional_id: str

@@ -147,7 +147,7 @@ def _remark(offset: int | None, ends: Any) -> str | None:
 @click.option("--to-latest", is_flag=True, help="Behind the last record.")
 @click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
 @click.option("--to-datetime", help="To the first record at or after this time (ISO 8601).")
-@click.option("--shift-by", type=int, help="By so many records, on or (below 0) back.")
+@click.option("--shift-by", type=int, help="Number of records by which offsets move; negative: back.")
 @click.option("--yes", is_flag=True, help="Commit; without it only say what would change.")
 @bootstrap_options
 @output_option

@@ -27,7 +27,7 @@ def _one_character(context: click.Context, option: click.Parameter, value: str |
     "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @click.option("--topic", required=True, help="Where the records go; it must exist.")
-@click.option("--id", "load_id", required=True, help="Names the load: the same again goes on with it.")
+@click.option("--id", "load_id", required=True, help="Id of the load. A run with the same id resumes it.")
 @click.option(
     "--format",
     "layout",

@@ -61,8 +61,10 @@ def run(
     Ctrl-C stops it after the running micro-batch, a second one at once. One line per micro-batch goes to
     standard error: rows in and out, seconds, lag and, for Oncelog's sink, bytes, commit time, skipped tasks.
 
-    \b Exit codes: 0 ended or stopped, 1 too many failures (a later start may succeed), 2 cannot succeed
-    without a change (the file, a setting, or a refusal by source or sink), 128+N ended by signal N.
+    \b
+    Exit codes: 0 ended or stopped, 1 too many failures (a later run may succeed),
+    2 cannot succeed without a change (the file, a setting, or a refusal by source or sink),
+    128+N killed by signal N.
     """
     from oncelog.config import PIPELINE
     from oncelog.pipeline.restart_policy import Limits

@@ -31,7 +31,7 @@ from oncelog.testing.proxy.rules import parse_rule
 @click.option(
     "--advertise",
     metavar="HOST",
-    help="The name clients are told for the proxy's ports; default: the one of --listen.",
+    help="Host name that clients get for the proxy's ports; default: the host of --listen.",
 )
 @click.option(
     "-o", "--output", type=click.Choice(["table", "jsonl", "none"]), default="table", show_default=True,

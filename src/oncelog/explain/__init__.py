@@ -1,1 +1,1 @@
-"""The stories of `oncelog explain`: real faults with a producer and a broker, and their sequence diagrams."""
+"""The stories of `oncelog explain`: a producer and a broker under real faults, with sequence diagrams."""

@@ -1,7 +1,10 @@
-"""Turns the proxy's events into the arrows and notes of a sequence diagram, which `text` and `svg` draw.
+"""Turns the proxy's events into the arrows and notes of a sequence diagram.
 
-The broker's decision about a batch follows from its response. If it returns an offset that it returned before
-for the same producer id, epoch and sequences, it recognised a duplicate and stored nothing.
+`text` and `svg` draw the diagram.
+
+The broker's decision about a batch is inferred from its response. The broker may return an offset that it has
+returned before for the same producer id, epoch and sequences. Then it has recognised a duplicate and stored
+nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ class Column(IntEnum):
 
 
 class Tone(Enum):
-    """The kind of an event, which decides its mark and colour."""
+    """The kind of an event. It determines the mark and the colour of the event's arrow."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -39,7 +42,10 @@ class Tone(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A message between two columns, with a remark at its end. `seconds` since the proxy started."""
+    """A message between two columns.
+
+    `remark`: text at the arrow's end. `seconds`: time since the proxy started.
+    """
 
     start: Column
     end: Column
@@ -51,7 +57,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark across all columns, which was made `times` times in a row."""
+    """A remark across all columns. `times`: how often it was made in a row."""
 
     text: str
     times: int = 1
@@ -69,7 +75,8 @@ _Batch = tuple[str, int, int | None, int | None, int | None, int | None]
 def plan(events: Iterable[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> list[Step]:
     """Return the arrows and notes of a diagram, in the order of the events.
 
-    Partitions are named if there are several.
+    Only requests and responses of `apis` are drawn. If batches have different partitions, each arrow names
+    its partition.
     """
     events = list(events)
     partitions = {(batch.topic, batch.partition) for event in events for batch in event.batches}
@@ -86,7 +93,7 @@ def plan(events: Iterable[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> list
 
 
 def _shortest_label(partitions: set[tuple[str, int]]) -> PartitionLabel:
-    """Return the shortest label that tells these partitions apart."""
+    """Return the shortest label that distinguishes these partitions."""
     if len(partitions) <= 1:
         return PartitionLabel.NONE
     return (
@@ -97,7 +104,7 @@ def _shortest_label(partitions: set[tuple[str, int]]) -> PartitionLabel:
 
 
 def _add_note(steps: list[Step], text: str) -> None:
-    """Append a note, or count it in the last note if it repeats that one."""
+    """Append a note. If the last step is the same note, increase its count instead."""
     last = steps[-1] if steps else None
     if isinstance(last, Note) and last.text == text:
         steps[-1] = Note(text, last.times + 1)
@@ -106,9 +113,9 @@ def _add_note(steps: list[Step], text: str) -> None:
 
 
 class _ArrowBuilder:
-    """Makes arrows of events.
+    """Makes arrows from events.
 
-    Remembers batches that were sent or stored, to recognise retries and duplicates.
+    It remembers the batches that were sent or stored, in order to recognise retries and duplicates.
     """
 
     def __init__(self, partition_label: PartitionLabel) -> None:
@@ -222,7 +229,7 @@ _RESPONSE_ARROWS: dict[Fate, _ArrowStyle] = {
 
 
 def hidden_apis(events: Sequence[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> dict[str, int]:
-    """Return the number of requests per API that the diagram does not show."""
+    """Return the number of requests of each API that is not in the diagram."""
     counts: dict[str, int] = {}
     for event in events:
         if event.direction is Direction.REQUEST and event.api not in apis:

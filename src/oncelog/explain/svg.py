@@ -27,7 +27,7 @@ _STYLE = (
 
 
 def draw_svg(steps: Sequence[Step], title: str, verdict: Sequence[str] = ()) -> str:
-    """Return the SVG document. The `verdict` lines are below the diagram."""
+    """Return the SVG document. The lines of `verdict` are written below the diagram."""
     height = _TOP + _ROW * (len(steps) + 1) + 22 * len(verdict) + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
@@ -87,7 +87,9 @@ def _arrow(arrow: Arrow, y: float) -> str:
 
 
 def _tip(arrow: Arrow, end: int, y: float, colour: str) -> str:
-    """Return the end of an arrow: a head if the message arrives, a cross if lost, a circle if held."""
+    """Return the end of an arrow: a head if the message arrives, a cross if it is lost, a circle if it is
+    held.
+    """
     if arrow.end is Column.NETWORK and arrow.tone is Tone.HELD:
         return f'<circle cx="{end}" cy="{y:g}" r="6" fill="#fff" stroke="{colour}" stroke-width="2"/>'
     if arrow.end is Column.NETWORK:

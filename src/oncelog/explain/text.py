@@ -1,4 +1,4 @@
-"""Draws a sequence diagram in Unicode text: three columns, two lines for each message."""
+"""Draws a sequence diagram in Unicode text, with three columns and two lines per message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from oncelog.explain.diagram import Arrow, Column, Note, Step, Tone
 
 _GAP = 38
-"""Characters between two columns."""
+"""Number of characters between two columns."""
 
 _MARGIN = 2
 _WIDTH = _MARGIN + 2 * _GAP + 1
@@ -17,7 +17,7 @@ _LINE = {Tone.LOST: "╌", Tone.REFUSED: "─", Tone.REPEAT: "═"}
 
 
 def draw_text(steps: Iterable[Step]) -> str:
-    """Return the diagram, with a newline at its end."""
+    """Return the diagram as text that ends in a newline."""
     lines = [_head(), _columns()]
     for step in steps:
         lines += _note(step) if isinstance(step, Note) else _arrow(step)
@@ -51,7 +51,7 @@ def _arrow(arrow: Arrow) -> list[str]:
 
 
 def _label(arrow: Arrow) -> list[str]:
-    """Return the text above the shaft, which begins at the arrow's left column."""
+    """Return the line with the arrow's text. The text begins at the arrow's left end."""
     left = min(arrow.start, arrow.end)
     line = list(_columns())
     room = _WIDTH - _column(left) - 2
@@ -63,7 +63,8 @@ def _label(arrow: Arrow) -> list[str]:
 
 def _shaft(arrow: Arrow) -> str:
     line = list(_columns())
-    if arrow.start is arrow.end:  # a held message that is lost
+    # A message that was held and then lost.
+    if arrow.start is arrow.end:
         line[_column(arrow.end)] = _LOST
         return "".join(line)
     first, last = sorted((_column(arrow.start), _column(arrow.end)))

@@ -1,3 +1,4 @@
-"""Keeps a streaming query of Spark running: starts it, restarts it after failures, and stops it between
-batches.
+"""Keeps a streaming query of Spark running.
+
+A supervisor starts the query in a child process, restarts it after failures, and stops it between batches.
 """

@@ -1,7 +1,7 @@
-"""The child process that runs the query; its supervisor survives whatever ends it.
+"""The child process that runs the streaming query. Its supervisor survives any failure of the child.
 
-The first line of standard input is the job, and any further line asks to stop. Its end means that the
-supervisor is gone. Events go back through a pipe, as one line of JSON each.
+The first line of standard input is the job. Any further line is a request to stop. The end of the input means
+that the supervisor has ended. The child writes its events to a pipe, as one line of JSON each.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
 
 _PY4J_ERRORS = {"Py4JError", "Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError"}
-"""Errors of calls into Spark after its JVM has died; other network errors arrive as Spark's own."""
+"""Errors of calls into Spark after its JVM has died. Other network errors have classes of Spark."""
 _POLL_S, _QUICK_POLL_S = 0.2, 0.02
 SendEvent = Callable[..., None]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The job of a child. `query_id` is the query's id in an earlier run; events go to `report_fd`."""
+    """The job of a child.
+
+    `query_id`: the query's id in an earlier run. `report_fd`: the file descriptor of the pipe for events.
+    """
 
     file: str
     master: str
@@ -50,11 +53,12 @@ class Job:
 
 
 def main() -> None:
-    """Run the job. Raises nothing: every error becomes an event."""
+    """Run the job. Raises nothing: an error is sent as an event."""
     lines = _lines(0)
     job = Job(**json.loads(next(lines)))
     reports = os.fdopen(job.report_fd, "w")
-    lock = threading.Lock()  # Spark calls its listener in another thread
+    # Spark calls its listener in another thread.
+    lock = threading.Lock()
 
     def send_event(event: str, **fields: Any) -> None:
         with lock:
@@ -69,7 +73,8 @@ def main() -> None:
             try:
                 _run(spark, make, job, stop, started, send_event, metrics)
             except BaseException as error:
-                # Sent before the session is stopped, which may take long without its JVM.
+                # Send the event before the session is stopped: without its JVM, the session may take long to
+                # stop.
                 send_event("ended", **_exit_fields(error, started.is_set()))
             else:
                 send_event("ended", ending=ExitKind.DONE.value)
@@ -78,7 +83,10 @@ def main() -> None:
 
 
 def _lines(fd: int) -> Iterator[str]:
-    """Yield lines, without sys.stdin: a thread blocked in it would delay the end of the process."""
+    """Yield the lines of a file descriptor.
+
+    sys.stdin is not used: a thread that is blocked in it would delay the exit of the process.
+    """
     partial = b""
     while data := os.read(fd, 1 << 16):
         *lines, partial = (partial + data).split(b"\n")
@@ -88,8 +96,8 @@ def _lines(fd: int) -> Iterator[str]:
 def _watch_stdin(lines: Iterator[str], stop: threading.Event) -> None:
     for _ in lines:
         stop.set()
-    # Another supervisor may be starting already, and its query must not meet this one's JVM. See
-    # test_a_supervisor_that_is_killed_takes_its_query_along.
+    # The supervisor has ended. A new supervisor may already be starting the same query, which must not run
+    # beside this JVM. See test_a_supervisor_that_is_killed_takes_its_query_along.
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -98,7 +106,8 @@ def _watch_stdin(lines: Iterator[str], stop: threading.Event) -> None:
 def _exit_fields(error: BaseException, is_started: bool) -> dict[str, str]:
     types = [base.__name__ for base in type(error).__mro__]
     kind = classify_exit(types, str(error), is_started=is_started)
-    if not is_started:  # after the start, Spark has written the error to standard error
+    # After the start of the query, Spark has already written the error to standard error.
+    if not is_started:
         traceback.print_exception(error)
     message = headline(f"{types[0]}: {error}")
     if is_started and types[0] in _PY4J_ERRORS:
@@ -107,18 +116,23 @@ def _exit_fields(error: BaseException, is_started: bool) -> dict[str, str]:
 
 
 def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQuery]:
-    """Return the function `pipeline` of a file. Raises ConfigError, and any error of the file itself."""
+    """Import a file and return its function `pipeline`.
+
+    Raises ConfigError if there is no such function, and any exception of the file's code.
+    """
     check_spark()
     from pyspark import cloudpickle
 
-    name = f"pipeline_{path.stem}"  # not the file's own name, which may be that of a package
+    # The prefix avoids a clash: the file may have the name of a package.
+    name = f"pipeline_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is no Python file")
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
-    cloudpickle.register_pickle_by_value(module)  # executors do not have the file
+    # Spark's executors cannot import the file.
+    cloudpickle.register_pickle_by_value(module)
     spec.loader.exec_module(module)
     pipeline = getattr(module, "pipeline", None)
     if not callable(pipeline):
@@ -135,7 +149,7 @@ def _run(
     send_event: SendEvent,
     metrics: _MetricsPipe | None,
 ) -> None:
-    batch_ended = threading.Event()  # set at the end of each batch
+    batch_ended = threading.Event()
     spark.streams.addListener(_listener(send_event, metrics, batch_ended))
     query = make(spark, os.environ)
     if not hasattr(query, "awaitTermination"):
@@ -155,9 +169,10 @@ def _run(
 
 
 def _stop_between_batches(query: StreamingQuery, batch_ended: threading.Event) -> None:
-    """Wait for the end of the running batch, and stop the query. Raises the error that ended it meanwhile.
+    """Wait for the end of the running micro-batch, and stop the query.
 
-    Spark has no such stop. A batch that begins at this moment is interrupted, and runs again in the next run.
+    Raises the query's exception if the query fails before. Spark itself has no stop between batches. If a
+    batch begins just before the stop, Spark interrupts it, and the next run repeats it.
     """
     batch_ended.clear()
     while query.isActive and query.status["isTriggerActive"] and not batch_ended.is_set():
@@ -187,28 +202,31 @@ def _listener(
 
 
 class _MetricsPipe:
-    """The named pipe to which the sink, in a process of its own, writes its metrics."""
+    """The named pipe to which the sink writes its metrics. The sink runs in a process of its own."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
         self._newest: dict[tuple[str, int], SinkMetrics] = {}
-        # Opened for writing too, so that reading never ends.
+        # The pipe is opened for writing, too. Otherwise reading would end when the sink closes the pipe.
         self._lines = os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0)
 
     def of(self, query_id: str, batch_id: int) -> SinkMetrics | None:
-        """Return the metrics of a batch; None if its sink is not ours."""
+        """Return the sink's metrics of a batch; None if the query has a sink of another project."""
         for line in (self._lines.read(1 << 20) or b"").decode().splitlines():
             metrics = SinkMetrics.decode(line)
             self._newest[metrics.name, metrics.batch_id] = metrics
         result = self._newest.pop((query_id, batch_id), None)
-        # Earlier ones belong to batches that failed after their sink had finished.
+        # Drop older entries. They belong to batches that failed after their sink had finished.
         self._newest = {key: metrics for key, metrics in self._newest.items() if metrics.batch_id > batch_id}
         return result
 
 
 @contextmanager
 def _sink_metrics() -> Iterator[_MetricsPipe | None]:
-    """Provide the pipe; None if the user wants the metrics in a file."""
+    """Yield the pipe for the sink's metrics.
+
+    Yield None if the user has set a file for them (FILE_VARIABLE).
+    """
     if FILE_VARIABLE in os.environ:
         yield None
         return

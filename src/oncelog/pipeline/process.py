@@ -15,17 +15,17 @@ from typing import Any, Self
 
 CHILD = (sys.executable, "-m", "oncelog.pipeline.child")
 _GRACE_S = 30.0
-"""The time in seconds for a session to stop after the query has ended."""
+"""Time in seconds that a Spark session gets to stop after its query has ended."""
 _JVM_EXIT_S = 5.0
-"""The time in seconds for a JVM to notice that its driver is gone."""
+"""Time in seconds that a JVM gets to notice that its driver has ended."""
 _POLL_S = 0.05
 
 
 class ChildProcess:
-    """A process that runs `command` in a session of its own, which the terminal's Ctrl-C does not reach.
+    """The child process, in a session of its own so that Ctrl-C in the terminal does not reach it.
 
-    It is a context manager. After its exit the process, its JVM and everything else in its group are gone: a
-    restarted query must not meet its old JVM.
+    It is a context manager. On exit it waits until the process, its JVM and everything else in its process
+    group have ended: a restarted query must not run beside the old JVM.
     """
 
     def __init__(self, job: Mapping[str, Any], settings: Mapping[str, str], command: Sequence[str]) -> None:
@@ -49,25 +49,27 @@ class ChildProcess:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # it has died, so its events end
+            # The child has died. `events` will return None.
+            pass
 
     def stop(self) -> None:
-        """Stop after the running micro-batch. Only the first call counts."""
+        """Request a stop after the running micro-batch. Calls after the first one do nothing."""
         if not self._is_stop_requested:
             self._is_stop_requested = True
             self._send_line("stop")
 
     def kill(self) -> None:
-        """Kill the process and its JVM now."""
+        """Kill the process and its JVM at once."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
     def events(self, wake: socket.socket, *, is_ending: bool) -> list[dict[str, Any]] | None:
-        """Return new events, after waiting for some or until `wake` is readable; None if there are no more.
+        """Wait for events and return them; None if the child will send no more.
 
-        With `is_ending` the query has ended, so the process must end soon too.
+        Return an empty list if `wake` becomes readable first. `is_ending`: True if the query has ended. The
+        process must then end within _GRACE_S, or it is killed.
         """
         if is_ending and self._deadline is None:
             self._deadline = time.monotonic() + _GRACE_S
@@ -86,7 +88,7 @@ class ChildProcess:
 
     @property
     def exit_text(self) -> str:
-        """The exit code or signal, as text."""
+        """The child's exit code, or the name of the signal that killed it."""
         code = self._process.returncode
         return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
@@ -101,7 +103,7 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        # The JVM notices that it is alone and cleans up; the next run must not meet it.
+        # Without its driver, the JVM cleans up and exits. The next run must not start before.
         self._wait_for_group()
         self.kill()
         self._wait_for_group()

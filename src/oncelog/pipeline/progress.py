@@ -1,4 +1,4 @@
-"""A summary of one micro-batch, from Spark's StreamingQueryProgress and the sink's own metrics."""
+"""The summary of one micro-batch, from Spark's StreamingQueryProgress and the sink's own metrics."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from oncelog.spark.sink.sink_metrics import SinkMetrics
 
 
 def batch_summary(progress: Mapping[str, Any], sink: SinkMetrics | None) -> dict[str, Any]:
-    """Return the fields of the log line and the status, without unknown ones.
+    """Return the fields of a batch for the log line and the status file. Unknown fields are left out.
 
-    `lag` is the number of offsets in the sources that no batch has read yet, if the sources report both.
+    `lag` is the number of offsets in the sources that no batch has read yet. Sources that do not report their
+    offsets are not counted.
     """
     rows_out = progress["sink"].get("numOutputRows", -1)
     fields = {
@@ -38,7 +39,11 @@ def _lag(sources: list[Mapping[str, Any]]) -> int | None:
 
 
 def _source_lag(end: Any, latest: Any) -> int | None:
-    """Return the lag of one source. Both arguments are {topic: {partition: offset}}, as in Kafka sources."""
+    """Return the lag of one source in offsets, or None if it is unknown.
+
+    `end`, the end of the batch, and `latest`, the end of the source, are {topic: {partition: offset}}, as in
+    Kafka sources.
+    """
     if not (isinstance(end, Mapping) and isinstance(latest, Mapping)):
         return None
     return sum(

@@ -1,5 +1,4 @@
-"""The decision after a supervised query has exited: restart it, after which pause, or stop with which exit
-code.
+"""Decides what follows the exit of a supervised query: a restart after a pause, or a stop with an exit code.
 
     exit                                   stop requested   otherwise
     done, as its trigger says              Stop 0           Stop 0
@@ -7,8 +6,8 @@ code.
     setup, before a query ever ran         Stop 2           Stop 2
     setup later, failed, or died           Stop 1           Restart; Stop 1 at the last failure allowed
 
-A failure counts while it is in the window. The pause doubles with each failure that counts, up to a maximum.
-Half of it is random, so that queries that failed together do not restart together.
+Failures of the last `window_ms` count. The pause doubles with each counted failure, up to a maximum. Half of
+the pause is random, so that queries that failed together do not restart together.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import NamedTuple
 
 
 class ExitKind(Enum):
-    """The kind of exit of a query's run. The values appear in logs and status."""
+    """The kind of a run's exit. The values appear in logs and in the status file."""
 
     DONE = "done"
     REFUSED = "refused"
@@ -31,7 +30,7 @@ class ExitKind(Enum):
 
 
 class ExitInfo(NamedTuple):
-    """The exit of a run, with its error if there was one."""
+    """The exit of a run. `error`: one line about the error, or None."""
 
     kind: ExitKind
     error: str | None
@@ -42,7 +41,10 @@ EXIT_DONE, EXIT_GAVE_UP, EXIT_REFUSED = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of restarts. With `max_failures` failures within `window_ms` the supervisor gives up."""
+    """The limits of restarts.
+
+    The supervisor gives up at the failure number `max_failures` within `window_ms`.
+    """
 
     backoff_ms: int = 1_000
     backoff_max_ms: int = 60_000
@@ -52,8 +54,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The history of the runs. `failed_at_ms` has the failures that count; `has_run` is True after a query
-    ran.
+    """The state of the supervisor at an exit.
+
+    `failed_at_ms`: times of the counted failures. `has_run`: True once any run has started its query.
+    `is_stopping`: True if a stop was requested.
     """
 
     failed_at_ms: tuple[int, ...] = ()
@@ -63,7 +67,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start again after `pause_ms`. `failed_at_ms` has the failures that count from now on."""
+    """Start a new run after `pause_ms`. `failed_at_ms`: times of the failures that now count."""
 
     pause_ms: int
     failed_at_ms: tuple[int, ...]
@@ -71,7 +75,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Run no more."""
+    """Start no further run, and exit with `exit_code`."""
 
     exit_code: int
 
@@ -79,7 +83,10 @@ class Stop:
 def decide_next(
     kind: ExitKind, history: History, limits: Limits, *, now_ms: int, jitter: float
 ) -> Restart | Stop:
-    """Decide by the table above. `jitter` is a random number from 0 to 1, drawn by the caller."""
+    """Decide by the table of this module.
+
+    `now_ms`: time of the exit. `jitter`: a random number from 0 to 1, drawn by the caller.
+    """
     if kind is ExitKind.DONE:
         return Stop(EXIT_DONE)
     if kind is ExitKind.REFUSED or (kind is ExitKind.SETUP and not history.has_run):
@@ -90,26 +97,26 @@ def decide_next(
     failures = (*recent, now_ms)
     if len(failures) >= limits.max_failures:
         return Stop(EXIT_GAVE_UP)
-    # The exponent is limited: 2**1000 is not needed to see that the maximum is exceeded.
+    # The exponent is limited, because a large one would only compute a huge number above the maximum.
     pause_ms = min(limits.backoff_max_ms, limits.backoff_ms << min(len(recent), 30))
     return Restart(int(pause_ms * (1 + jitter) / 2), failures)
 
 
 _PERMANENT = frozenset({"SinkRefused", "RowRefused", "DataLossError", "ConfigError"})
-"""Errors of source and sink that a restart of the same query meets again."""
+"""Errors of the source and the sink that would occur again after a restart of the same query."""
 _SETUP = frozenset(
     {"AnalysisException", "ConfigError", "MisuseError", "SyntaxError", "ImportError", "NameError"}
     | {"AttributeError", "TypeError", "ValueError", "LookupError"}
 )
-"""Errors of the file or its arguments, if they come before there is a query."""
+"""Errors that mean a mistake in the file or its arguments, if they are raised before the query starts."""
 _ERROR_NAME = re.compile(r"^oncelog(?:\.\w+)*\.(\w+): ", re.MULTILINE)
 
 
 def classify_exit(types: Iterable[str], text: str, *, is_started: bool) -> ExitKind:
-    """Return what an error means.
+    """Return the kind of exit for an error.
 
-    `types` are the names of its class and base classes. `text` is its message, with tracebacks of tasks.
-    `is_started` is True if the query had been started.
+    `types`: the names of its class and base classes. `text`: its message, with the tracebacks of tasks.
+    `is_started`: True if the query had been started.
     """
     if not is_started:
         return ExitKind.SETUP if _SETUP & set(types) else ExitKind.FAILED
@@ -118,8 +125,9 @@ def classify_exit(types: Iterable[str], text: str, *, is_started: bool) -> ExitK
 
 
 def headline(text: str) -> str:
-    """Return the most useful line of an error: the last exception of its tracebacks, or else its
-    first line.
+    """Return the most useful line of an error's text: the last exception of its tracebacks.
+
+    Without a traceback, return the first line.
     """
     last_error, is_in_traceback = "", False
     lines = [line for line in text.splitlines() if line.strip()]

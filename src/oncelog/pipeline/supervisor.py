@@ -1,6 +1,6 @@
-"""Keeps a streaming query running in a child process; `restart_policy` decides what follows each exit.
+"""Keeps a streaming query running in a child process. `restart_policy` decides what follows each exit.
 
-The first SIGTERM or SIGINT lets the running micro-batch finish; the second one kills it.
+After the first SIGTERM or SIGINT, the running micro-batch finishes. The second signal kills the query.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from oncelog.runtime.event_log import log_event
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _KILLED_BY_SIGNAL = 128
-"""Plus the signal's number: the exit code that shells use for a process that was killed by a signal."""
+"""The exit code for a process killed by a signal is this number plus the signal's number, as in shells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline to run. `settings` override the environment; `conf` is Spark's configuration."""
+    """A pipeline to run. `settings` override the environment variables; `conf` is Spark's configuration."""
 
     file: Path
     settings: dict[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Pipeline:
 
 
 class Supervisor:
-    """Runs one pipeline to its end. It handles signals, so it must be used in the main thread."""
+    """Runs one pipeline until it ends. It installs signal handlers, so it works only in the main thread."""
 
     def __init__(self, pipeline: Pipeline, limits: Limits, child: Sequence[str] = CHILD) -> None:
         self._pipeline, self._limits, self._child = pipeline, limits, child
@@ -62,8 +62,9 @@ class Supervisor:
         self._status: dict[str, Any] = {"pipeline": str(pipeline.file), "pid": os.getpid(), "runs": 0}
 
     def run(self) -> int:
-        """Run, and return the exit code: 0 ended or stopped, 1 gave up, 2 cannot succeed, 128+N killed by
-        signal N.
+        """Run the pipeline and return the exit code.
+
+        0: ended or stopped. 1: gave up. 2: cannot succeed without a change. 128+N: killed by signal N.
         """
         with self._handling_signals():
             while True:
@@ -98,7 +99,7 @@ class Supervisor:
             self._set_state("error", "refused" if code == EXIT_REFUSED else "gave_up", error=error)
 
     def _run_once(self) -> ExitInfo:
-        """Run the child once; return how it exited, with the error if there was one."""
+        """Run the child once, and return the kind of its exit and its error."""
         self._set_state("info", "starting", runs=self._status["runs"] + 1)
         pipeline = self._pipeline
         child = ChildProcess(
@@ -116,7 +117,8 @@ class Supervisor:
             while (events := child.events(self._wake[0], is_ending=exit_info is not None)) is not None:
                 for event in events:
                     event_exit = self._handle(event)
-                    exit_info = exit_info or event_exit  # errors after the end do not change the result
+                    # The first end decides. Later errors do not change the result.
+                    exit_info = exit_info or event_exit
                 self._forward_signals(child)
         return exit_info or ExitInfo(ExitKind.DIED, f"the process of the query died ({child.exit_text})")
 
@@ -140,12 +142,13 @@ class Supervisor:
         elif self._signals:
             if self._status["state"] != "stopping":
                 self._set_state("info", "stopping")
-            # Do not rely on the state: a signal may come together with the child's start, before it was
-            # stopped. Guard: test_a_signal_that_comes_together_with_the_start_stops_it.
+            # Do this even if the state is already "stopping": the event "started" sets that state after a
+            # signal, before the child is asked to stop. See
+            # test_a_signal_that_comes_together_with_the_start_stops_it.
             child.stop()
 
     def _set_state(self, level: str, state: str, **fields: Any) -> None:
-        """Log the new state and write it to the status file. A field that is None is removed."""
+        """Set the state and `fields`, log them and write the status file. A field that is None is removed."""
         self._status |= {"state": state, **fields}
         for name in [name for name, value in self._status.items() if value is None]:
             del self._status[name]
@@ -160,7 +163,8 @@ class Supervisor:
         new = path.with_name(f"{path.name}.new")
         try:
             new.write_text(json.dumps(status, indent=2) + "\n")
-            new.replace(path)  # a reader finds the old file or the new one, never half of one
+            # The rename is atomic: a reader finds the old file or the new one.
+            new.replace(path)
         except OSError as error:
             log_event("warning", "status_not_written", error=error)
 

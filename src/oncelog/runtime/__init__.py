@@ -1,1 +1,3 @@
-"""Shared by all code that does I/O: clocks, random numbers, threads with event loops, TLS and log events."""
+"""The runtime that clients and the server share: clocks, random numbers, event loop threads, TLS and log
+events.
+"""

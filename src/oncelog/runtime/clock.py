@@ -1,4 +1,4 @@
-"""The broker's clock."""
+"""The broker's clock, which never goes back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from oncelog.runtime import system
 class Clock:
     """A clock of milliseconds since 1970 that never goes back.
 
-    It follows the wall clock forward. If the wall clock is set back, this clock continues at its own pace
-    until the wall clock has caught up, so that no deadline or expiry is delayed. Subtract `lead_ms` before
-    comparing with times from elsewhere, such as those of records or tokens.
+    If the wall clock is set forward, this clock follows. If the wall clock is set back, this clock continues
+    at normal speed until the wall clock has caught up. So no deadline or expiry is delayed.
+
+    Subtract `lead_ms` before you compare `now_ms` with times from another clock, such as those of records or
+    tokens.
     """
 
     __slots__ = ("_anchor_ns", "_monotonic_ns", "_wall_ns")
@@ -29,5 +31,5 @@ class Clock:
         return (monotonic_ns + self._anchor_ns) // 1_000_000
 
     def lead_ms(self) -> int:
-        """Return how far `now_ms` is ahead of the wall clock, because that was set back."""
+        """Return by how many ms `now_ms` is ahead of the wall clock; 0 unless the wall clock was set back."""
         return max(self._anchor_ns + self._monotonic_ns() - self._wall_ns(), 0) // 1_000_000

@@ -13,7 +13,7 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def log_event(level: str, event: str, *, exc_info: BaseException | None = None, **fields: Any) -> None:
-    """Log an event. `level`: debug, info, warning or error."""
+    """Log an event with its fields. `level`: debug, info, warning or error."""
     number = _LEVELS[level]
     if logger.isEnabledFor(number):
         text = " ".join(
@@ -24,12 +24,12 @@ def log_event(level: str, event: str, *, exc_info: BaseException | None = None, 
 
 def _format_value(value: object) -> str:
     text = str(value)
-    # Control characters in names from clients must not reach the terminal that shows the log.
+    # Fields may contain names from clients. Quote control characters, which must not reach a terminal.
     return text if text.isprintable() and text and not set(' "=') & set(text) else json.dumps(text)
 
 
 def log_to_stderr(level: str = "info") -> None:
-    """Write time, level and event to standard error, as `oncelog serve` does."""
+    """Write events of at least `level`, with time and level, to standard error (as `oncelog serve` does)."""
     handler = logging.StreamHandler()
     handler.setFormatter(
         logging.Formatter("time=%(asctime)s.%(msecs)03d level=%(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")

@@ -1,4 +1,4 @@
-"""A thread with an event loop, on which the blocking clients run the asyncio clients."""
+"""A thread with an event loop. The blocking clients run the asyncio clients on such a thread."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ _CLOSED = "this client is closed; make a new one"
 _CLOSED_BY_OTHER_THREAD = "this client was closed by another thread during this call; make a new one"
 _FINALIZED = "the interpreter is ending, and this client's thread with it: close clients before, or by atexit"
 _SIGNAL_SECONDS = 0.5
-"""The longest time for which a blocking call may delay the exception of a signal handler."""
+"""Maximum length of one wait in a blocking call, in seconds.
+
+A signal handler's exception is raised within this time.
+"""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop: uvloop's if it is installed, otherwise asyncio's."""
+    """Return a new event loop: uvloop's if uvloop is installed, otherwise asyncio's."""
     try:
         import uvloop
     except ImportError:
@@ -34,9 +37,9 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def check_running_loop(own: asyncio.AbstractEventLoop | None, client: str) -> asyncio.AbstractEventLoop:
-    """Return the running loop. Raises MisuseError if it is not the client's own.
+    """Return the running loop. Raises MisuseError if `own`, the client's loop, is a different one.
 
-    Futures and connections of one loop never complete in another one, so every call would wait without end.
+    Futures and connections of one loop never complete in another loop, so every call would wait forever.
     """
     running = asyncio.get_running_loop()
     if own is not None and running is not own:
@@ -49,7 +52,7 @@ def check_running_loop(own: asyncio.AbstractEventLoop | None, client: str) -> as
 
 
 def close_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Close a loop. Ignore EBUSY, which uvloop raises if a TLS handshake is in progress."""
+    """Close a loop. uvloop raises EBUSY if a TLS handshake is in progress; this error is ignored."""
     try:
         loop.close()
     except OSError as error:
@@ -58,7 +61,7 @@ def close_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class ClientThread(Protocol):
-    """The thread of a blocking client, which runs its asyncio client. Documented in LoopThread."""
+    """The thread on which a blocking client runs its asyncio client. LoopThread documents the methods."""
 
     @property
     def is_running(self) -> bool: ...
@@ -75,12 +78,12 @@ class ClientThread(Protocol):
 
 
 def bounded(timeout: float | None) -> float | None:
-    """Return a time-out that threading accepts: longer ones become threading.TIMEOUT_MAX."""
+    """Return `timeout`, but at most threading.TIMEOUT_MAX: threading rejects longer ones. None stays None."""
     return None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
 
 
 def result_of(submitted: concurrent.futures.Future[T]) -> T:
-    """Wait for the result of `ClientThread.submit`.
+    """Wait for a future that `ClientThread.submit` returned, and return its result.
 
     Raises MisuseError if another thread closes the client.
     """
@@ -93,9 +96,9 @@ def result_of(submitted: concurrent.futures.Future[T]) -> T:
 class _Call(Generic[T]):
     """A coroutine that runs on a loop's thread while the caller's thread waits.
 
-    A signal handler may raise in the caller at any moment, so the caller takes no lock: the exception would
-    leave the lock of a Condition or Future held, and the loop's thread would wait for it without end.
-    Instead, the loop's thread writes attributes, and a queue wakes the caller.
+    A signal handler may raise in the caller at any moment, so the caller must not take a lock. With the lock
+    of a Condition or Future, the exception would leave the lock held, and the loop's thread would wait for it
+    forever. Instead, the loop's thread writes attributes, and a queue wakes the caller.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
@@ -124,7 +127,7 @@ class _Call(Generic[T]):
         self._news.put(None)
 
     def cancel(self) -> None:
-        """Cancel the coroutine. Calls of this method and of `start` take effect in their order."""
+        """Cancel the coroutine. A call after `start` takes effect after `start`."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -136,13 +139,14 @@ class _Call(Generic[T]):
             self._end()
 
     def wait(self, timeout: float | None, has_loop_ended: Callable[[], bool]) -> bool:
-        """Wait until the coroutine has ended.
+        """Wait until the coroutine has ended, and return True.
 
-        Return False after `timeout` seconds, or if the loop has ended.
+        Return False after `timeout` seconds, or if the loop has ended before the coroutine.
         """
-        # A signal between the last bytecode and the start of the wait does not end it, so each wait is short.
+        # Each wait is short: a signal that arrives just before a wait begins does not interrupt this wait.
         while not self._has_ended and (timeout is None or timeout > 0):
-            if has_loop_ended():  # the loop ended before it ran this call
+            # The loop has ended and will not run this call.
+            if has_loop_ended():
                 return self._has_ended
             seconds = _SIGNAL_SECONDS if timeout is None else min(_SIGNAL_SECONDS, timeout)
             with suppress(queue.Empty):
@@ -152,7 +156,8 @@ class _Call(Generic[T]):
 
     def result(self) -> T:
         """Return the coroutine's result, or raise its exception."""
-        if self._task is None or not self._task.done():  # the loop ended before it ran this call
+        # The loop has ended before it completed this call.
+        if self._task is None or not self._task.done():
             raise MisuseError(_CLOSED_BY_OTHER_THREAD)
         return self._task.result()
 
@@ -160,15 +165,15 @@ class _Call(Generic[T]):
 class LoopThread:
     """A daemon thread that runs one event loop until `stop`. Its methods may be called from any other thread.
 
-    `loop` defaults to a new event loop. The simulator passes one of its own.
+    `loop` defaults to a new event loop. The simulator passes its own loop.
     """
 
     def __init__(self, name: str = "oncelog-client", loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._process_id = os.getpid()
         self._loop = loop or new_event_loop()
         self._stopped = False
-        # Instead of Thread.is_alive, which returns False for a running thread after a signal handler raised
-        # in it.
+        # Used instead of Thread.is_alive: after a signal handler has raised inside it, is_alive returns False
+        # for a running thread.
         self._is_loop_closed = False
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -203,7 +208,8 @@ class LoopThread:
         return not self._stopped and self._process_id == os.getpid() and not sys.is_finalizing()
 
     def _check(self) -> None:
-        if sys.is_finalizing():  # daemon threads are stopped, so a call would wait without end
+        # Python has stopped the daemon threads, so a call would wait forever.
+        if sys.is_finalizing():
             raise MisuseError(_FINALIZED)
         if self._process_id != os.getpid():
             raise MisuseError(
@@ -213,7 +219,11 @@ class LoopThread:
             raise MisuseError(_CLOSED)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine on the loop. Raises MisuseError if the client is closed, or after a fork."""
+        """Start a coroutine on the loop, and return its future.
+
+        Raises MisuseError if the client is closed, or in a process that was forked after the client was
+        created.
+        """
         try:
             self._check()
         except MisuseError:
@@ -224,11 +234,11 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine on the loop and return its result. Wait at most `timeout` seconds (None: no limit).
 
-        If a signal handler raises, as for KeyboardInterrupt, the coroutine is cancelled, and the exception is
-        raised once it has ended. So no part of the call continues in the background.
+        If a signal handler raises, for example KeyboardInterrupt, `run` cancels the coroutine, waits for its
+        end, and then raises the exception. No part of the call continues in the background.
 
-        Raises TimedOut after cancelling the coroutine. Raises MisuseError on the loop's own thread, which
-        would wait for itself, as in a blocking call inside a delivery callback.
+        Raises TimedOut after `timeout`; the coroutine is then cancelled. Raises MisuseError on the loop's own
+        thread, for example for a blocking call inside a delivery callback: the thread would wait for itself.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
@@ -245,7 +255,8 @@ class LoopThread:
             call.start()
             has_ended = call.wait(timeout, self._has_loop_ended)
         except BaseException:
-            with suppress(RuntimeError):  # the loop and the coroutine have ended
+            # RuntimeError: the loop is closed, so the coroutine has ended.
+            with suppress(RuntimeError):
                 call.cancel()
                 call.wait(None, self._has_loop_ended)
             raise
@@ -266,17 +277,21 @@ class LoopThread:
         try:
             return call.result()
         except asyncio.CancelledError:
-            if self._stopped:  # another thread called `stop`, which cancels every task
+            # Another thread called `stop`, which cancels every task.
+            if self._stopped:
                 raise MisuseError(_CLOSED_BY_OTHER_THREAD) from None
             raise
 
     def wait_for(self, news: queue.SimpleQueue[None], timeout: float) -> None:
-        """Wait for an entry, at most `timeout` seconds, and in short steps so that signal handlers run."""
+        """Wait until `news` has an entry. May return earlier, so call it in a loop.
+
+        One call waits at most `timeout` seconds and at most _SIGNAL_SECONDS, so that signal handlers run.
+        """
         with suppress(queue.Empty):
             news.get(timeout=min(timeout, _SIGNAL_SECONDS))
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function on the loop's thread. Calls keep their order."""
+        """Call a function on the loop's thread. Functions are called in the order of these calls."""
         self._check()
         try:
             self._loop.call_soon_threadsafe(function, *args)
@@ -284,13 +299,15 @@ class LoopThread:
             raise MisuseError(_CLOSED_BY_OTHER_THREAD) from None
 
     def stop(self) -> None:
-        """Cancel all tasks and end the thread. Safe to call twice, after a fork and at exit."""
+        """Cancel all tasks and end the thread. May be called twice, after a fork, and when Python exits."""
         if self._process_id != os.getpid() or sys.is_finalizing():
             self._stopped = True
             return
         self._stopped = True
-        with suppress(RuntimeError):  # the loop is closed
-            # Also if `_stopped` was set before: an interrupt may have ended an earlier call before this line.
+        # RuntimeError: the loop is already closed.
+        with suppress(RuntimeError):
+            # Do this even if `_stopped` was already True: an interrupt may have ended an earlier call before
+            # this line.
             self._loop.call_soon_threadsafe(self._stop_loop)
         if threading.current_thread() is not self._thread:
             self._thread.join()

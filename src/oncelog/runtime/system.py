@@ -1,8 +1,8 @@
 """The runtime of a process: its clocks, its random numbers and the threads of the blocking clients.
 
-An object that needs them calls `current()` in its constructor and keeps the result, as with asyncio's running
-loop. In production this is always `SYSTEM`. The simulator sets one runtime per simulated process, in that
-process's context, so that every time and every random number follows from one seed.
+An object that needs the runtime calls `current()` in its constructor and keeps the result. In production, the
+runtime is always `SYSTEM`. The simulator sets one runtime per simulated process, in the context of this
+process. There, every time and every random number follows from one seed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Runtime(Protocol):
     def rng(self) -> RandomSource: ...
 
     def wall_ns(self) -> int:
-        """Return nanoseconds since 1970. An administrator may set this clock forward or back."""
+        """Return the wall clock's time in nanoseconds since 1970. This clock may be set forward or back."""
         ...
 
     def monotonic_ns(self) -> int:
@@ -41,7 +41,7 @@ class Runtime(Protocol):
         ...
 
     def work_seconds(self) -> float:
-        """Return seconds of a clock that measures how long work takes."""
+        """Return seconds of a clock that is used only to measure how long work takes."""
         ...
 
     def new_uuid(self) -> bytes:
@@ -49,12 +49,12 @@ class Runtime(Protocol):
         ...
 
     def loop_thread(self, name: str) -> ClientThread:
-        """Return a new thread with an event loop, for one client."""
+        """Return a new thread with an event loop, for one blocking client."""
         ...
 
 
 class SystemRuntime:
-    """The runtime of the operating system on which this process runs."""
+    """The runtime of a real process, with the clocks and random numbers of the operating system."""
 
     rng: RandomSource = random
     wall_ns = staticmethod(time.time_ns)

@@ -1,7 +1,7 @@
-"""TLS contexts of clients and servers from their settings. Certificates are PEM files or PEM text.
+"""Makes the TLS contexts of clients and servers from their settings. Certificates are PEM files or PEM text.
 
-A server checks its files while it runs, and uses changed ones for new connections. If they cannot be read, it
-keeps using the old ones.
+A server checks its files while it runs. After a change, new connections use the new files. If the new files
+cannot be read, the server continues with the old ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def check_mechanisms(mechanisms: Collection[str]) -> None:
 
 
 def client_context(settings: Settings) -> ssl.SSLContext | None:
-    """Return a client's context; None without TLS. Raises ConfigError for missing or invalid files."""
+    """Return the context for a client's settings; None for a security protocol without TLS.
+
+    Raises ConfigError for missing or invalid files.
+    """
     if not uses_tls(settings):
         return None
     source, trusted = _trusted(settings)
@@ -98,9 +101,9 @@ def _set_versions(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
-    """Return the trusted authorities: their source, for error texts, and load_verify_locations' arguments.
+    """Return the trusted authorities as (their source for error texts, arguments of load_verify_locations).
 
-    No arguments: the authorities of the operating system. Raises ConfigError.
+    Empty arguments mean the authorities of the operating system. Raises ConfigError.
     """
     files = [key for key in ("ssl.truststore.location", "ssl.ca.location") if settings.get(key)]
     text = settings["ssl.truststore.certificates"]
@@ -117,15 +120,15 @@ def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
 
 
 def _load_own(context: ssl.SSLContext, settings: Settings) -> bool:
-    """Load this side's certificate. Return False if none is configured. Raises ConfigError."""
+    """Load the certificate and key of this side. Return False if none is configured. Raises ConfigError."""
     key_password = settings["ssl.key.password"]
-    # An empty password, because OpenSSL would ask for one on the terminal otherwise.
+    # Without a password, OpenSSL would ask for one on the terminal. The empty password prevents this.
     password = key_password.value if key_password else ""
     chain, key = settings["ssl.keystore.certificate.chain"], settings["ssl.keystore.key"]
     if chain or key:
         if not (chain and key):
             raise ConfigError("set both ssl.keystore.certificate.chain and ssl.keystore.key, or neither")
-        # A file of mode 0600, because OpenSSL loads certificates from files only.
+        # OpenSSL loads certificates from files only. The temporary file has mode 0600.
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
             file.write(f"{chain.value}\n{key.value}\n")
             file.flush()
@@ -142,7 +145,7 @@ def _load_own(context: ssl.SSLContext, settings: Settings) -> bool:
 
 
 def _load(load: Callable[[], T], source: str, content: str) -> T:
-    """Return the result of `load`. Raises ConfigError for every error of its file."""
+    """Return the result of `load()`. Raises ConfigError if the content of `source` cannot be used."""
     try:
         return load()
     except FileNotFoundError:
@@ -159,15 +162,18 @@ _ALERTED = frozenset(
         "UNSUPPORTED_PROTOCOL",
     }
 )
-"""Handshake failures for which the client gets a TLS alert. For others the connection is closed at once."""
+"""Reasons of handshake failures for which the client gets a TLS alert.
+
+After any other failure, the connection is closed without an alert.
+"""
 
 
 class _ServerSide(ssl.SSLObject):
-    """The server side of a TLS connection, which sends the client an alert if its handshake fails.
+    """The server side of a TLS connection. If the handshake fails, it sends the client an alert.
 
-    asyncio closes the socket of a failed handshake while the alert is still in its buffer. So this class
-    raises the failure only when the client sends more, and asyncio sends the alert before. A client that
-    neither sends nor closes runs into the time-out of the handshake. See
+    asyncio closes the socket of a failed handshake while the alert is still in asyncio's buffer. Therefore
+    this class does not raise the failure at once: asyncio then sends the alert. The failure is raised when
+    the client sends more or closes. If the client does neither, the handshake times out. See
     test_a_client_whose_certificate_is_refused_learns_why.
     """
 
@@ -188,17 +194,20 @@ class _ServerSide(ssl.SSLObject):
 
 
 class ServerTls:
-    """The TLS of a listener. `context` is for new connections, and is replaced if files change.
+    """The TLS of a listener. New connections use `context`, which is replaced when the files change.
 
-    A new context has new ticket keys and an empty session cache. So a client whose authority was removed
-    cannot resume an earlier session. A context that is replaced during the handshake (`sni_callback`) would
-    not prevent that, because tickets belong to the context that began the handshake.
+    A new context has new ticket keys and an empty session cache. If an authority is removed from the files,
+    its clients therefore cannot resume earlier sessions. Replacing the context during the handshake
+    (`sni_callback`) would not prevent that: tickets belong to the context with which the handshake began.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._seen = self._failed = self._stamps()
-        """Stamps of the files in `context`, and of the latest files that could not be used."""
+        """Stamps (`_stamp`) of the files:
+
+        `_seen` of those in `context`, `_failed` of the latest unusable ones.
+        """
         self.context = _server_context(settings)
 
     def _stamps(self) -> list[tuple[int, int] | None]:
@@ -207,8 +216,8 @@ class ServerTls:
     def refresh(self) -> None:
         """Load the certificates again if their files have changed.
 
-        Files that could not be read are retried on each call: `chmod` and `chown` do not change their stamps.
-        See test_a_renewed_certificate_that_could_not_be_read_is_read_later.
+        Files that could not be read are retried on each call, because `chmod` and `chown` do not change their
+        stamps. See test_a_renewed_certificate_that_could_not_be_read_is_read_later.
         """
         stamps = self._stamps()
         if stamps == self._seen:
@@ -225,7 +234,10 @@ class ServerTls:
 
 
 class WatchedFile:
-    """The present content of a text file, given as `file:///PATH`. `text` is None until it could be read."""
+    """The current content of a text file.
+
+    `url` is file:///PATH. `text` is None until the file could be read.
+    """
 
     def __init__(self, url: str, setting: str) -> None:
         if not url.startswith("file://"):
@@ -236,7 +248,7 @@ class WatchedFile:
         self.text: str | None = None
 
     def refresh(self) -> str | None:
-        """Read the file if it has changed, and return `text`."""
+        """Read the file if it has changed. Return its text; after a failure, the text that was read last."""
         stamp = _stamp(self._path)
         if stamp is not None and stamp != self._seen:
             try:
@@ -244,14 +256,15 @@ class WatchedFile:
             except (OSError, UnicodeDecodeError) as error:
                 if stamp != self._failed:
                     log_event("error", f"{self._setting} cannot be read", error=error)
-                self._failed = stamp  # retried, as in ServerTls.refresh
+                # The file is retried on each call, as in ServerTls.refresh.
+                self._failed = stamp
             else:
                 self._seen = stamp
         return self.text
 
 
 def _stamp(path: str | None) -> tuple[int, int] | None:
-    """Return modification time and inode, which change with the content; None if there is no such file."""
+    """Return the file's modification time and inode, to detect changes; None if the file does not exist."""
     if not path:
         return None
     try:

@@ -1,4 +1,4 @@
-"""A listener in operation: its sockets, its TLS, and the authentication of its connections."""
+"""An open listener: its sockets, its TLS context and the SASL settings of its connections."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Run a log's background tasks on the event loop: a little work, then a pause in which requests are served.
+"""Runs the log's background tasks on the event loop: WORK_SECONDS of work, then PAUSE_SECONDS for requests.
 
-Blocking calls (syncs, deletions) run in threads, one at a time for each kind of task. Tasks of other kinds
-continue meanwhile, so a large request does not wait for a sync of the log on a slow disk. See
+Blocking calls (syncs, deletions) run in threads. Each kind of task has at most one running call, and the
+other kinds continue. A large request therefore does not wait for a sync of the log on a slow disk. See
 test_large_requests_are_answered_while_a_job_of_the_log_is_running.
 """
 
@@ -15,15 +15,19 @@ from oncelog.runtime import system
 from oncelog.runtime.event_log import log_event
 
 WORK_SECONDS = 0.002
-"""The longest time for which background work delays requests, unless a single step takes longer."""
+"""Length of one piece of background work, in seconds.
+
+A single step that takes longer makes the piece longer.
+"""
 PAUSE_SECONDS = 0.004
-"""The pause after each piece of background work."""
+"""Pause after each piece of background work, in seconds. The event loop handles requests in the pause."""
 
 
 class BackgroundRunner:
-    """Runs background tasks between requests from `start` to `stop`; before and after, they run at once.
+    """Runs the tasks of a BackgroundQueue on the event loop between `start` and `stop`.
 
-    `after_work` is called after each piece of work, which may have asked for syncs and completed fetches.
+    Outside that time, the queue runs each task at once. `after_work` is called after each piece of work,
+    because the work may have completed fetches or requested syncs.
     """
 
     def __init__(self, background: BackgroundQueue, after_work: Callable[[], None]) -> None:
@@ -40,7 +44,10 @@ class BackgroundRunner:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Wait for the current step and the running calls. The tasks that remain are for closing the log."""
+        """Wait for the current step and the running calls.
+
+        Queued tasks stay in the queue until the log is closed.
+        """
         self._is_stopping = True
         self._wake.set()
         if self._task is not None:
@@ -60,17 +67,18 @@ class BackgroundRunner:
                 except Exception as error:
                     _report(error)
                 if has_begun_call and not self._background.is_ready:
-                    break  # a deletion has a call in every step: the call itself is the pause
+                    # In a deletion, every step begins a call. Such a call is pause enough.
+                    break
                 await asyncio.sleep(PAUSE_SECONDS)
 
     def _work(self) -> bool:
-        """Run steps until the time is up or only calls remain; return True if a call has begun."""
+        """Run steps until the time is up or no step is ready. Return True if a blocking call has begun."""
         until, has_begun_call = self._work_seconds() + WORK_SECONDS, False
         while self._background.is_ready and self._work_seconds() < until:
             try:
                 call = self._background.step()
             except Exception as error:
-                # A full disk, for example. Periodic work tries again when it is next due.
+                # For example, the disk is full. Periodic work is retried when it is next due.
                 _report(error)
             else:
                 if call is not None:
@@ -87,7 +95,8 @@ class BackgroundRunner:
         try:
             await asyncio.get_running_loop().run_in_executor(None, call)
         except Exception as error:
-            call.end(error)  # if no thread could be started; otherwise the call has ended already
+            # Needed if no thread could be started. After any other error, the call has already ended itself.
+            call.end(error)
 
     def _on_call_done(self, task: asyncio.Task[None]) -> None:
         self._calls.discard(task)

@@ -1,9 +1,14 @@
-"""The server side of one TCP connection: when its requests are started, and when it is closed.
+"""The server side of one TCP connection: decides when its requests are started and when it is closed.
 
-A request is started as soon as no earlier one blocks the pipeline. A fetch that waits for records blocks it,
-and so do responses that the client does not accept. An append that waits for the disk does not. Bytes behind
-a blocked request stay in the reader's backlog, uncut, and reading pauses while there are too many of them. A
-connection with many requests starts a round of them at a time, and others are served in between.
+A request is started as soon as no earlier request blocks the pipeline. A fetch that waits for records blocks
+the pipeline. Responses that the client does not read block it, too. An append that waits for the disk does
+not.
+
+Bytes behind a blocked request stay in the RequestReader's backlog, not yet split into frames. Reading pauses
+while the backlog is too large.
+
+Requests are started in rounds. A round is at most MAX_ROUND_REQUESTS requests or MAX_ROUND_RESPONSE_BYTES of
+responses of one connection. After a round, the event loop handles the other connections.
 """
 
 from __future__ import annotations
@@ -29,21 +34,21 @@ from oncelog.server.response_queue import ResponseQueue
 from oncelog.server.throttle import Throttle
 
 MAX_ROUND_RESPONSE_BYTES = 65_536
-"""Bytes of responses after which a round ends, as after MAX_ROUND_REQUESTS."""
+"""A round ends when its responses reach this number of bytes, or when its cost reaches MAX_ROUND_REQUESTS."""
 LARGE_REQUEST_BYTES = 4096
-"""A longer request may have to wait until fewer large responses are being made (`broker.stepwise`)."""
+"""Size in bytes above which a request needs a slot of `broker.stepwise`, and may have to wait for it."""
 _UNDIVIDED = frozenset({produce.KEY, join_group.KEY, sync_group.KEY})
-"""Requests with data, which are answered in one step however long they are."""
+"""APIs whose requests carry data. These requests are handled in one step at any length, without a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """The settings that every connection of a server has to keep.
+    """The settings that limit each connection of a server.
 
     max_unauthenticated_bytes   sasl.server.max.receive.size: the largest request before authentication
-    max_request_bytes           socket.request.max.bytes
-    max_pending_bytes           oncelog.connection.max.pending.bytes: backlog, and responses that wait
-    max_pending_requests        oncelog.connection.max.pending.requests
+    max_request_bytes           socket.request.max.bytes: the largest request after authentication
+    max_pending_bytes           oncelog.connection.max.pending.bytes: the backlog; also waiting responses
+    max_pending_requests        oncelog.connection.max.pending.requests: requests without a response
     """
 
     max_unauthenticated_bytes: int
@@ -66,15 +71,15 @@ class ConnectionOwner(Protocol):
 
     @property
     def receive_view(self) -> memoryview:
-        """The buffer into which all connections receive."""
+        """The buffer into which asyncio receives the bytes of all connections."""
         ...
 
     def opened(self, connection: Connection, descriptor: int | None) -> bool:
-        """Register a new connection. Return False, and close it, if there are too many."""
+        """Register a new connection. If there are too many, close the connection and return False."""
         ...
 
     def lost(self, connection: Connection) -> None:
-        """Remove a connection that has ended. May be called twice."""
+        """Remove a connection that has ended. May be called twice for the same connection."""
         ...
 
     def note_end(self, peer: str, reason: str, bound: CloseReason | None) -> None:
@@ -82,16 +87,19 @@ class ConnectionOwner(Protocol):
         ...
 
     def evict(self, budget: MemoryBudget[Any], bound: CloseReason, now_ms: int) -> None:
-        """Close connections until a memory budget is kept."""
+        """Close the connections that move their bytes slowest, until the total fits the memory budget."""
         ...
 
     def after_round(self, now_ms: int) -> None:
-        """Do the work that a round of requests leaves: wake fetches, flush, set the timer."""
+        """Finish a round of requests:
+
+        complete fetches, start flushes and set the timer of the next deadline.
+        """
         ...
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection, as asyncio's protocol of it."""
+    """The asyncio protocol of one client connection."""
 
     def __init__(self, server: ConnectionOwner, acceptor: Acceptor, connection_id: int) -> None:
         node, limits = server.node, server.connection_limits
@@ -100,12 +108,15 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._handshake: asyncio.Task[None] | None = None
         self.peer = self.address = ""
-        """HOST:PORT and IP address of the client."""
+        """The client's address: HOST:PORT in `peer`, the IP address alone in `address`."""
         self.active_ms = self.opened_ms = server.clock.now_ms()
-        """Time of the latest bytes sent or received, and time of the accept."""
+        """Clock times in milliseconds:
+
+        `active_ms` of the latest bytes sent or received, `opened_ms` of the accept.
+        """
         self.is_closing = False
         self.is_gone = False
-        """True once the transport has ended. Requests received before may still be carried out."""
+        """True once the transport has ended. Requests that were received earlier may still be carried out."""
         self.auth = ConnectionAuth(node, acceptor.listener, self._on_authenticated)
         self.reader = RequestReader(server.receive_view, limits.max_unauthenticated_bytes)
         self._responses = ResponseQueue(node.metrics, self._note_large_response)
@@ -125,14 +136,15 @@ class Connection(asyncio.BufferedProtocol):
         self._is_write_paused = self._is_read_paused = False
         self._is_processing_backlog = False
         self._is_turn_scheduled = False
-        """True if a turn of the event loop is scheduled in which the backlog is processed."""
+        """True while a call that processes the backlog is scheduled on the event loop."""
 
     # --- asyncio's callbacks
 
     def admit(self, peer: Any, descriptor: int | None) -> bool:
-        """Register the connection.
+        """Register the connection. Return False if the server rejects it.
 
-        `peer`: the socket's address tuple. Return False if the server rejects it.
+        `peer`: the socket's address tuple. `descriptor`: the socket's file descriptor, or None if it is not
+        known.
         """
         self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown"
         self.address = peer[0] if peer else ""
@@ -199,8 +211,9 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_closing or self._is_finished:
             self._finish()
             return
-        # A producer with acks=0 closes as soon as the system has accepted its last request. Like Kafka, carry
-        # out what was received. See test_requests_without_an_answer_are_carried_out_after_the_end.
+        # A producer with acks=0 may close the connection as soon as the operating system has accepted its
+        # last request. Like Kafka, carry out what was received. See
+        # test_requests_without_an_answer_are_carried_out_after_the_end.
         self._responses.discard(but_last=self._responses.outlives_client)
         self._responses.transport = None
         self._is_write_paused = False
@@ -210,11 +223,12 @@ class Connection(asyncio.BufferedProtocol):
     def _is_finished(self) -> bool:
         """True if no further request of a client that is gone will be carried out.
 
-        The first response that cannot be sent is the last. Otherwise the broker would read pipelined fetches
-        without a bound and for nobody. Kafka, too, closes a channel on which it cannot send.
-        See test_an_answer_ends_what_a_client_that_is_gone_has_left.
-        A muted client's requests are carried out when it is unmuted, as on Kafka, even if it is gone by then.
-        See test_what_a_client_over_its_quota_sent_before_its_end_is_carried_out.
+        Requests of such a client are carried out until the first response that cannot be sent. Without this
+        end, the broker would read pipelined fetches without a bound for a client that is gone. Kafka, too,
+        closes a channel on which it cannot send. See test_an_answer_ends_what_a_client_that_is_gone_has_left.
+
+        As on Kafka, the requests of a muted client are carried out when the connection is unmuted, even if
+        the client is gone by then. See test_what_a_client_over_its_quota_sent_before_its_end_is_carried_out.
         """
         if self._responses.outlives_client:
             return False
@@ -240,7 +254,10 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def _start_requests(self, data: memoryview, now_ms: int, started: float) -> memoryview:
-        """Start the requests in `data`, at most a round of them. Return the bytes that were not cut."""
+        """Start the requests in `data`, up to the end of the round.
+
+        Return the bytes that were not processed.
+        """
         cost, reader, responses, throttle = 0, self.reader, self._responses, self._throttle
         while not (
             responses.blocking_count
@@ -265,8 +282,8 @@ class Connection(asyncio.BufferedProtocol):
             elif self._node.slots.try_acquire(self._schedule_turn):
                 cost += self._node.slots.run_with_slot(partial(self._start_request, frame, now_ms, started))
             else:
-                # The request waits as bytes. If they were gathered in a buffer of their own, the frame is
-                # joined with its size and with the bytes behind it again.
+                # The request waits as bytes. If its frame was collected in a separate buffer, rebuild the
+                # input: the frame's size, the frame, and the bytes behind it.
                 is_view_of_data = frame.obj is before.obj
                 return (
                     before if is_view_of_data else memoryview(b"".join((len(frame).to_bytes(4), frame, data)))
@@ -279,9 +296,10 @@ class Connection(asyncio.BufferedProtocol):
         return data
 
     def _start_request(self, frame: memoryview, now_ms: int, started: float) -> int:
-        """Carry a request out, received at `now_ms` and `started` (perf_counter).
+        """Carry out a request that was received at `now_ms`. Return its cost in requests of a round.
 
-        Return its cost in requests.
+        `started`: time of the receipt from perf_counter, for the latency metrics. An error closes the
+        connection.
         """
         try:
             if self._quotas.is_any:
@@ -294,13 +312,13 @@ class Connection(asyncio.BufferedProtocol):
         except OncelogError as error:
             self.close(f"a request that cannot be answered: {error}")
         except Exception as error:
-            # A bug of the broker costs this client its connection, never the others their broker.
+            # A bug of the broker closes this client's connection. The other connections continue.
             log_event("error", "request failed", peer=self.peer, error=repr(error), exc_info=error)
             self.close(f"an internal error: {error!r}")
         return 1
 
     def _schedule_turn(self) -> None:
-        """Continue with the backlog in a later turn of the event loop."""
+        """Schedule `_run_turn`, which processes the backlog, on the event loop."""
         if not self._is_turn_scheduled:
             self._is_turn_scheduled = True
             asyncio.get_running_loop().call_soon(self._run_turn)
@@ -335,7 +353,7 @@ class Connection(asyncio.BufferedProtocol):
         self._end_round(now_ms)
 
     def _end_round(self, now_ms: int) -> None:
-        """Write the round's responses, and record the memory of the requests that wait."""
+        """Write the round's responses, and record the memory of the requests that are not carried out yet."""
         reader, responses, memory = self.reader, self._responses, self.memory
         responses.flush()
         if self.is_gone and self._is_finished:
@@ -356,8 +374,9 @@ class Connection(asyncio.BufferedProtocol):
             self.close(f"an internal error: {error!r}")
             return
         if self.reader.backlog and not self._is_processing_backlog:
-            # In a later turn: the caller may be changing the state that the next request would read, such as
-            # a group whose members it is answering. See test_a_member_that_leaves_right_behind_its_sync.
+            # Continue in a later turn of the event loop: the caller may be changing state that the next
+            # request reads. For example, it may be answering the members of the same group. See
+            # test_a_member_that_leaves_right_behind_its_sync.
             self._schedule_turn()
         self._end_round(self._clock.now_ms())
 
@@ -368,7 +387,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _note_large_response(self) -> None:
         self.note_responses(self.active_ms)
-        # Again in the next turn: by then the operating system may have accepted all of it.
+        # Measure once more in the next turn: by then the operating system may have accepted the whole
+        # response.
         asyncio.get_running_loop().call_soon(self._note_responses_now)
 
     def _note_responses_now(self) -> None:
@@ -382,7 +402,10 @@ class Connection(asyncio.BufferedProtocol):
         self.memory.set_responses(self._responses.held_bytes(flushed_bytes), flushed_bytes, now_ms)
 
     def _pace_reading(self) -> None:
-        """Pause reading while the backlog is full, the client accepts no responses, or it is muted."""
+        """Stop reading while the backlog is full, the client reads no responses, or the connection is muted.
+
+        Otherwise resume.
+        """
         if self._transport is None or self.is_closing or self.is_gone:
             return
         is_full = self.reader.backlog_bytes >= self._limits.max_pending_bytes
@@ -395,17 +418,19 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def activity(self, now_ms: int) -> ConnectionActivity:
-        """Return the facts on which the connection's deadlines depend."""
+        """Return the facts from which the connection's deadlines are computed."""
         if self._is_read_paused and self.reader.incomplete_since_ms is not None:
-            self.reader.incomplete_since_ms = now_ms  # the client cannot send the rest of its request
+            # Reading is paused, so the client cannot send the rest of its request. Restart the read time-out.
+            self.reader.incomplete_since_ms = now_ms
         if self.is_closing:
             phase = Phase.CLOSING
         elif self._transport is None:
             phase = Phase.HANDSHAKE
         else:
             phase = Phase.AUTHENTICATED if self.auth.is_authenticated else Phase.UNAUTHENTICATED
-        # A muted connection is not read, so only the idle limit shows that its client is gone (KIP-219).
-        # A client that is gone must not wait longer for its group, either.
+        # A connection that waits for a response is never idle, with two exceptions. A muted connection is not
+        # read, so only the idle limit detects that its client is gone (KIP-219). The request of a client that
+        # is gone must not wait for its group longer than the idle limit.
         is_waiting = bool(self._responses.slots) and not self._responses.is_abandoned
         return ConnectionActivity(
             phase, self.opened_ms, self.active_ms, self.reader.incomplete_since_ms, is_waiting
@@ -416,7 +441,10 @@ class Connection(asyncio.BufferedProtocol):
         self._requests.cancel()
 
     def close(self, reason: str, *, bound: CloseReason | None = None, at_once: bool = False) -> None:
-        """Close the connection for a cause. Responses that are ready are still sent, unless `at_once`."""
+        """Close the connection because of an error or a limit, and log `reason`.
+
+        Responses that are ready are still sent, unless `at_once`.
+        """
         if self.is_closing and not at_once:
             return
         self._begin_closing()
@@ -428,7 +456,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """End the connection at once, in any state."""
+        """End the connection at once, whatever its state, and drop all responses."""
         self._begin_closing()
         if self.is_gone:
             self._finish()

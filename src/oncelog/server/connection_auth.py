@@ -1,7 +1,7 @@
-"""The authentication state of one connection, in the form that the request path needs.
+"""The authentication state of one connection, in attributes that are cheap to read for every request.
 
-`broker.security.authenticator` decides which requests are allowed. Most connections may send any request at
-any time, so this module keeps that fact and the client's access rights as plain attributes.
+`broker.security.authenticator` decides which requests are allowed. On most connections every request is
+allowed at any time. This module caches that fact and the client's access rights.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from oncelog.rules.limits.quotas import QuotaPrincipal
 
 
 class ConnectionAuth:
-    """The authenticator of one connection and the results of it that every request reads.
+    """The authenticator of one connection, and cached results of it.
 
-    `on_authenticated` is called when the client is known, and again after each re-authentication.
+    `on_authenticated` is called after the authentication and after each re-authentication.
     """
 
     __slots__ = ("_node", "_on_authenticated", "access", "allows_any_request", "authenticator", "host")
@@ -30,10 +30,14 @@ class ConnectionAuth:
         self.access: Access | None = None
         """The client's rights; None if it is not authenticated, or if the broker has no authorizer."""
         self.allows_any_request = False
-        """True if no request has to be checked: authenticated, and the session never expires."""
+        """True if requests need no check: the client is authenticated, and its session never expires."""
 
     def start(self, listener: Listener, host: str, *, needs_sasl: bool, principal: str) -> None:
-        """Begin authentication of a client from `host`, whose certificate names `principal`."""
+        """Begin the authentication of a client.
+
+        `host`: the client's IP address. `needs_sasl`: True if the listener uses SASL. `principal`: the name
+        from the client's TLS certificate.
+        """
         self.host = host
         self.authenticator = self._node.new_authenticator(
             listener, host, needs_sasl=needs_sasl, principal=principal
@@ -41,7 +45,7 @@ class ConnectionAuth:
         self.update()
 
     def update(self) -> None:
-        """Read the authenticator's state, which SASL requests change."""
+        """Update the cached results. Must be called after each SASL request."""
         self.allows_any_request = self.authenticator.allows_any_request
         if self.authenticator.is_authenticated:
             self.access = None if self._node.authorizer is None else self.authenticator.access
@@ -52,9 +56,9 @@ class ConnectionAuth:
         return self.authenticator.is_authenticated
 
     def check(self, api_key: int, now_ms: int) -> str | None:
-        """Return the reason for which a request must not be carried out; None if it may be."""
+        """Return the reason why a request is not allowed now; None if it is allowed."""
         return None if self.allows_any_request else self.authenticator.check_request_allowed(api_key, now_ms)
 
     def quota_principal(self, client_id: str | None) -> QuotaPrincipal | None:
-        """Return whose quotas the client's requests use; None before it is authenticated."""
+        """Return the user and client id whose quotas apply; None before the client is authenticated."""
         return self.authenticator.quota_principal(client_id)

@@ -1,4 +1,7 @@
-"""The disk of the operating system: POSIX files at positions, fdatasync, atomic replacement, flock."""
+"""The operating system's disk:
+
+POSIX files with positioned reads and writes, fdatasync, atomic replacement and flock.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ from oncelog.runtime.event_log import log_event
 _FILE_MODE = 0o644
 _REWRITE_BYTES = 1 << 20
 LOG_EVERY_SECONDS = 60.0
-"""Interval at which the same kind of disk error is logged."""
+"""Minimum time between two log messages about the same kind of disk error."""
 
 
 class RealFile:
-    """A file that is opened at its first use, so that ten thousand idle files need no descriptors.
+    """A file that is opened at its first use. Ten thousand idle files therefore need no descriptors.
 
-    `sync` and `rewrite` may run for seconds in a thread. `close` is called by the thread that serves
-    requests, so it does not wait for them: the last of them closes the descriptor. See
-    test_closing_a_file_does_not_wait_for_its_sync.
+    `sync` and `rewrite` may run for seconds in a thread. `close` is called on the event loop's thread, so it
+    does not wait for them. If calls of `sync` or `rewrite` are running, the last one to return closes the
+    descriptor. See test_closing_a_file_does_not_wait_for_its_sync.
     """
 
     __slots__ = ("_fd", "_fd_to_close", "_lock", "_path", "_user_count")
@@ -35,7 +38,7 @@ class RealFile:
     def __init__(self, path: str, fd: int | None = None) -> None:
         self._path = path
         self._fd = fd
-        # Held for short times, and while the file is opened.
+        # Protects the descriptor and the user count. It is never held during a sync.
         self._lock = threading.Lock()
         self._user_count = 0
         self._fd_to_close: int | None = None
@@ -70,7 +73,7 @@ class RealFile:
                 return
             view = memoryview(data)
             while written < len(view):
-                # A nearly full disk writes a part and fails at the next call.
+                # On a nearly full disk, one call writes a part, and the next call fails.
                 step = os.pwrite(fd, view[written:], position + written)
                 if step == 0:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -131,7 +134,10 @@ class RealFile:
 
 
 def _open(path: str, flags: int) -> int:
-    """Open a file and return its descriptor. Raises OSError, with advice if too many files are open."""
+    """Open a file and return its descriptor.
+
+    Raises OSError; if too many files are open, its text has advice.
+    """
     try:
         return os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
     except OSError as error:
@@ -140,7 +146,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def _advise(error: OSError, path: str) -> None:
-    """Raise an error with advice if this one means that too many files are open."""
+    """If `error` means that too many files are open, raise it again with advice. Otherwise do nothing."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         advice = f"{error.strerror}: the limit is {limit}; raise it (ulimit -n, LimitNOFILE=)"
@@ -153,7 +159,10 @@ _logged_at: dict[int | None, float] = {}
 
 
 def _log_refusal(error: OSError, path: str) -> None:
-    """Log a disk error, but each error number at most once per LOG_EVERY_SECONDS: retries repeat it."""
+    """Log a disk error.
+
+    Retries repeat the same error, so each error number is logged once per LOG_EVERY_SECONDS.
+    """
     now = system.current().monotonic_ns() / 1e9
     if now - _logged_at.get(error.errno, -LOG_EVERY_SECONDS) >= LOG_EVERY_SECONDS:
         _logged_at[error.errno] = now
@@ -172,7 +181,7 @@ def _sync(sync: Callable[[int], None], fd: int, path: str) -> None:
 
 
 class RealLock:
-    """A file lock of the operating system, which is released when the process ends."""
+    """An exclusive file lock (flock). The operating system releases it when the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -184,7 +193,7 @@ class RealLock:
 
 
 class RealDisk:
-    """The files below the directory `root`, which is created if it does not exist."""
+    """The files below the directory `root`. The constructor creates the directory if it does not exist."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
@@ -202,8 +211,8 @@ class RealDisk:
             raise
 
     def exists(self, path: str) -> bool:
-        # Not os.path.exists, which returns False for every error.
-        # See test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records.
+        # os.path.exists would return False for every error, for example for a missing permission. See
+        # test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records.
         try:
             os.stat(self._prefix + path)
         except (FileNotFoundError, NotADirectoryError):
@@ -217,7 +226,8 @@ class RealDisk:
         full = self._prefix + path
         if create:
             return RealFile(full, _open(full, os.O_RDWR | os.O_CREAT))
-        os.stat(full)  # raises FileNotFoundError now instead of at the first use
+        # Raises FileNotFoundError here. Otherwise the first use of the file would raise it.
+        os.stat(full)
         return RealFile(full)
 
     def read(self, path: str) -> bytes:
@@ -227,7 +237,7 @@ class RealDisk:
     def replace(self, path: str, data: bytes, *, sync: bool = True, is_private: bool = False) -> None:
         full = self._prefix + path
         temporary = full + ".tmp"
-        # Opened before the rename, so that after it only the sync can fail.
+        # The directory is opened before the rename. After the rename, only the sync can fail.
         parent = _open(os.path.dirname(full), os.O_RDONLY) if sync else None
         try:
             with open(temporary, "wb", opener=_open_private if is_private else None) as file:
@@ -267,8 +277,8 @@ class RealDisk:
         if not os.path.islink(full):
             shutil.rmtree(full)
             return
-        # An administrator moved the partition to another volume. Keep the directory there: it may be a mount
-        # point.
+        # An administrator moved the partition to another volume and left a link. Keep the directory itself:
+        # it may be a mount point.
         if os.path.isdir(full):
             for entry in os.scandir(full):
                 if entry.is_dir(follow_symlinks=False):

@@ -1,7 +1,7 @@
 """A complete broker: its state on a real disk, a clock and a server.
 
-`Broker` runs it in a thread of this process. `run_foreground` is `oncelog serve`. Both refuse a data
-directory that another process has locked.
+`Broker` runs it in a thread of this process. `run_foreground` is the code of `oncelog serve`. Both raise
+StorageError if another process has locked the data directory.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ METRICS_HOST = "127.0.0.1"
 
 
 class RunningBroker:
-    """A broker with its servers, on the event loop that called `start`.
+    """A broker with its Kafka and metrics servers, on the event loop that called `start`.
 
-    `metrics`: host and port of the metrics endpoint; None without it.
+    `metrics`: host and port of the metrics endpoint; None for no endpoint.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RunningBroker:
         return tuple(acceptor.listener for acceptor in self.server.acceptors)
 
     async def start(self) -> None:
-        """Listen. Raises StorageError, and closes the log, if an address cannot be bound."""
+        """Open all listeners. If an address cannot be bound, close the log and raise StorageError."""
         self.background.start()
         try:
             await self.server.start()
@@ -92,7 +92,10 @@ class RunningBroker:
             )
 
     async def stop(self) -> None:
-        """Close all connections, then the log, with snapshots and the clean-shutdown marker."""
+        """Close all connections, then the log.
+
+        Closing the log writes its snapshots and the clean-shutdown marker.
+        """
         if self.metrics_server is not None:
             await self.metrics_server.stop()
         await self.server.stop()
@@ -133,9 +136,10 @@ _OR_INSECURE = "or say --insecure (oncelog.insecure=true) where the network keep
 
 
 def check_metrics(host: str, settings: Settings) -> None:
-    """Raise ConfigError for metrics beyond loopback without a token, unless `oncelog.insecure` is set.
+    """Check the metrics endpoint of `host`.
 
-    Raises ConfigError for an empty token, too.
+    Raises ConfigError for an empty token. Raises ConfigError for an address beyond loopback without a token,
+    unless `oncelog.insecure` is set.
     """
     token = metrics_token(settings)
     if not (is_loopback(host) or token or settings["oncelog.insecure"]):
@@ -158,12 +162,16 @@ def is_loopback(host: str) -> bool:
 def open_node(
     data_dir: Path, settings: Settings, clock: Clock, on_append: Callable[[AppendEvent], None] | None = None
 ) -> BrokerState:
-    """Lock a data directory and recover its log. Raises StorageError, also if the directory is in use."""
+    """Lock a data directory and recover its log.
+
+    Raises StorageError, also if another process has locked the directory.
+    """
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         disk = RealDisk(data_dir)
     except OSError as error:
-        # These errors of mkdir mean that the path is wrong, not its disk.
+        # These errors of mkdir mean that the given path is wrong. Other errors mean that the disk has a
+        # problem.
         is_wrong_path = isinstance(error, (FileNotFoundError, NotADirectoryError, FileExistsError))
         hint = "; name another directory with --data-dir or ONCELOG_DATA_DIR" if is_wrong_path else ""
         raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}{hint}") from error
@@ -173,7 +181,7 @@ def open_node(
 
 
 def _log_opening(data_dir: Path, node: BrokerState) -> None:
-    """Log the result of a recovery: its state, and every repair."""
+    """Log the state of the log after recovery, and every repair."""
     is_clean, partitions = node.log_manager.was_clean, node.log_manager.partitions
     log_event("info", "data directory opened", path=data_dir, clean=is_clean, partitions=len(partitions))
     for note in node.takeover_notes:
@@ -201,7 +209,10 @@ def recover_node(
     on_append: Callable[[AppendEvent], None] | None = None,
     limits: Limits = DEFAULT_LIMITS,
 ) -> BrokerState:
-    """Recover a broker from any disk, with any limits. Raises StorageError."""
+    """Recover a broker from `disk`, which may be a simulated disk. Raises StorageError.
+
+    `limits`: the broker's internal limits (`oncelog.limits`). Tests pass small ones.
+    """
     now_ms, new_uuid = clock.now_ms(), system.current().new_uuid
     manager = LogManager.open(
         disk, node_id=settings["node.id"], new_uuid=new_uuid, now_ms=now_ms, limits=limits
@@ -222,7 +233,10 @@ def recover_node(
 
 @contextmanager
 def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
-    """Lock a data directory, so that no broker uses it meanwhile. Raises StorageError if one does."""
+    """Lock a data directory for the length of the `with` block.
+
+    Raises StorageError if a broker has the directory open.
+    """
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         disk = RealDisk(data_dir)
@@ -238,13 +252,14 @@ def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
 
 
 class Broker:
-    """A broker inside this process, in a thread of its own. A context manager.
+    """A broker that runs in a thread of this process. A context manager.
 
-    `data_dir` None: a temporary directory, which `stop` removes. `port` 0: a free port, which is kept when
-    the broker is stopped and started. `config` has Kafka's broker keys; its `listeners` replace `host` and
-    `port`. `metrics_port` opens the metrics endpoint on loopback. `on_append` is called in the broker's
-    thread with the result of every batch in a Produce request. The constructor raises ConfigError, `start`
-    StorageError.
+    `data_dir` None: a temporary directory, which `stop` removes. `port` 0: a free port. The broker keeps this
+    port when it is stopped and started again. `config` has Kafka's broker keys. If it contains `listeners`,
+    `host` and `port` are ignored. `metrics_port` opens the metrics endpoint on loopback. `on_append` is
+    called in the broker's thread with the result of every batch in a Produce request.
+
+    The constructor raises ConfigError. `start` raises StorageError.
     """
 
     def __init__(
@@ -260,7 +275,7 @@ class Broker:
         self._settings = BROKER.parse({"listeners": address_text(host, port), **(config or {})})
         self._listeners = checked_listeners(self._settings)
         self._is_temporary = data_dir is None
-        # `start` creates a temporary directory, so that a broker that never runs leaves none.
+        # Only `start` creates the temporary directory. A broker that never runs leaves no directory behind.
         self.data_dir = Path(data_dir) if data_dir is not None else _temporary_name()
         self._metrics = None if metrics_port is None else (METRICS_HOST, metrics_port)
         self._on_append = on_append
@@ -299,7 +314,7 @@ class Broker:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def stop(self) -> None:
-        """Stop the broker cleanly. May be called twice."""
+        """Stop the broker cleanly. May be called more than once."""
         if self._running is not None and self._thread is not None:
             running, self._running = self._running, None
             try:
@@ -328,25 +343,25 @@ class Broker:
 
     @property
     def metrics_port(self) -> int | None:
-        """The port of the metrics endpoint; None without it."""
+        """The port of the metrics endpoint; None if there is no endpoint."""
         server = self._running.metrics_server if self._running else None
         return server.port if server else None
 
     @property
     def bootstrap_servers(self) -> str:
-        """The bootstrap.servers for clients of the first listener."""
+        """The value of bootstrap.servers for clients of the first listener."""
         return self._listeners[0].bootstrap_servers
 
     @property
     def listeners(self) -> dict[str, str]:
-        """The bootstrap.servers for clients of each listener, by its name."""
+        """The value of bootstrap.servers for each listener, by listener name."""
         return {listener.name: listener.bootstrap_servers for listener in self._listeners}
 
     def metrics(self) -> dict[str, float]:
-        """Return the counters since `start` and the present gauges.
+        """Return the counters since `start` and the current gauges.
 
-        The keys are Prometheus' names without prefix and `_total`. Raises MisuseError if the broker does not
-        run.
+        The keys are the names in Prometheus without prefix and `_total`. Raises MisuseError if the broker is
+        not running.
         """
         if self._running is None or self._thread is None:
             raise MisuseError("the broker is not running; metrics are there between start and stop")
@@ -362,7 +377,8 @@ async def _start(
 ) -> RunningBroker:
     try:
         running = RunningBroker(node, clock, listeners, metrics)
-    except ConfigError:  # invalid certificates
+    # Raised by the Server's constructor, for example for an invalid certificate.
+    except ConfigError:
         node.close(clock.now_ms())
         raise
     await running.start()
@@ -380,11 +396,10 @@ def run_foreground(
     metrics: tuple[str, int] | None = None,
     on_ready: Callable[[Sequence[Listener], int | None], None],
 ) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP.
+    """Run a broker in this thread until SIGTERM, SIGINT or SIGHUP.
 
-    Call `on_ready(listeners, metrics port)` when the broker listens.
-
-    Raises ConfigError and StorageError.
+    `on_ready(listeners, metrics port)` is called when the broker listens. Raises ConfigError and
+    StorageError.
     """
     listeners = checked_listeners(settings)
     if metrics is not None:
@@ -396,7 +411,8 @@ def run_foreground(
     async def serve() -> None:
         stopped = asyncio.Event()
         numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
+        # nohup sets SIGHUP to be ignored. It must stay ignored.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         for number in numbers:
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)

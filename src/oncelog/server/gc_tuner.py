@@ -1,7 +1,7 @@
 """Limits the pauses of Python's cyclic garbage collector in a broker process.
 
-Ten thousand partitions are a quarter of a million objects that live as long as the broker. Every full
-collection would visit all of them, which takes 60 ms.
+Ten thousand partitions are a quarter of a million objects that live as long as the broker. A full collection
+that visits all of them takes 60 ms. The tuner freezes such objects, so that later collections skip them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 LONG_SECONDS = 0.02
-"""After a full collection that took longer, the surviving objects are frozen (`gc.freeze`)."""
+"""If a full collection took longer than this, the surviving objects are frozen (`gc.freeze`)."""
 
 
 class GcTuner:
-    """A callback for `gc.callbacks`.
+    """A callback for `gc.callbacks` that freezes the surviving objects after a slow full collection.
 
-    Reference cycles among frozen objects are never freed: they are few and small.
+    Reference cycles among frozen objects are never freed. This is acceptable: they are few and small.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -26,7 +26,7 @@ class GcTuner:
         self._began = 0.0
 
     def install(self) -> None:
-        """Freeze all present objects and watch further collections."""
+        """Freeze all objects that exist now, and add this callback to `gc.callbacks`."""
         gc.collect()
         gc.freeze()
         gc.callbacks.append(self)

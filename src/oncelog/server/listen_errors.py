@@ -1,4 +1,4 @@
-"""The error text for an address on which the server cannot listen."""
+"""The error text for an address on which the server cannot listen, for example because the port is in use."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _HINTS = {
 
 
 def listen_error_text(address: str, error: OSError) -> str:
-    """Return the reason for which listening on HOST:PORT failed, and a hint if there is one.
+    """Return the reason why listening on `address` (HOST:PORT) failed, with a hint for common errors.
 
-    The reason is the operating system's text: those of asyncio and Python repeat the address.
+    The reason is the operating system's text, because the texts of asyncio and Python repeat the address.
     """
     number = error.errno or 0
     reason = os.strerror(number) if number > 0 else str(error)

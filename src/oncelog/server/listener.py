@@ -1,6 +1,7 @@
-"""Listening sockets that check the connection limits before they spend memory or a TLS handshake on a client.
+"""Listening sockets that check the connection limits first, before a client costs memory or a TLS handshake.
 
-If no file descriptor is free, accepting pauses and is retried. Clients wait in the operating system's queue.
+If no file descriptor is free, accepting pauses and is retried. Until then, clients wait in the operating
+system's queue.
 """
 
 from __future__ import annotations
@@ -16,27 +17,32 @@ from oncelog.runtime.event_log import log_event
 
 BACKLOG = 1_024
 MAX_ACCEPTS_PER_TURN = 64
-"""Connections accepted in one turn of the event loop, before existing ones are served."""
+"""Maximum number of connections accepted in one turn of the event loop, so that existing connections are not
+delayed.
+"""
 RETRY_SECONDS = 1.0
 HANDSHAKE_SECONDS = 60.0
-"""Time-out of asyncio for a TLS handshake. The server's own (`server.HANDSHAKE_MS`) is shorter."""
+"""asyncio's time-out for a TLS handshake.
+
+The server's time-out (`server.HANDSHAKE_MS`) is shorter and ends it first.
+"""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-"""TCP keep-alive (seconds, seconds, probes): a peer that disappears is detected within two minutes."""
+"""TCP keep-alive: idle seconds, seconds between probes, number of probes.
+
+Detects a lost peer within two minutes.
+"""
 
 
 class AcceptedConnection(Protocol):
-    """The protocol of an accepted connection, as the listener uses it.
-
-    It is also an asyncio.BufferedProtocol.
-    """
+    """The protocol object of an accepted connection. Implementations are also asyncio.BufferedProtocol."""
 
     def admit(self, peer: Any, descriptor: int | None) -> bool:
-        """Register the connection until `connection_lost`. Return False to reject it."""
+        """Register the connection until `connection_lost`. Return False to reject the connection."""
         ...
 
     def prepare(self, handshake: asyncio.Task[None]) -> None:
-        """Store the task that performs the handshake and connects the transport."""
+        """Store the task that performs the TLS handshake and then connects the transport."""
         ...
 
     def connection_lost(self, error: Exception | None) -> None: ...
@@ -45,8 +51,8 @@ class AcceptedConnection(Protocol):
 class ListeningSockets:
     """The listening sockets of one listener: one per address of its host name.
 
-    `factory` returns the protocol of a new connection. `context` is called for each connection and returns
-    its TLS context; None without TLS.
+    `factory` returns the protocol object of a new connection. `context` returns the TLS context, and is
+    called for each connection. `context` is None for a listener without TLS.
     """
 
     def __init__(
@@ -109,9 +115,9 @@ class ListeningSockets:
 
 
 async def bind_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen on all addresses of a host; of all interfaces if it is empty.
+    """Return sockets that listen on all addresses of `host`; on all interfaces if `host` is empty.
 
-    An IPv6 address that this computer lacks is skipped if there is another one. Raises OSError.
+    An IPv6 address that this computer lacks is skipped if another address can be bound. Raises OSError.
     """
     infos = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -126,7 +132,8 @@ async def bind_sockets(host: str, port: int) -> list[socket.socket]:
                 for listening in sockets:
                     listening.close()
                 raise
-            # /etc/hosts has ::1 for localhost even if IPv6 is disabled, as in many containers.
+            # For localhost, /etc/hosts often contains ::1 although IPv6 is disabled, for example in
+            # containers.
             missing = error
     if missing is not None:
         if not sockets:
@@ -152,15 +159,16 @@ def _bind(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
 
 
 def _keep_alive(listening: socket.socket) -> None:
-    """Enable TCP keep-alive. Accepted sockets inherit it."""
+    """Enable TCP keep-alive. The accepted sockets inherit this option."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
-        if hasattr(socket, name):  # macOS has another name for TCP_KEEPIDLE
+        # macOS lacks TCP_KEEPIDLE.
+        if hasattr(socket, name):
             listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 Listen = Callable[..., Awaitable[Any]]
-"""(protocol factory, host, port, ssl=context of the next connection) -> ListeningSockets or its like."""
+"""The signature of `listen`. The simulator passes its own function."""
 
 
 async def listen(
@@ -170,7 +178,7 @@ async def listen(
     *,
     ssl: Callable[[], ssl.SSLContext] | None = None,
 ) -> ListeningSockets:
-    """Listen, and return the sockets. Raises OSError. The simulator passes a function of its own instead."""
+    """Open the listening sockets and return them. Raises OSError."""
     listener = ListeningSockets(factory, ssl)
     await listener.open(host, port)
     return listener

@@ -1,4 +1,4 @@
-"""One connection's share of the memory that all requests and all responses may take together."""
+"""Records how much memory one connection uses of the server's two budgets, for requests and for responses."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from oncelog.rules.limits.connections import CloseReason, MemoryBudget
 
 Evict = Callable[[MemoryBudget[Any], CloseReason, int], None]
-"""(budget, reason, now_ms): close connections until the budget is kept."""
+"""(budget, reason, now_ms): close the slowest connections until the total is within the budget."""
 
 
 class MemoryAccount:
     """The memory of one connection (`owner`) in the server's two budgets.
 
-    `requests` has queued.max.request.bytes, `responses` has oncelog.queued.max.response.bytes. `evict` is
-    called when one of them is exceeded. It closes the connections that move their bytes slowest, perhaps this
-    one.
+    The setting queued.max.request.bytes limits `requests`, and oncelog.queued.max.response.bytes limits
+    `responses`. When a limit is exceeded, `evict` is called. `evict` closes the connections that move their
+    bytes slowest, which may include `owner`.
     """
 
     __slots__ = (
@@ -36,10 +36,10 @@ class MemoryAccount:
         self._flushed_bytes = 0
         self._is_closed = False
         self.is_holding_requests = False
-        """True while the request budget has an entry for this connection."""
+        """True while the request budget contains an entry for this connection."""
 
     def set_requests(self, held_bytes: int, received_bytes: int, now_ms: int) -> None:
-        """Record the memory that the requests hold.
+        """Record the memory of the requests that are not carried out yet.
 
         `received_bytes`: bytes received since the connection opened.
         """
@@ -48,7 +48,7 @@ class MemoryAccount:
             self._evict(self._requests, CloseReason.REQUEST_BYTES, now_ms)
 
     def set_responses(self, held_bytes: int, flushed_bytes: int, now_ms: int) -> None:
-        """Record the memory that the responses hold.
+        """Record the memory of the responses that the client has not accepted.
 
         `flushed_bytes`: bytes sent since the connection opened.
         """
@@ -58,14 +58,14 @@ class MemoryAccount:
             self._evict(self._responses, CloseReason.RESPONSE_BYTES, now_ms)
 
     def note_flushed(self, flushed_bytes: int) -> bool:
-        """Return True if the client has accepted more response bytes since the last call."""
+        """Return True if `flushed_bytes`, the bytes sent so far, has grown since the last call."""
         has_grown = flushed_bytes > self._flushed_bytes and not self._is_closed
         if has_grown:
             self._flushed_bytes = flushed_bytes
         return has_grown
 
     def close(self) -> None:
-        """Give all memory back: the connection has ended."""
+        """Remove the connection from both budgets. Called when the connection has ended."""
         self._is_closed = True
         self._requests.release(self._owner)
         self._responses.release(self._owner)

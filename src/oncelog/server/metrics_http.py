@@ -15,7 +15,10 @@ from oncelog.settings import Settings
 REQUEST_SECONDS = 5.0
 MAX_REQUEST_BYTES = 16_384
 MAX_CONNECTIONS = 20
-"""Simultaneous connections. More are closed, so scrapers cannot use up the file descriptors of the log."""
+"""Maximum number of simultaneous connections.
+
+Further ones are closed, so that scrapers cannot use up the log's file descriptors.
+"""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -68,10 +71,12 @@ class MetricsServer:
                 writer.write(self._response(head))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client disconnected, or sent no HTTP request
+            # The client disconnected, or it did not send an HTTP request.
+            pass
         finally:
             self._connection_count -= 1
-            # Aborted, not closed, if bytes are left: a client that does not read would keep the descriptor.
+            # If bytes are left, abort: with close(), a client that does not read would keep the descriptor
+            # open.
             writer.close() if not writer.transport.get_write_buffer_size() else writer.transport.abort()
 
     def _response(self, head: bytes) -> bytes:

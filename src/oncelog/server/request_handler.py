@@ -1,8 +1,8 @@
-"""Carries one connection's requests out and sends their responses.
+"""Executes the requests of one connection and sends their responses.
 
-A plain Produce request is answered from its bytes (`broker.handlers.produce_direct`). Every other request is
-decoded and given to the handler of its API. Its result is a response, a PendingResponse that is completed
-later, or an instruction to close the connection.
+A plain Produce request is answered directly from its bytes (`broker.handlers.produce_direct`). Any other
+request is decoded and passed to the handler of its API. The handler returns a response, a PendingResponse
+that is completed later, or CloseAfterResponse.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from oncelog.wire.messages import FetchResponse
 T = TypeVar("T")
 
 MAX_ROUND_REQUESTS = 64
-"""Requests that one connection may start in one round, before other connections are served.
+"""The cost at which a round ends. Most requests cost 1; large and expensive requests cost more.
 
-A count and not a time, so that the simulator stays deterministic. See
+The round is limited by a count instead of a time, so that the simulator stays deterministic. See
 test_a_seed_gives_the_same_bytes_in_every_process.
 """
 REQUEST_BYTES = 256
-"""Bytes for which a request other than Produce counts once more: its work grows with its size."""
+"""A request other than Produce costs 1 more for each 256 bytes, because its work grows with its size."""
 OPENED_RECORDS = 256
-"""A Produce request counts as one more request per this many records that the broker had to decompress."""
+"""A Produce request costs 1 more for each 256 records that the broker had to decompress."""
 
 
 class RequestHandler:
-    """Carries the requests of one connection out.
+    """Executes the requests of one connection.
 
-    `close(reason)` ends the connection. `on_late_response(error)` is called after a response was completed
-    later than its round, or with the error that prevented it.
+    `close(reason)` ends the connection. `on_late_response(None)` is called after a pending response was
+    completed; after a failure, it is called with the error.
     """
 
     def __init__(
@@ -68,12 +68,13 @@ class RequestHandler:
         self._close_timer: asyncio.TimerHandle | None = None
 
     def carry_out(self, frame: memoryview, now_ms: int, started: float) -> int:
-        """Carry out a request received at `now_ms` and `started` (perf_counter), and send its response.
+        """Execute a request and send its response. Return the request's cost in its round.
 
-        Return its cost in requests of a round. Raises PeerError if the request cannot be decoded.
+        `now_ms` and `started` (perf_counter): time at which the request was received. Raises PeerError if the
+        request cannot be decoded.
         """
-        # The frame is a view of the receive buffer, and so are the records that are decoded from it. A
-        # handler must copy what it keeps after this call. See
+        # `frame` is a view of the receive buffer, and so are the records that are decoded from it. A handler
+        # must copy everything that it keeps after this call. See
         # test_what_a_step_leaves_is_no_view_of_the_receive_buffer.
         if not self._auth.allows_any_request:
             reason = self._auth.check(int.from_bytes(frame[:2]), now_ms)
@@ -87,7 +88,8 @@ class RequestHandler:
             self._dispatch(frame, now_ms, started)
             api_key = int.from_bytes(frame[:2])
             if api_key == SASL_AUTHENTICATE:
-                return MAX_ROUND_REQUESTS  # PLAIN takes milliseconds, however small the request is
+                # Checking a PLAIN password takes milliseconds, so one such request fills the round.
+                return MAX_ROUND_REQUESTS
             if api_key == PRODUCE:
                 return 1 + (node.opened_cost - opened_before) // OPENED_RECORDS
             return 1 + len(frame) // REQUEST_BYTES
@@ -98,7 +100,10 @@ class RequestHandler:
         return 1
 
     def _dispatch(self, frame: memoryview, now_ms: int, started: float) -> None:
-        """Decode a request, give it to its API's handler, and send or await the response."""
+        """Decode a request and pass it to its API's handler.
+
+        Send the response, or wait for it if it is pending.
+        """
         header = decode_request_header(frame)
         self._throttle.set_client_id(header)
         response: Any = refuse(self._node, header)
@@ -142,7 +147,7 @@ class RequestHandler:
         self._close(closing.reason)
 
     def _measure_later(self, header: RequestHeader, work: Callable[[], T]) -> T:
-        """Call `work`, part of a later response, and charge its time to the client's quota."""
+        """Call `work`, which makes part of a pending response, and charge its time to the client's quota."""
         if not self._quotas.is_any:
             return work()
         self._throttle.set_client_id(header)
@@ -158,7 +163,7 @@ class RequestHandler:
             self._on_late_response(None)
 
     def _encode(self, header: RequestHeader, response: Any, started: float) -> Payload | None:
-        """Return the response frame; None if there is no response."""
+        """Return the response frame; None if the client expects no response."""
         if isinstance(response, Disconnect):
             self._close(response.reason)
             return None
@@ -174,6 +179,9 @@ class RequestHandler:
         return payload
 
     def cancel(self) -> None:
-        """Stop the timer of the last response: the connection has ended, or closes for another reason."""
+        """Stop the timer of `_send_and_close`:
+
+        the connection has ended, or it is closing for another reason.
+        """
         if self._close_timer is not None:
             self._close_timer.cancel()

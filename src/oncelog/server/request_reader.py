@@ -1,4 +1,4 @@
-"""The bytes of one client that the broker has received and not yet carried out."""
+"""The bytes that the broker has received from one client and has not processed yet."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import cast
 from oncelog.wire.frames import FrameReader
 
 LARGE_REST_BYTES = 65_536
-"""If a frame still lacks at least this much, its bytes are received directly into the frame's own buffer."""
+"""If a frame lacks at least this number of bytes, they are received directly into the frame's own buffer."""
 NO_BYTES = memoryview(b"")
 
 
 class RequestReader:
-    """The input of one connection: an incomplete frame, and a backlog of bytes not cut into frames.
+    """The input of one connection: an incomplete frame, and a backlog of bytes that are not yet split into
+    frames.
 
-    All connections of a server receive into one shared buffer, which the next read overwrites. Therefore
-    bytes that cannot be processed at once are copied into the backlog.
+    All connections of a server receive into one shared buffer, and the next read overwrites it. Bytes that
+    cannot be processed at once are therefore copied into the backlog.
     """
 
     __slots__ = (
@@ -31,27 +32,33 @@ class RequestReader:
     def __init__(self, shared: memoryview, max_frame_bytes: int) -> None:
         self.frames = FrameReader(max_frame_bytes)
         self.backlog = NO_BYTES
-        """Bytes that the connection cuts next. While there are any, new bytes wait behind them."""
+        """Bytes that the connection processes next.
+
+        While it is not empty, new bytes are collected in `_arrived`.
+        """
         self.received_bytes = 0
         """Bytes received since the connection was opened."""
         self.incomplete_since_ms: int | None = None
-        """Time from which the read time-out of an incomplete request counts; None without such a request."""
+        """Clock time at which the read time-out of an incomplete request starts; None without such a request.
+        """
         self._shared = shared
         self._arrived = bytearray()
-        """Bytes received while there was a backlog."""
+        """Bytes received while the backlog was not empty."""
         self._frame_space: memoryview | None = None
-        """The rest of a large frame's own buffer, if the next bytes are received there."""
+        """The free part of a large frame's buffer, if asyncio receives the next bytes there; otherwise None.
+        """
 
     def get_buffer(self) -> memoryview:
         """Return the buffer for the next read."""
-        # Bytes behind a backlog must not be added to a frame before the backlog is.
+        # Bytes behind a backlog must not be added to a frame before the backlog was processed.
         self._frame_space = None if self.backlog else self.frames.room(LARGE_REST_BYTES)
         return self._shared if self._frame_space is None else self._frame_space
 
     def receive(self, size_bytes: int) -> memoryview | None:
-        """Accept bytes that were read into the buffer. Return those to cut now; None if they must wait.
+        """Accept the bytes that asyncio has read into the buffer. Return the bytes to process now.
 
-        The result is a view of the shared buffer. Call `keep` with the part that was not cut.
+        The result is a view of the shared buffer: call `keep` with the part that was not processed. Return
+        None if the bytes must wait behind the backlog.
         """
         self.received_bytes += size_bytes
         data = NO_BYTES
@@ -66,12 +73,15 @@ class RequestReader:
         return data
 
     def keep(self, rest: memoryview) -> None:
-        """Copy bytes of the shared buffer that were not cut into the backlog."""
+        """Copy the unprocessed rest of the shared buffer into the backlog."""
         if rest:
             self.backlog = memoryview(bytes(rest))
 
     def next_backlog(self) -> bool:
-        """Replace an empty backlog by the bytes that arrived behind it. Return True if there are any."""
+        """If the backlog is empty, move the bytes that arrived behind it into the backlog.
+
+        Return True if there were any.
+        """
         if self.backlog or not self._arrived:
             return False
         arrived, self._arrived = self._arrived, bytearray()
@@ -84,16 +94,16 @@ class RequestReader:
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes that were received and not cut yet."""
+        """Number of bytes that were received and are not yet split into frames."""
         return len(self.backlog) + len(self._arrived)
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the incomplete frame and of the backlog."""
-        # A view keeps the whole object alive, so a backlog that is partly cut counts with all of its bytes.
+        """Memory of the incomplete frame and of the backlog, in bytes."""
+        # The backlog is a view. A view keeps its whole object alive, so count all bytes of that object.
         backlog_bytes = len(cast(bytes, self.backlog.obj)) if self.backlog else 0
         return self.frames.held_bytes + backlog_bytes + len(self._arrived)
 
     def clear(self) -> None:
-        """Drop the backlog: the connection has ended."""
+        """Drop the backlog, because the connection has ended."""
         self.backlog, self._arrived = NO_BYTES, bytearray()

@@ -1,9 +1,10 @@
-"""The responses of one connection, in the order of their requests, until the client has them.
+"""The responses of one connection, in the order of their requests, until the client has accepted them.
 
-Kafka's clients match responses to requests by their order, so no response may overtake an earlier one, not
-even that of a long poll. See test_deferred_fetch_and_produce_of_one_connection_answer_in_order. Small
-responses of one round are joined into one write. A response that is not ready yet has a slot, and the
-responses behind it wait.
+Kafka's clients match responses to requests by their order. Therefore no response may overtake an earlier one,
+not even the response of a long poll. See test_deferred_fetch_and_produce_of_one_connection_answer_in_order.
+
+A response that is not ready has a slot. Responses behind this slot wait in slots, too. The small responses of
+one round are joined into one write.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from oncelog.wire.frames import LARGE_BYTES
 from oncelog.wire.primitives import Buffer
 
 Payload = bytes | list[Buffer]
-"""A response frame; a list of its pieces if it is large."""
+"""A response frame; if it is large, the list of its parts."""
 
 
 class ResponseSlot:
-    """The place of one response in the order of its connection. `pending`: None if the response is ready."""
+    """The place of one response in the order of its connection.
+
+    `pending`: the response, if it was not ready when the slot was reserved; otherwise None.
+    """
 
     __slots__ = ("is_abandoned", "is_done", "payload", "pending")
 
@@ -31,11 +35,14 @@ class ResponseSlot:
         self.is_done = False
         self.payload: Payload | None = None
         self.is_abandoned = False
-        """True if the client is gone: its response is discarded, and later requests are carried out."""
+        """True if the client is gone, but the request is kept.
+
+        The response is then discarded. The requests behind it are still carried out.
+        """
 
     @property
     def blocks_pipeline(self) -> bool:
-        """True while no later request may be started."""
+        """True while the requests behind this slot must not be started."""
         return not self.is_done and self.pending is not None and self.pending.blocks_pipeline
 
 
@@ -45,13 +52,13 @@ class ResponseQueue:
     def __init__(self, metrics: Metrics, on_large: Callable[[], None]) -> None:
         self.transport: asyncio.Transport | None = None
         self.slots: deque[ResponseSlot] = deque()
-        """Responses that are not ready, and those behind them."""
+        """Slots of the responses that are not ready, and of all responses behind the first such response."""
         self.blocking_count = 0
-        """Reasons for which no further request may be started, such as a fetch that waits for records."""
+        """Number of reasons to start no further request, such as a fetch that waits for records."""
         self.slot_bytes = 0
-        """Bytes of responses that are ready but behind one that is not."""
+        """Bytes of responses that are ready, but wait behind a response that is not ready."""
         self.batched_bytes = 0
-        """Bytes of this round's small responses, which `flush` writes."""
+        """Bytes of this round's small responses. `flush` writes them."""
         self.has_dropped = False
         """True once a response was dropped because the transport had ended."""
         self.written_bytes = 0
@@ -59,21 +66,21 @@ class ResponseQueue:
         self._metrics, self._on_large = metrics, on_large
         self._batched: list[bytes] = []
         self._large: deque[tuple[int, int]] = deque()
-        """Begin and end of each large response that is not flushed, counted in `written_bytes`."""
+        """Start and end of each large response that is not fully flushed, in the scale of `written_bytes`."""
 
     def block(self) -> None:
-        """Allow no further request: the connection closes after the next response."""
+        """Start no further request, because the connection will close after the next response."""
         self.blocking_count += 1
 
     def reserve(self, pending: PendingResponse | None) -> ResponseSlot:
-        """Append a slot behind all responses so far."""
+        """Append a slot behind all responses so far, and return it."""
         slot = ResponseSlot(pending)
         self.slots.append(slot)
         self.blocking_count += slot.blocks_pipeline
         return slot
 
     def complete(self, slot: ResponseSlot, payload: Payload | None) -> None:
-        """Fill a slot, and send every response that is now next in order. `payload` None: no response."""
+        """Fill a slot, and send each response that is now first in order. `payload` None: nothing to send."""
         self.blocking_count -= slot.blocks_pipeline
         payload = None if slot.is_abandoned else payload
         slot.payload, slot.is_done = payload, True
@@ -84,7 +91,10 @@ class ResponseQueue:
             self.send(first)
 
     def send(self, payload: Payload | None) -> None:
-        """Send a response that is next in order: a small one with the next `flush`. None: no response."""
+        """Send a response that is first in order.
+
+        A small one is sent by the next `flush`. None: nothing to send.
+        """
         if payload is None:
             return
         if self.transport is None:
@@ -100,14 +110,14 @@ class ResponseQueue:
         self.written_bytes += size_bytes
         self._metrics.bytes_sent += size_bytes
         self.transport.writelines([payload] if isinstance(payload, bytes) else payload)
-        # After a failed write the transport discards further responses and never pauses, until it calls
-        # connection_lost. Without this check the rest of a round of fetches is read for nobody.
-        # See test_an_answer_ends_what_a_client_that_is_gone_has_left.
+        # After a failed write, the transport discards further responses without pausing the writer until it
+        # calls connection_lost. Without this check, the broker would read the data of the round's remaining
+        # fetches in vain. See test_an_answer_ends_what_a_client_that_is_gone_has_left.
         self.has_dropped = self.transport.is_closing()
         self._on_large()
 
     def flush(self) -> None:
-        """Write the small responses of this round."""
+        """Give this round's small responses to the transport, in one write."""
         if not self._batched or self.transport is None:
             return
         data = self._batched[0] if len(self._batched) == 1 else b"".join(self._batched)
@@ -122,9 +132,9 @@ class ResponseQueue:
         return self.written_bytes - (self.transport.get_write_buffer_size() if self.transport else 0)
 
     def held_bytes(self, flushed_bytes: int) -> int:
-        """Return the memory of the responses, given the present value of `flushed_bytes`.
+        """Return the memory of the responses in bytes. `flushed_bytes`: the current result of that method.
 
-        A large response holds all of its memory until its last byte is flushed.
+        A large response counts with all of its bytes until its last byte is flushed.
         """
         while self._large and self._large[0][1] <= flushed_bytes:
             self._large.popleft()
@@ -133,15 +143,15 @@ class ResponseQueue:
 
     @property
     def request_bytes(self) -> int:
-        """Memory of the request that blocks the pipeline, until it is carried out. It is in the last slot."""
+        """Memory in bytes of the request in the last slot until it is carried out; otherwise 0."""
         last = self.slots[-1] if self.slots else None
         return last.pending.request_bytes if last and last.pending and not last.is_done else 0
 
     @property
     def outlives_client(self) -> bool:
-        """True while the last request must be carried out to its end even if the client is gone.
+        """True while the last request must be carried out even if the client is gone.
 
-        Such a request expects no response (acks=0), or its slot is abandoned.
+        The request then expects no response (acks=0), or its slot is abandoned.
         """
         last = self.slots[-1] if self.slots else None
         if last is None or last.pending is None or last.is_done:
@@ -150,20 +160,24 @@ class ResponseQueue:
 
     @property
     def is_abandoned(self) -> bool:
-        """True while requests of a client that is gone wait for the request before them."""
+        """True while the client is gone and its last request is still being carried out."""
         return bool(self.slots and self.slots[-1].is_abandoned)
 
     def abandon(self) -> None:
-        """Keep the last request although its client is gone, if it is a JoinGroup or SyncGroup.
+        """Keep the last request of a client that is gone, if it is a JoinGroup or SyncGroup.
 
-        The requests behind it are then carried out, as on Kafka.
+        As on Kafka, the requests behind it are then carried out, too.
         """
         last = self.slots[-1] if self.slots else None
         if last is not None and last.pending is not None and not last.is_done:
             last.is_abandoned = last.pending.runs_next_request
 
     def discard(self, *, but_last: bool = False) -> None:
-        """Cancel and drop every response that is not written: the connection has ended."""
+        """Drop every response that is not written, and cancel the pending ones, because the connection has
+        ended.
+
+        `but_last`: keep the last response.
+        """
         last = self.slots.pop() if but_last else None
         for slot in self.slots:
             if slot.pending is not None:

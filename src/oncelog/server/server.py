@@ -1,7 +1,8 @@
-"""The server: one thread with one event loop, all connections, and the broker state that they share.
+"""The Kafka server: one thread with one event loop, all connections, and the broker state that they share.
 
-After each round of requests it completes fetches and sets the timer for the next deadline. It also flushes
-the partitions whose appends wait for the disk: in threads, with one fdatasync for all appends of a partition.
+After each round of requests, the server completes fetches and sets the timer for the next deadline. It also
+flushes the partitions whose appends wait for the disk. Flushes run in threads, and one fdatasync covers all
+waiting appends of a partition.
 """
 
 from __future__ import annotations
@@ -40,15 +41,18 @@ RECEIVE_BUFFER_BYTES = 1 << 20
 FLUSH_THREADS = 4
 SWEEP_SECONDS = 1.0
 SWEEP_SLICE = 200
-"""Connections whose deadlines are checked in one turn of the event loop."""
+"""Number of connections whose deadlines are checked in one turn of the event loop."""
 HANDSHAKE_MS = 10_000
 """Time-out of the TLS handshake."""
 AUTHENTICATION_MS = 30_000
 """Time-out of SASL authentication."""
 LINGER_MS = 5_000
-"""Time that a client gets to read its last responses before its connection is aborted."""
+"""Time in which a client can read its last responses. After this time, its connection is aborted."""
 MAX_LOGGED_CLOSES = 20
-"""Closed connections that are logged individually per SWEEP_SECONDS. Of the others, the number is logged."""
+"""Maximum number of closed connections that are logged one by one per SWEEP_SECONDS.
+
+The number of further closed connections is logged in one line.
+"""
 
 _CLOSE_TEXTS = {
     CloseReason.CONNECTIONS: "max.connections is reached",
@@ -65,7 +69,10 @@ _CLOSE_TEXTS = {
 
 
 class Server:
-    """Serves the broker on its listeners. Raises ConfigError for settings that cannot be used."""
+    """Accepts connections on the broker's listeners and handles their requests.
+
+    The constructor raises ConfigError for settings that cannot be used.
+    """
 
     def __init__(
         self, node: BrokerState, clock: Clock, listeners: Sequence[Listener], listen: Listen = listen
@@ -95,23 +102,25 @@ class Server:
         setting = "sasl.oauthbearer.jwks.endpoint.url"
         self._token_keys = WatchedFile(settings[setting], setting) if settings[setting] else None
         self.receive_view = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
-        """The buffer into which all connections receive."""
+        """The buffer into which asyncio receives the bytes of all connections."""
         self.connections: dict[Connection, None] = {}
         """All connections, oldest first."""
         self._ids = count(1)
         self._flush_pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="oncelog-flush")
         self._flushing: dict[asyncio.Future[None], None] = {}
-        """Flushes that run in a thread."""
+        """The running flushes. Each runs in a thread of `_flush_pool`."""
         self._timer: asyncio.TimerHandle | None = None
-        """The timer of the broker's next deadline, which is at `_timer_ms`."""
+        """The timer of the broker's next deadline; it fires at `_timer_ms`."""
         self._timer_ms = 0
         self._sweeper: asyncio.Handle | None = None
         self._close_count = 0
-        """Connections closed for a cause since the last sweep."""
+        """Number of connections that the broker has closed since the last sweep because of an error or a
+        limit.
+        """
         self._is_stopping = False
 
     async def start(self) -> None:
-        """Listen on all listeners. Raises StorageError; `stop` then closes those that were opened."""
+        """Open all listeners. Raises StorageError; `stop` then closes the listeners that were opened."""
         self._refresh_files()
         for acceptor in self.acceptors:
             await acceptor.start(partial(self._connect, acceptor))
@@ -137,7 +146,7 @@ class Server:
         await asyncio.sleep(0)
         while self._flushing:
             await asyncio.gather(*self._flushing, return_exceptions=True)
-        # Last, because the end of a flush sets the timer.
+        # The timers come last, because the end of a flush sets the timer again.
         for timer in (self._timer, self._sweeper):
             if timer is not None:
                 timer.cancel()
@@ -145,7 +154,10 @@ class Server:
         await asyncio.sleep(0)
 
     def opened(self, connection: Connection, descriptor: int | None) -> bool:
-        """Register a new connection. Return False, and close it, if a limit is exceeded."""
+        """Register a new connection.
+
+        If a connection limit is exceeded, close the connection and return False.
+        """
         self.connections[connection] = None
         self.node.connection_count = len(self.connections)
         self.node.metrics.connections_opened += 1
@@ -157,7 +169,7 @@ class Server:
         return bound is None
 
     def lost(self, connection: Connection) -> None:
-        """Remove a connection that has ended. May be called twice."""
+        """Remove a connection that has ended. May be called twice for the same connection."""
         if connection in self.connections:
             del self.connections[connection]
             self.node.connection_count = len(self.connections)
@@ -174,7 +186,7 @@ class Server:
             log_event("warning", "connection closed", peer=peer, reason=reason)
 
     def evict(self, budget: MemoryBudget[Any], bound: CloseReason, now_ms: int) -> None:
-        """Close the connections that move their bytes slowest, until a memory budget is kept."""
+        """Close the connections that move their bytes slowest, until the total fits the memory budget."""
         for connection in budget.eviction_candidates(now_ms):
             budget.release(connection)
             connection.close(_CLOSE_TEXTS[bound], bound=bound, at_once=True)
@@ -189,9 +201,10 @@ class Server:
         self._set_timer(now_ms)
 
     def after_work(self) -> None:
-        """Do the same after background work: its appends complete fetches and wait for flushes, too.
+        """Complete fetches, start flushes and set the timer after background work.
 
-        See test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once.
+        The appends of background work complete fetches and wait for flushes, as those of requests do. See
+        test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once.
         """
         if not self._is_stopping:
             self.after_round(self.clock.now_ms())
@@ -224,22 +237,22 @@ class Server:
         try:
             tick(self.node, self.clock.now_ms())
         except Exception as error:
-            # Retention or a checkpoint that fails, for example on a full disk, is retried when it is due
-            # again.
+            # For example, a checkpoint fails because the disk is full. Periodic work is retried when it is
+            # next due.
             log_event("error", "periodic work failed", error=repr(error), exc_info=error)
         self.after_round(self.clock.now_ms())
 
     def _sweep(self) -> None:
-        """Reload changed files and check the deadlines of all connections."""
+        """Reload files that have changed, and check the deadlines of all connections."""
         try:
             self._refresh_files()
         except Exception as error:
-            # The sweep must be scheduled again, or no deadline of a connection would be kept.
+            # After an error, the sweep must still schedule its next run. Otherwise no deadline would be
+            # checked.
             log_event("error", "files cannot be looked at", error=repr(error), exc_info=error)
         if self._close_count > MAX_LOGGED_CLOSES:
             log_event("warning", "more connections closed", count=self._close_count - MAX_LOGGED_CLOSES)
         self._close_count = 0
-        """Connections closed for a cause since the last sweep."""
         self._sweep_slice(list(self.connections))
 
     def _sweep_slice(self, connections: list[Connection]) -> None:
@@ -257,7 +270,10 @@ class Server:
 
 
 def _check_sizes(settings: Settings) -> None:
-    """Raise ConfigError if the largest request exceeds the memory of all requests, as Kafka does."""
+    """Raise ConfigError if one request may be larger than the memory of all requests.
+
+    Kafka has the same check.
+    """
     queued_bytes, largest_bytes = settings["queued.max.request.bytes"], settings["socket.request.max.bytes"]
     if 0 <= queued_bytes < largest_bytes:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""Client quotas of one connection: what its requests cost, and the time for which it is muted (KIP-219).
+"""Client quotas of one connection: charges the cost of its requests, and mutes the connection (KIP-219).
 
-A muted connection is not read, and none of its requests is started.
+While a connection is muted, the broker does not read from it and starts none of its requests.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class Throttle:
-    """Charges one connection's quotas and mutes it.
+    """Charges the quotas of one connection's client and mutes the connection.
 
-    `on_mute` is called with True when it begins, False at its end.
+    `on_mute` is called with True when the connection is muted, and with False when it is unmuted.
 
-    The client pays for all the time that its requests take on the broker's thread: to read them, also those
-    that cannot be read, to carry them out, and to write their responses, also those that come later.
+    The client is charged for all time that its requests take on the broker's thread: decoding (also if it
+    fails), handling, and encoding of responses (also of pending ones).
     """
 
     __slots__ = (
@@ -45,10 +45,13 @@ class Throttle:
         self._timer: asyncio.TimerHandle | None = None
         self._client_id: str | None = None
         self._charged_until = 0.0
-        """The perf_counter up to which time is charged; 0 if no time is measured."""
+        """The perf_counter time up to which time is charged; 0 outside `measure`."""
 
     def measure(self, now_ms: int, work: Callable[[], T]) -> T:
-        """Call `work`, charge its time even if it raises, and return its result. Calls may be nested."""
+        """Call `work`, charge its time even if it raises, and return its result. Calls may be nested.
+
+        `now_ms`: current clock time, from which the quota's window is chosen.
+        """
         is_outer = not self._charged_until
         if is_outer:
             self._charged_until = perf_counter()
@@ -60,7 +63,7 @@ class Throttle:
                 self._charged_until = 0.0
 
     def _charge_time(self, now_ms: int) -> None:
-        """Charge the time since the last charge, if time is measured."""
+        """Charge the time since the last charge. Outside `measure`, do nothing."""
         if self._charged_until:
             now = perf_counter()
             self._quotas.charge_request_time(
@@ -69,13 +72,16 @@ class Throttle:
             self._charged_until = now
 
     def set_client_id(self, header: RequestHeader) -> None:
-        """Charge time to this request's client id. Until then it is charged to that of the request before."""
+        """Charge time to this request's client id from now.
+
+        Time before was charged to the previous request's.
+        """
         self._client_id = header.client_id
 
     def charge_response(self, header: RequestHeader, response: object, now_ms: int) -> int:
         """Set the response's throttle time and mute the connection for it.
 
-        Return the time in milliseconds.
+        Return this time in milliseconds.
         """
         self._client_id = header.client_id
         self._charge_time(now_ms)
@@ -90,19 +96,17 @@ class Throttle:
         self._quotas.charge_produce(self._auth.quota_principal(header.client_id), size_bytes, now_ms)
 
     def charge_direct_produce(self, frame: memoryview, response: bytes, now_ms: int) -> bytes:
-        """Charge a request of `produce_direct`. Return its response with the throttle time."""
+        """Charge a request of `produce_direct`. Return `response` with the throttle time set."""
         header = decode_request_header(frame)
         self.charge_produce(header, len(frame), now_ms)
         throttle_ms = self.charge_response(header, None, now_ms)
         return with_throttle_time(response, throttle_ms) if throttle_ms else response
 
     def rejects(self, host: str, now_ms: int, transport: asyncio.Transport) -> bool:
-        """Return True if the client's address exceeds its connection rate.
+        """Return True if the client's IP address exceeds its connection rate.
 
-        The connection is then closed later.
-
-        As on Kafka (KIP-612), it is muted first, so that the client does not come back at once. Such
-        connections are counted in the metrics and not logged.
+        As on Kafka (KIP-612), the connection is muted first and closed when that time is over. This delays
+        the client's next attempt. Such connections are counted in the metrics but not logged.
         """
         throttle_ms = self._quotas.admit_connection(host, now_ms)
         if throttle_ms:
@@ -123,6 +127,6 @@ class Throttle:
         self._on_mute(False)
 
     def cancel(self) -> None:
-        """Stop the timer: the connection has ended."""
+        """Stop the timer that would unmute or close the connection."""
         if self._timer is not None:
             self._timer.cancel()

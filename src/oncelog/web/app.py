@@ -1,7 +1,7 @@
 """The web pages as a Starlette application over an admin client (behaviour T14, docs/behaviours.md).
 
-Each page shows the cluster's responses at the moment of the request; the application stores nothing. Its only
-action, the abort of a hanging transaction, is a POST request with a token that only these pages contain.
+Each page shows the cluster's responses at the time of the request. The application stores nothing. Its only
+action is the abort of a hanging transaction: a POST request with a token that only these pages contain.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ _SECURITY = {
 def make_app(admin: Admin, *, hosts: Sequence[str], servers: str) -> Starlette:
     """Return the application.
 
-    It answers only requests whose Host header is one of `hosts`, so that no foreign page can use it through
-    DNS.
+    Requests are accepted only if their Host header is one of `hosts`. This prevents DNS rebinding: a page of
+    another site cannot use the application through the user's browser. `servers`: the cluster's name on the
+    pages.
     """
     pages = _Pages(admin, servers)
     routes = [
@@ -66,7 +67,7 @@ def make_app(admin: Admin, *, hosts: Sequence[str], servers: str) -> Starlette:
 
 
 class _Pages:
-    """The pages: for each, a method that returns the variables of its template."""
+    """The pages. Most have a method that returns the variables of their template."""
 
     def __init__(self, admin: Admin, servers: str) -> None:
         self._admin = admin
@@ -78,8 +79,9 @@ class _Pages:
         self._templates.filters["offset"] = lambda offset: "–" if offset is None else offset
 
     def show(self, query: Callable[[Request], dict[str, Any]], template: str) -> Any:
-        """Return an endpoint that queries the cluster in a thread, and renders an error page if
-        that fails.
+        """Return an endpoint that calls `query` in a thread and renders `template` with the result.
+
+        If the query fails, the endpoint renders an error page.
         """
 
         async def endpoint(request: Request) -> Response:
@@ -101,9 +103,9 @@ class _Pages:
         return HTMLResponse(text, status, headers)
 
     def _refuse(self, error: object, status: int) -> HTMLResponse:
-        """Return the response to a rejected form.
+        """Return the error page for a rejected form.
 
-        The page does not refresh: its address accepts only forms.
+        This page does not refresh itself: its address accepts only POST requests.
         """
         return self._render("error.html", {"error": error, "is_answer_to_form": True}, status)
 
@@ -112,7 +114,7 @@ class _Pages:
         return self._render("error.html", {"error": f"there is no page {request.url.path}"}, 404)
 
     def transactions(self, request: Request) -> dict[str, Any]:
-        """Return all transactional ids, and the open transactions that hold partitions back."""
+        """Return all transactional ids, and the open transactions that hold back a last stable offset."""
         return {
             "listed": self._admin.list_transactions(),
             "held_back": self._admin.find_hanging(),
@@ -120,7 +122,7 @@ class _Pages:
         }
 
     def transaction(self, request: Request) -> dict[str, Any]:
-        """Return one transactional id."""
+        """Return the state of the transactional id in the address."""
         name = request.path_params["id"]
         return {"transaction": self._admin.describe_transactions([name])[name]}
 
@@ -131,7 +133,7 @@ class _Pages:
         }
 
     def topic(self, request: Request) -> dict[str, Any]:
-        """Return the offsets and producers of each partition."""
+        """Return the offsets and producers of each partition of the topic in the address."""
         name = request.path_params["name"]
         described = self._admin.describe_topics([name])[name]
         tps = [TopicPartition(name, partition.partition) for partition in described.partitions]
@@ -152,7 +154,7 @@ class _Pages:
         return {"groups": self._admin.list_groups()}
 
     def group(self, request: Request) -> dict[str, Any]:
-        """Return the members of a group, and its committed offsets with their lag."""
+        """Return the members of the group in the address, and its committed offsets with their lag."""
         name = request.path_params["id"]
         group = self._admin.describe_groups([name])[name]
         offsets = self._admin.group_offsets(name)
@@ -188,7 +190,7 @@ class _Pages:
         return RedirectResponse("/", 303)
 
     def _abort(self, tp: TopicPartition, producer_id: int, producer_epoch: int, first_offset: int) -> bool:
-        # Compare all fields that the page showed: the producer may have begun another transaction since.
+        # Compare all fields that the page showed. The producer may have begun another transaction since then.
         confirmed = (tp, producer_id, producer_epoch, first_offset)
         for opened in self._admin.open_transactions([tp.topic]):
             if (opened.tp, opened.producer_id, opened.producer_epoch, opened.first_offset) == confirmed:

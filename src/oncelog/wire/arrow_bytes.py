@@ -1,6 +1,6 @@
-"""The bytes of all rows of a binary Arrow column, four at a time.
+"""Reads the bytes of all rows of a binary Arrow column, four bytes of each row at a time.
 
-A computation over each row's bytes then takes a few NumPy calls per word of the longest row, and creates no
+A computation over the bytes then takes a few NumPy calls per four bytes of the longest row. It creates no
 object per row.
 """
 
@@ -16,7 +16,7 @@ Words = np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 
 class RowBytes:
-    """The rows that are not null, the longest first."""
+    """The bytes of a column's rows that are not null, longest row first."""
 
     def __init__(self, column: Any) -> None:
         _, offsets, data = column.buffers() if len(column) else (None, None, None)
@@ -29,14 +29,16 @@ class RowBytes:
         if not self._is_even:
             rows = rows[np.argsort(-sizes[rows], kind="stable")]
         self.rows: Ints = rows
-        """Row numbers in the column."""
+        """Row numbers in the column; if rows differ in length or some are null, sorted by descending length.
+        """
         self.sizes: Ints = sizes[rows]
         self._starts: Ints = bounds[rows].astype(np.int64)
         self._data = np.frombuffer(data or b"", np.uint8)
 
     def words(self) -> Iterator[Words]:
-        """Yield the first four bytes (little-endian) of each row that has them, then the next four, and so
-        on. Each array belongs to that number of rows from the beginning of `rows`.
+        """Yield the first four bytes of each row as a little-endian number, then the next four, and so on.
+
+        Only rows with four more bytes are in an array. These are the first rows of `rows`.
         """
         longest = int(self.sizes[0]) if len(self.rows) else 0
         for at in range(0, longest - 3, 4):
@@ -49,8 +51,10 @@ class RowBytes:
                 yield at_any_byte[self._starts[:count] + at]
 
     def tails(self) -> Iterator[tuple[Ints, Words]]:
-        """Yield the bytes after the last whole word, up to three times: (indexes into `rows`, one byte of
-        each).
+        """Yield the bytes that are left of each row after its last whole word: first one byte per row, then
+        the second, then the third.
+
+        Each item is (indexes into `rows`, one byte of each such row).
         """
         whole, rest = self._starts + (self.sizes & ~3), self.sizes & 3
         for number in range(3):

@@ -1,4 +1,4 @@
-"""Whole record batches: build one from records. The tools for headers are exported here as well."""
+"""Builds whole record batches from records. Also exports the functions for batch headers."""
 
 from __future__ import annotations
 
@@ -60,8 +60,10 @@ def build_batch(
 ) -> bytearray:
     """Return a sealed batch of at least one record, with offset deltas 0, 1, 2, ...
 
-    `level` None: the codec's default. With LogAppendTime the records' largest timestamp becomes the batch's.
-    Raises MisuseError without records, ConfigError if the codec's library is missing.
+    `level` None: the codec's default. With LogAppendTime, the batch's timestamp is the records' largest
+    timestamp.
+
+    Raises MisuseError without records, and ConfigError if the codec's library is missing.
     """
     if not records:
         raise MisuseError("a batch needs at least one record")
@@ -98,9 +100,12 @@ def seal(
     base_sequence: int | None = None,
     last_offset_delta: int | None = None,
 ) -> bytearray:
-    """Return a batch of the encoded records `parts`. `attributes` lack the bits of the codec.
+    """Return a batch with header and checksum.
 
-    `last_offset_delta` None: each offset has a record.
+    `parts`: the encoded records. `attributes`: without codec bits.
+
+    `last_offset_delta` None: the batch has a record for each offset. Raises ConfigError if the codec's
+    library is missing.
     """
     if compression:
         payload = compress(compression, b"".join(parts), level)
@@ -133,7 +138,10 @@ def seal_in_place(
     base_sequence: int | None = None,
     last_offset_delta: int | None = None,
 ) -> None:
-    """Write the header of a batch whose encoded records follow the room for it; arguments as in `seal`."""
+    """Write header and checksum of a batch whose encoded records already follow the space for the header.
+
+    The arguments are those of `seal`.
+    """
     HEADER.pack_into(
         batch, 0, 0, len(batch) - LOG_OVERHEAD_BYTES, -1, MAGIC, 0, attributes,
         records_count - 1 if last_offset_delta is None else last_offset_delta,
@@ -149,10 +157,10 @@ def seal_in_place(
 def rewrite_batch(
     header: BatchHeader, records: Sequence[DecodedRecord], delete_horizon_ms: int | None
 ) -> bytearray:
-    """Return a stored batch with only these of its records, possibly none. Offsets, producer and sequences
-    stay.
+    """Return a stored batch with only the given records, possibly none.
 
-    `delete_horizon_ms`: the batch's own value, or its first one. Source: KIP-534, KIP-98.
+    Offsets, producer and sequences do not change. `delete_horizon_ms`: the delete horizon of the result, or
+    None. Source: KIP-534, KIP-98.
     """
     attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
     if delete_horizon_ms is not None:

@@ -1,9 +1,11 @@
-"""Decode many record batches at once into Arrow columns. `arrow_to_batches`, the reverse, is in
-arrow_encoder.py and exported here as well.
+"""Decodes many record batches at once into Arrow columns.
 
-A NumPy call costs about 0.1 ms even for little data, so the unit of work is a whole fetch response, never one
-small batch. One Python loop follows the record lengths, because each length leads to the next record. All
-other numbers are read as columns, and keys and values are gathered from one BinaryArray over the response.
+The reverse, `arrow_to_batches`, is in arrow_encoder.py. This module exports it as well.
+
+A NumPy call costs about 0.1 ms even for little data. Therefore call `batches_to_arrow` once for a whole fetch
+response, not once per batch. One Python loop follows the record lengths, because each length leads to the
+next record. All other numbers are read as columns. Keys and values are copied with one BinaryArray over the
+response.
 """
 
 from __future__ import annotations
@@ -37,8 +39,11 @@ _SCHEMA = pa.schema(
     ]
 )
 _MAX_TOTAL_BYTES = 1 << 30
-"""Maximum uncompressed size of all batches of one call; Arrow's limit for a binary column is twice that."""
-# Per batch: a record takes about 100 bytes on its way to columns.
+"""Maximum uncompressed size of all batches of one call.
+
+Arrow's limit for a binary column is twice as high.
+"""
+# Maximum number of records per batch: while it is decoded, a record takes about 100 bytes of memory.
 _MAX_RECORDS = 1 << 22
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -46,7 +51,7 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def fetch_schema(include_headers: bool = False) -> pa.Schema:
-    """The columns of `batches_to_arrow`, with the names of Spark's Kafka source."""
+    """Return the schema of `batches_to_arrow`. Its column names are those of Spark's Kafka source."""
     return _SCHEMA.append(pa.field("headers", HEADERS_TYPE)) if include_headers else _SCHEMA
 
 
@@ -63,10 +68,12 @@ def batches_to_arrow(
 ) -> pa.RecordBatch:
     """Return the records of all whole batches in `buffer` as columns.
 
-    Control batches, batches for which `skip` returns True, and records outside [start_offset, end_offset) are
-    omitted (None: no limit). Without headers a record's list is null. A timestamp that does not fit
-    microseconds is null. Bytes of a header's name that are not UTF-8 become U+FFFD. Raises the exceptions of
-    `decode_records`.
+    Control batches and batches for which `skip` returns True are omitted. So are records outside
+    [start_offset, end_offset); None: no limit. If a record has no headers, its list of headers is null. A
+    timestamp that does not fit into microseconds is null. Bytes of a header's name that are not UTF-8 become
+    U+FFFD.
+
+    Raises the exceptions of `decode_records`.
     """
     picked = _Picked(buffer)
     for position, header in iter_batches(buffer):
@@ -86,9 +93,10 @@ def batches_to_arrow(
 
 
 class _Picked:
-    """The batches to decode, and one buffer with all their records.
+    """The batches to decode, and one buffer with the records of all of them.
 
-    If no batch is compressed, the buffer is the response itself, otherwise the joined payloads.
+    If no batch is compressed, the buffer is the response itself. Otherwise it has the joined, decompressed
+    records.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -114,7 +122,7 @@ class _Picked:
         self.is_compressed |= header.compression is not Compression.NONE
 
     def joined(self) -> tuple[Buffer, list[int]]:
-        """Return the buffer, and the position of each batch's records in it."""
+        """Return the buffer, and the position of each batch's first record in it."""
         if not self.is_compressed:
             return self.buffer, self.positions
         ends = np.cumsum([len(payload) for payload in self.payloads])
@@ -157,7 +165,7 @@ def _decode(
 
 
 def _chase(data: Buffer, begins: list[int], picked: _Picked) -> _Ints:
-    """Return the position of each record's length. This is the one loop over records."""
+    """Return the position of each record's length field. This is the only Python loop over all records."""
     heads: list[int] = []
     append = heads.append
     for position, header, payload in zip(begins, picked.headers, picked.payloads, strict=True):
@@ -185,7 +193,7 @@ def _chase(data: Buffer, begins: list[int], picked: _Picked) -> _Ints:
 
 
 def _read_varints(data: _Bytes, at: _Ints) -> tuple[_Ints, _Ints]:
-    """Return the signed varints at the positions, and the positions after them."""
+    """Return the signed varints at the positions `at`, and the positions after them."""
     first = data[at]
     raw = (first & 127).astype(np.uint64)
     after = at + 1
@@ -204,7 +212,10 @@ def _read_varints(data: _Bytes, at: _Ints) -> tuple[_Ints, _Ints]:
 
 
 class _Columns:
-    """The numbers of the records as columns; `*_at` are positions, `*_size` -1 is null."""
+    """The numbers of the records as columns.
+
+    Names that end in `_at` are positions in the data. In columns that end in `_size`, -1 means null.
+    """
 
     def __init__(self, data: _Bytes, heads: _Ints, headers: list[BatchHeader]) -> None:
         counts = np.array([header.records_count for header in headers])
@@ -224,7 +235,12 @@ class _Columns:
         self.timestamp_ms = np.repeat(base, counts) + np.where(self.timestamp_type, 0, time_delta)
 
     def _check(self, length: _Ints, after: _Ints) -> None:
-        """Check that sizes are valid and that each record is filled exactly (headers: not exceeded)."""
+        """Raise InvalidRecord for an invalid size, or for a record whose fields do not fill its length
+        exactly.
+
+        Headers are not parsed here. For a record with headers, check only that the fields before them end in
+        time.
+        """
         is_good = (length >= 0) & (self.key_size >= -1) & (self.value_size >= -1) & (self.headers_count >= 0)
         is_good &= np.where(self.headers_count == 0, after == self.end, after < self.end)
         if not is_good.all():
@@ -244,10 +260,10 @@ class _Columns:
 
 
 def _gather(data: Buffer, at: _Ints, size: _Ints) -> pa.Array:
-    """Copy data[at : at + size] of each row; a size below 0 is null.
+    """Copy data[at : at + size] of each row. A size below 0 gives null.
 
-    The positions ascend. So one BinaryArray over the data, without a copy, alternates between wanted and
-    unwanted bytes, and `take` picks every second element.
+    The positions ascend. One BinaryArray over the data therefore has the bytes of the column as every second
+    element. `take` picks these elements. The bytes between them are the other elements.
     """
     count = len(at)
     is_null = size < 0
@@ -270,9 +286,9 @@ def _timestamps(timestamp_ms: _Ints) -> pa.Array:
 
 
 def _headers(data: bytes, columns: _Columns) -> pa.Array:
-    """Return a list of (key, value) per record, null if there are none.
+    """Return a list of (key, value) per record; null for a record without headers.
 
-    A row loop, because headers are rare.
+    A Python loop is fast enough, because headers are rare.
     """
     lists: list[list[dict[str, object]] | None] = [None] * len(columns.offset)
     for row in np.flatnonzero(columns.headers_count).tolist():

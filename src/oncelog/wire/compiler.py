@@ -1,10 +1,13 @@
-"""Compile rows of the message tables to Python code: an encoder and a decoder per message and version.
+"""Compiles the rows of the message tables to Python code: an encoder and a decoder per message and version.
 
-The generated code reads runs of fixed-size fields with one `struct` call, including the lengths of strings,
-and writes into a list of parts that is joined once. A decoder trusts no length. Strings and records must lie
-inside the message, and an array may not claim more elements than the remaining bytes can hold. All arrays and
-tag blocks together are limited by the budget `left`, because an element of one byte becomes an object of a
-hundred bytes or more. Code is generated on first use; `source_of` shows it.
+The generated code reads a run of fixed-size fields, including the lengths of strings, with one `struct` call.
+An encoder appends its parts to a list that is joined once.
+
+A decoder checks every length. Strings and records must lie inside the message. An array must not have more
+elements than the remaining bytes can contain. All arrays and tag blocks of a message share the element budget
+`left`: an element of one byte may become an object of a hundred bytes or more.
+
+Code is generated on first use. It is returned with the function, as text for a debugger.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ from oncelog.wire.primitives import (
 from oncelog.wire.schema import FIXED, Field, Struct
 
 Encoder = Callable[[Any, Callable[[Any], None]], None]
-"""(message, append): passes the body's parts to `append`."""
+"""(message, append): passes the parts of the encoded body to `append`."""
 Decoder = Callable[[memoryview, int, int, int], tuple[Any, int]]
-"""(buffer, position, end, element budget) -> (message, position after it)."""
+"""(buffer, position, end, element budget) -> (message, position after the message)."""
 
 
 class _Source:
-    """Lines of code under construction, with their indentation, names and constants."""
+    """The text of a function that is being generated, with its indentation, names and constants."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -70,17 +73,20 @@ class _Source:
 
 
 def bad_uuid(name: str, value: bytes) -> NoReturn:
-    """Raise TypeError, which the message turns into a MisuseError."""
+    """Raise TypeError. `Message.encode` turns it into a MisuseError."""
     raise TypeError(f"{name} must be 16 bytes, not {len(value)}")
 
 
 def long_string(size: int) -> NoReturn:
-    """Raise TypeError, which the message turns into a MisuseError: no Kafka decoder reads such a string."""
+    """Raise TypeError.
+
+    `Message.encode` turns it into a MisuseError. No Kafka decoder reads such a long string.
+    """
     raise TypeError(f"a string of {size} bytes; at most {MAX_STRING_BYTES} can be written")
 
 
 def write_tags(append: Callable[[bytes], None], tags: list[tuple[int, list[bytes]]]) -> None:
-    """Write a tag block: count, then tag, size and bytes of each field, in ascending order of tags."""
+    """Write a tag block: the number of fields, then tag, size and bytes of each field. Tags must ascend."""
     append(encode_uvarint(len(tags)))
     for tag, parts in tags:
         payload = b"".join(parts)
@@ -96,7 +102,10 @@ def _build(source: _Source, head: str) -> tuple[Callable[..., Any], str]:
 
 
 def compile_encoder(message: Struct, version: int, flexible: bool) -> tuple[Encoder, str]:
-    """Return the encoder of a message at a version, and its source text."""
+    """Return the encoder of a message at a version, and its source text.
+
+    `flexible`: True if this version has compact encodings and tag blocks.
+    """
     source = _Source()
     _EncoderMaker(source, version, flexible).struct(message, "m", "append")
     if not source.lines:
@@ -109,7 +118,8 @@ def compile_decoder(
 ) -> tuple[Decoder, str]:
     """Return the decoder of a message at a version, and its source text.
 
-    `bounds_strings`: reject strings above MAX_STRING_BYTES, as Kafka's decoders do.
+    `flexible`: True if this version has compact encodings and tag blocks. `bounds_strings`: reject strings
+    above MAX_STRING_BYTES, as Kafka's decoders do.
     """
     source = _Source()
     _DecoderMaker(source, version, flexible, bounds_strings).struct(message, "m", cls)
@@ -118,7 +128,7 @@ def compile_decoder(
 
 
 class _EncoderMaker:
-    """The generator of an encoder's lines. `run`: fixed-size values that are not packed yet."""
+    """Generates the lines of an encoder. `run`: fixed-size values that are not yet in a `pack` call."""
 
     def __init__(self, source: _Source, version: int, flexible: bool) -> None:
         self.source, self.version, self.flexible = source, version, flexible
@@ -154,14 +164,19 @@ class _EncoderMaker:
         elif field.struct is not None:
             self.struct(field.struct, expression, append)
         elif field.kind in FIXED:
-            if field.kind == "uuid":  # struct would silently pad or cut another length
+            # struct would silently pad or cut a value of another length.
+            if field.kind == "uuid":
                 self.source.add(f"if len({expression}) != 16: bad_uuid({field.name!r}, {expression})")
             self.run.append((FIXED[field.kind], expression))
         else:
             self.sized(field.kind, expression, nullable, append)
 
     def length(self, fmt: str, name: str, append: str) -> None:
-        """Write a length, or null for None: in the run, or as an unsigned varint of length + 1."""
+        """Generate code that writes the length of a value, or null for None.
+
+        The length is a number of format `fmt` in the run. In flexible versions it is an unsigned varint of
+        length + 1.
+        """
         if self.flexible:
             self.flush(append)
             self.source.add(f"{append}(UV[{name} + 1] if {name} < 127 else uv({name} + 1))")
@@ -228,7 +243,7 @@ class _EncoderMaker:
         source.depth -= 1
 
     def is_set(self, field: Field, expression: str) -> str:
-        """Return a condition: a tagged field differs from its default and must be written."""
+        """Return a condition in Python: the tagged field differs from its default, so it must be written."""
         if field.default is None:
             return f"{expression} is not None"
         return expression if field.is_array else f"{expression} != {field.default!r}"
@@ -238,11 +253,11 @@ _TAKEN = {"string": "str(buf[pos:e], 'utf-8')", "bytes": "bytes(buf[pos:e])", "r
 
 
 class _DecoderMaker:
-    """The generator of a decoder's lines. `run`: fixed-size targets that are not unpacked yet."""
+    """Generates the lines of a decoder. `run`: fixed-size targets that are not yet in an `unpack` call."""
 
     def __init__(self, source: _Source, version: int, flexible: bool, bounds_strings: bool) -> None:
         self.source, self.version, self.flexible = source, version, flexible
-        # Elsewhere the length is a 16-bit number.
+        # In other versions the length is a 16-bit number, which cannot exceed the limit.
         self.bounds_strings = bounds_strings and flexible
         self.run: list[tuple[str, str]] = []
 
@@ -293,14 +308,14 @@ class _DecoderMaker:
             source.depth -= 1
 
     def number(self, name: str) -> None:
-        """Read an unsigned varint into `name`."""
+        """Generate code that reads an unsigned varint into `name`."""
         self.flush()
         self.source.add(
             f"{name} = buf[pos]; pos += 1", f"if {name} > 127: {name}, pos = rest(buf, pos, {name})"
         )
 
     def length(self, fmt: str) -> str:
-        """Read a length into a new name; null is -1."""
+        """Generate code that reads a length, and return the name of its variable. There, null is -1."""
         name = self.source.name("n")
         if self.flexible:
             self.number(name)
@@ -378,8 +393,9 @@ class _DecoderMaker:
         source.depth -= 1
 
     def tagged(self, field: Field, target: str, owner: type[Any]) -> None:
-        # In a tagged field a null struct is the varint 0, elsewhere the byte -1; 1 is a struct in both.
-        # Kafka writes null tagged structs: see test_transactions_and_offsets_of_kafkas_go_on.
+        # Null is the varint 0 if the struct is a tagged field, and the byte -1 elsewhere. In both, 1 means
+        # that a struct follows. Kafka writes null tagged structs: see
+        # test_transactions_and_offsets_of_kafkas_go_on.
         is_nullable_struct = (
             field.struct is not None and not field.is_array and field.is_nullable(self.version)
         )

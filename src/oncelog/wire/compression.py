@@ -1,12 +1,12 @@
-"""The codecs of record batches, with bounded output.
+"""The codecs of record batches, with limited output.
 
-A few bytes may claim to become gigabytes, so no memory is allocated by a claimed size. Output is produced in
-steps until it ends or exceeds the limit. lz4, snappy and zstd come from optional libraries (`pip install
-'oncelog[compression]'`); gzip is in the standard library.
+A few bytes may claim to become gigabytes. Therefore no memory is allocated by a claimed size. Output is
+produced in steps until it ends or exceeds the limit. gzip is in the standard library; lz4, snappy and zstd
+need optional libraries (`pip install 'oncelog[compression]'`).
 
-Snappy has two framings in use: the blocks of xerial (Java, aiokafka) and one bare block (librdkafka). Both
-are read; xerial's is written. LZ4 frames are written as Java accepts them: version 1, with independent
-blocks.
+Snappy data comes in two framings: xerial's blocks (Java, aiokafka) and a single bare block (librdkafka). Both
+can be read; batches are written in xerial's. LZ4 frames are written in the form that Java accepts: version 1,
+with independent blocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oncelog.types import Compression
 from oncelog.wire.primitives import Buffer
 
 MAX_DECOMPRESSED_BYTES = 256 << 20
-"""Default maximum of a batch's uncompressed bytes."""
+"""Default limit of a batch's uncompressed size in bytes."""
 
 _STEP_BYTES = 1 << 20
 _GZIP_WINDOW = 31
@@ -32,19 +32,20 @@ _XERIAL_BLOCK_BYTES = 32 << 10
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _I32 = struct.Struct(">i")
 _SNAPPY_BEST_RATIO = 64
-"""Upper bound of snappy's expansion: a copy element of 3 bytes yields at most 64."""
+"""Maximum expansion of snappy: a copy element of 3 bytes yields at most 64 bytes."""
 _MOST_GROWTH = {
     Compression.NONE: 1,
-    Compression.GZIP: 1032,  # 258 bytes of a match in two bits
+    Compression.GZIP: 1032,  # Two bits yield a match of 258 bytes.
     Compression.SNAPPY: _SNAPPY_BEST_RATIO,
-    Compression.LZ4: 255,  # one byte of a match's length
-    Compression.ZSTD: 1 << 15,  # a block of 128 KB in four bytes
+    Compression.LZ4: 255,  # One byte of a match's length yields 255 bytes.
+    Compression.ZSTD: 1 << 15,  # Four bytes yield a block of 128 KB.
 }
 
 _LIBRARY = {Compression.SNAPPY: "cramjam", Compression.LZ4: "lz4.frame", Compression.ZSTD: "zstandard"}
 
-# Creating a context costs two to three times a small batch, and threads must not share one. Each use takes
-# one out and puts it back; list.pop and list.append are atomic.
+# Creating a context costs two to three times as much as compressing a small batch, so contexts are reused.
+# Threads must not share a context. Each use takes a context from its list and puts it back; list.pop and
+# list.append are atomic.
 _zstd_compressors: dict[int, list[Any]] = {}
 _zstd_decompressors: list[Any] = []
 
@@ -68,7 +69,7 @@ def check_available(codec: Compression) -> None:
 
 
 def compress(codec: Compression, data: Buffer, level: int | None = None) -> bytes:
-    """Return the data in the codec's framing for record batches. `level` None: the codec's default.
+    """Return the compressed data, in the framing that record batches use. `level` None: the codec's default.
 
     Raises ConfigError if the codec's library is missing.
     """
@@ -119,7 +120,7 @@ def _compress_zstd(data: Buffer, level: int) -> bytes:
 
 
 def most_output(codec: Compression, size_bytes: int) -> int:
-    """Return the maximum uncompressed size that the codec's format allows for this many bytes."""
+    """Return the maximum uncompressed size in bytes that `size_bytes` of compressed data can have."""
     return size_bytes * _MOST_GROWTH[codec]
 
 
@@ -138,7 +139,10 @@ def decompress(codec: Compression, data: Buffer, max_bytes: int = MAX_DECOMPRESS
 
 
 def decompress_within(codec: Compression, data: Buffer, max_bytes: int) -> Buffer | None:
-    """Return the uncompressed data, None if it exceeds `max_bytes`. Raises the exceptions of `decompress`."""
+    """Return the uncompressed data, or None if it exceeds `max_bytes`.
+
+    Raises CorruptMessage and UnsupportedCompressionType, as `decompress` does.
+    """
     if codec is Compression.NONE:
         return data
     try:
@@ -152,10 +156,11 @@ def _corrupt(codec: Compression, detail: object) -> CorruptMessage:
 
 
 def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes | None:
-    """Return all gzip members of the data, one after another; None above the limit.
+    """Return the output of all gzip members, one after another; None if it exceeds the limit.
 
-    The input is fed in slices, because zlib copies the unread rest of each. Many small members in one slice
-    would copy all that follows again and again. See test_gzip_of_many_members_copies_little.
+    The input is fed in slices: after each member, zlib copies the unread rest of its input. With the whole
+    input at once, many small members would copy the rest again and again. See
+    test_gzip_of_many_members_copies_little.
     """
     parts, total, fed = [], 0, 0
     rest: Buffer = b""
@@ -175,7 +180,7 @@ def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes | None:
             if unpacker.eof:
                 rest, unpacker, is_begun = unpacker.unused_data, zlib.decompressobj(_GZIP_WINDOW), False
             elif len(part) == _STEP_BYTES and not rest:
-                # The step is full; zlib returns the rest without more input.
+                # The output step is full. zlib returns the remaining output without further input.
                 while part := unpacker.decompress(b"", _STEP_BYTES):
                     total += len(part)
                     if total > max_bytes:
@@ -230,9 +235,10 @@ def _decompress_zstd(data: memoryview, max_bytes: int) -> bytes | None:
 
 
 def _check_zstd_is_whole(data: memoryview) -> None:
-    """Walk the blocks to the end of the data, because the reader accepts a truncated frame as a whole one.
+    """Raise CorruptMessage unless the data ends exactly at the end of a frame.
 
-    Source: RFC 8878, section 3.1.1.
+    The library does not detect a truncated frame, so this function follows the block headers. Source: RFC
+    8878, section 3.1.1.
     """
     position = 0
     try:
@@ -277,7 +283,10 @@ def _decompress_snappy(data: memoryview, max_bytes: int) -> bytes | None:
 
 
 def _snappy_block(raw: Any, block: memoryview, max_bytes: int) -> bytes | None:
-    """Return one bare block. Its claimed size counts only as far as its own length can justify it."""
+    """Return the output of one bare block; None if it exceeds `max_bytes`.
+
+    Raises CorruptMessage if the block claims a size that a block of this length cannot have.
+    """
     claimed, shift = 0, 0
     for byte in block[:5]:
         claimed |= (byte & 127) << shift
@@ -292,7 +301,8 @@ def _snappy_block(raw: Any, block: memoryview, max_bytes: int) -> bytes | None:
         raise _corrupt(Compression.SNAPPY, f"{len(block)} bytes claim to become {claimed}")
     try:
         return bytes(raw.decompress_raw(block))
-    except Exception as error:  # cramjam's DecompressionError, or an error of its Rust core
+    # DecompressionError of cramjam, or an error of its Rust code.
+    except Exception as error:
         raise _corrupt(Compression.SNAPPY, error) from error
 
 

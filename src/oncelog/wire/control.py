@@ -1,7 +1,8 @@
 """Control records: the COMMIT and ABORT markers that end a transaction in a partition.
 
-A control batch holds one record whose key is `i16 version | i16 type`. A marker's value is `i16 version | i32
-coordinator_epoch`. It has an offset but no sequence, and never reaches an application.
+A control batch has one record, whose key is `i16 version | i16 type`. A marker's value is `i16 version | i32
+coordinator_epoch`. A control record has an offset but no sequence. Consumers never return it to the
+application.
 
 Source: apache/kafka ControlRecordType, EndTransactionMarker.
 """
@@ -22,7 +23,7 @@ _MARKER = struct.Struct(">hi")
 
 
 class ControlType(IntEnum):
-    """The type of a control record. The last five belong to Kafka's metadata log."""
+    """The type of a control record. Only Kafka's metadata log uses the last five."""
 
     ABORT = 0
     COMMIT = 1
@@ -34,9 +35,9 @@ class ControlType(IntEnum):
 
 
 class ControlRecord(NamedTuple):
-    """A control record. `type` None: an unknown type, which readers skip.
+    """A control record. `type` None: an unknown type, which readers must skip.
 
-    `coordinator_epoch` None: not an end marker.
+    `coordinator_epoch` None: the record is not a COMMIT or ABORT marker.
     """
 
     offset: int
@@ -61,10 +62,10 @@ def encode_end_marker(
 
 
 def decode_control(buffer: Buffer, position: int = 0, *, verify: bool = True) -> ControlRecord | None:
-    """Return the record of the control batch at a position.
+    """Return the record of the control batch at `position`.
 
-    None if the batch is empty: compaction leaves an empty batch once it has cleaned the whole transaction.
-    Raises CorruptMessage for a key or value that is too short or has a negative version.
+    Return None if the batch is empty: after compaction has removed all records of a transaction, it leaves an
+    empty control batch. Raises CorruptMessage if the key or value is too short or has a negative version.
     """
     records = decode_records(buffer, position, verify=verify)
     if not records:
@@ -80,7 +81,10 @@ def decode_control(buffer: Buffer, position: int = 0, *, verify: bool = True) ->
 
 
 def _unpack(layout: struct.Struct, data: bytes | None, offset: int) -> int:
-    """Return the fields after the version. Newer versions are read as version 0, as the protocol demands."""
+    """Return the integer after the version, at `offset`.
+
+    As the protocol demands, newer versions are read as version 0.
+    """
     if data is None or len(data) < layout.size:
         raise CorruptMessage(f"the control record at offset {offset} has {len(data or b'')} bytes")
     version, number = layout.unpack_from(data)

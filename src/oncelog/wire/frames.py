@@ -1,9 +1,9 @@
 """Frames: the size prefix, the request and response headers, and a splitter of byte streams into frames.
 
-Layout: `i32 size | header | body`. A request header is `i16 api_key | i16 api_version | i32 correlation_id |
-i16-length nullable client_id`. Flexible versions add a tag block. A response header is `i32 correlation_id`,
-with a tag block at flexible versions. ApiVersions has none, because a client must read it before it knows the
-broker.
+The layout of a frame is `i32 size | header | body`. A request header is `i16 api_key | i16 api_version | i32
+correlation_id | nullable string client_id`, with a 16-bit string length at every version. A response header
+is `i32 correlation_id`. At flexible versions, both headers end in a tag block. The response of ApiVersions
+has none at any version, because a client must read it before it knows the broker's versions.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from oncelog.wire.primitives import Buffer, read_uvarint_rest
 API_VERSIONS_KEY = 18
 SIZE_BYTES = 4
 LARGE_BYTES = 1 << 15
-"""Size from which records get a buffer of their own in a write, because a copy would cost more."""
+"""Size in bytes from which records are a separate buffer of a write: copying them would cost more."""
 FIRST_ROOM_BYTES = 1 << 12
-"""Memory of an incomplete frame before more of it has arrived."""
+"""Size of the first buffer for an incomplete frame, in bytes."""
 _ROOM_GROWTH = 8
-"""The buffer of an incomplete frame is at most this many times the bytes that have arrived."""
+"""The buffer of an incomplete frame has at most this many times the bytes that have arrived."""
 MAX_REPAIRED_CHARACTERS = 8_191
-"""Maximum length of a client id that is not UTF-8, so that its replacement fits into 32,767 bytes."""
+"""Maximum length in characters of a client id that was not UTF-8.
+
+Its replacement then fits into 32,767 bytes.
+"""
 MAX_HEADER_TAGS = 1_000
-"""Maximum number of tagged fields in a header that are skipped; Kafka defines one."""
+"""Maximum number of tagged fields in a header. All are skipped; Kafka defines one."""
 _SIZE = struct.Struct(">i")
 _REQUEST = struct.Struct(">ihhih")
 _REQUEST_HEAD = struct.Struct(">hhih")
@@ -39,7 +42,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class RequestHeader(NamedTuple):
-    """A request's header; `body_position`: start of the body in the frame.
+    """The header of a request. `body_position`: start of the body in the frame.
 
     `client_id` None: the client sent null.
     """
@@ -59,7 +62,10 @@ def encode_request(message: Message, version: int, correlation_id: int, client_i
 def encode_large_request(
     message: Message, version: int, correlation_id: int, client_id: str | None
 ) -> list[Buffer]:
-    """Return a request frame in parts: records of LARGE_BYTES and more as they are, the rest joined."""
+    """Return a request frame in parts.
+
+    Records of LARGE_BYTES or more are parts of their own, without a copy.
+    """
     return _in_pieces(_request_parts(message, version, correlation_id, client_id))
 
 
@@ -83,7 +89,7 @@ def encode_response(message: Message, version: int, correlation_id: int) -> byte
 
 
 def encode_large_response(message: Message, version: int, correlation_id: int) -> list[Buffer]:
-    """Return a response frame in parts, like `encode_large_request`."""
+    """Return a response frame in parts, as `encode_large_request` does."""
     return _in_pieces(_response_parts(message, version, correlation_id))
 
 
@@ -120,8 +126,8 @@ def _has_tagged_header(api: Api, version: int) -> bool:
 def decode_request_header(frame: Buffer) -> RequestHeader:
     """Parse the header of a request frame (without size prefix), also for unsupported APIs and versions.
 
-    The header of an unknown API is read without a tag block. A client id that is not UTF-8 gets replacement
-    characters, as in Kafka: it is only a label. Raises PeerError.
+    For an unknown API, no tag block is expected. As in Kafka, a client id that is not UTF-8 gets replacement
+    characters, because it is only a label. Raises PeerError.
     """
     try:
         api_key, version, correlation_id, length = _REQUEST_HEAD.unpack_from(frame, 0)
@@ -142,7 +148,10 @@ def decode_request_header(frame: Buffer) -> RequestHeader:
 
 
 def _label(raw: bytes) -> str:
-    """Return a client id. A replacement character takes three bytes, so their number is bounded."""
+    """Decode a client id, with replacement characters for bytes that are not UTF-8.
+
+    A replacement character takes three bytes, so the length of such an id is limited.
+    """
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -150,7 +159,7 @@ def _label(raw: bytes) -> str:
 
 
 def _skip_tags(frame: Buffer, position: int) -> int:
-    """Return the position after a tag block. Tags of headers are ignored."""
+    """Return the position after a header's tag block. The tags are ignored."""
     if position < len(frame) and not frame[position]:
         return position + 1
     view = memoryview(frame)
@@ -175,7 +184,10 @@ def _uvarint(view: memoryview, position: int) -> tuple[int, int]:
 
 
 def decode_request(frame: Buffer) -> tuple[RequestHeader, Message]:
-    """Return header and body of a request frame. Raises PeerError, also for unknown APIs and versions."""
+    """Return header and body of a request frame (without size prefix).
+
+    Raises PeerError, also for an unknown API or version.
+    """
     header = decode_request_header(frame)
     api = API_BY_KEY.get(header.api_key)
     if api is None:
@@ -195,15 +207,15 @@ def decode_response(response_cls: type[_M], version: int, frame: Buffer) -> tupl
 
 
 class FrameReader:
-    """A splitter of a byte stream into frames.
+    """Splits a byte stream into frames.
 
-    A frame that lies whole in the input is returned as a view of it, so its owner must keep the bytes
-    unchanged while the frame is in use, and copy what outlives the request. See
+    A frame that is complete in the input is returned as a view of the input. The caller must not change these
+    bytes while the frame is in use, and must copy what it keeps after the request. See
     test_what_a_step_leaves_is_no_view_of_the_receive_buffer.
 
-    A frame that arrives in parts is gathered in a buffer of its own. That buffer grows with the bytes that
-    have arrived, never by the claimed size. `room` offers the rest of the buffer, so that the bytes of a
-    large frame are received in place.
+    A frame that arrives in parts is collected in a separate buffer. The buffer grows with the bytes that have
+    arrived, never by the claimed size. `room` returns the free part of this buffer, so that the bytes of a
+    large frame can be received in place.
     """
 
     __slots__ = ("_frame_bytes", "_gathered", "max_frame_bytes", "pending_bytes")
@@ -211,7 +223,7 @@ class FrameReader:
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._gathered = bytearray()
-        """Buffer with the beginning of an incomplete frame, size prefix included, and room for more."""
+        """The buffer of an incomplete frame: size prefix, bytes that have arrived, and free space."""
         self.pending_bytes = 0
         """Number of bytes of the incomplete frame that have arrived."""
         self._frame_bytes = 0
@@ -223,9 +235,10 @@ class FrameReader:
         return len(self._gathered)
 
     def feed(self, data: Buffer) -> list[memoryview]:
-        """Yield the frames that `data` completes, without their size prefixes.
+        """Return the frames that `data` completes, without their size prefixes.
 
-        Raises PeerError if a size is negative or above the maximum. The stream cannot continue after that.
+        Raises PeerError if a size is negative or above the maximum. The stream cannot continue after such an
+        error.
         """
         frames: list[memoryview] = []
         frame, rest = self.first(memoryview(data))
@@ -235,9 +248,10 @@ class FrameReader:
         return frames
 
     def first(self, data: memoryview) -> tuple[memoryview | None, memoryview]:
-        """Return the first frame that `data` completes and the data after it; (None, empty) without one.
+        """Return the first frame that `data` completes, and the rest of `data`.
 
-        Raises PeerError as `feed` does.
+        If no frame is complete, keep a copy of `data` and return (None, empty). Raises PeerError, as `feed`
+        does.
         """
         position = 0
         if self.pending_bytes:
@@ -253,9 +267,10 @@ class FrameReader:
         return None, _EMPTY
 
     def room(self, least_bytes: int) -> memoryview | None:
-        """Return the place of the next bytes of an incomplete frame, if it lacks at least `least_bytes`.
+        """Return free space for the next bytes of an incomplete frame; None if it lacks fewer than
+        `least_bytes`.
 
-        After writing into it, call `fill` or `filled`.
+        After writing into this space, call `fill` or `filled`.
         """
         if self._frame_bytes - self.pending_bytes < least_bytes:
             return None
@@ -263,18 +278,21 @@ class FrameReader:
         return memoryview(self._gathered)[self.pending_bytes :]
 
     def fill(self, size_bytes: int) -> None:
-        """Record that bytes were written into the room."""
+        """Record that `size_bytes` were written into the space that `room` returned."""
         self.pending_bytes += size_bytes
 
     def filled(self, size_bytes: int) -> memoryview | None:
-        """Record that bytes were written into the room; return the frame without size prefix once it is
-        complete.
+        """Record the bytes written into the space that `room` returned.
+
+        Return the frame if it is now complete.
+
+        The frame has no size prefix. Return None if it is incomplete.
         """
         self.fill(size_bytes)
         return self.first(_EMPTY)[0]
 
     def _complete_gathered(self, view: memoryview) -> int:
-        """Copy missing bytes of the incomplete frame from `view`; return the number of bytes taken."""
+        """Copy the missing bytes of the incomplete frame from `view`. Return how many bytes were copied."""
         taken = 0
         if not self._frame_bytes:
             taken = min(SIZE_BYTES - self.pending_bytes, len(view))
@@ -293,13 +311,16 @@ class FrameReader:
             self._frame_bytes = SIZE_BYTES + self._size(self._gathered, 0)
 
     def _grow(self, least_bytes: int) -> None:
-        """Make room for `least_bytes`: a multiple of the bytes that have arrived, but at most the frame."""
+        """Make the buffer at least `least_bytes` large.
+
+        It becomes _ROOM_GROWTH times the bytes that have arrived, but never larger than the frame.
+        """
         if least_bytes <= len(self._gathered):
             return
         size = max(least_bytes, _ROOM_GROWTH * self.pending_bytes, FIRST_ROOM_BYTES)
         if self._frame_bytes:
             size = min(size, self._frame_bytes)
-        # A new buffer, because views of the old one may be in use.
+        # A new buffer is needed, because views of the old one may be in use and forbid resizing.
         grown = bytearray(size)
         grown[: self.pending_bytes] = memoryview(self._gathered)[: self.pending_bytes]
         self._gathered = grown

@@ -7,8 +7,9 @@
     17 u32 CRC-32C of byte 21 to the end
     21 i16 attributes: bits 0-2 codec, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon
 
-The checksum does not cover base offset, length, leader epoch and magic, so a broker can stamp a batch without
-reading it. On the wire -1 means "no producer" or "no sequence"; here that is None.
+The checksum does not cover base offset, length, leader epoch and magic. A broker can therefore set base
+offset and leader epoch without reading the batch. On the wire, -1 means "no producer" or "no sequence". This
+module returns None for -1.
 
 Source: apache/kafka DefaultRecordBatch.
 """
@@ -27,12 +28,12 @@ from oncelog.wire.primitives import Buffer, WritableBuffer
 
 HEADER_BYTES = 61
 LOG_OVERHEAD_BYTES = 12
-"""Bytes before those that batch_length counts."""
+"""Number of bytes at the start of a batch that batch_length does not count."""
 MIN_BATCH_LENGTH = HEADER_BYTES - LOG_OVERHEAD_BYTES
 MAGIC = 2
 CRC_POSITION = 17
 CRC_START = 21
-"""The first byte that the checksum covers."""
+"""Position of the first byte that the checksum covers."""
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME_BIT = 0x08
@@ -49,15 +50,15 @@ _PRODUCER = struct.Struct(">qhi")
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
 _SEQUENCES = 2**31
-# Indexed by number, because calling the enum costs ten times as much for each batch.
+# Indexed by number. Calling the enum for each batch costs ten times as much.
 _COMPRESSIONS, _TIMESTAMP_TYPES = tuple(Compression), tuple(TimestampType)
 
 
 class BatchHeader(NamedTuple):
-    """The header of a batch. Offsets count records; `batch_length` counts the bytes after itself.
+    """The header of a batch. `batch_length` is the number of bytes after the field itself.
 
     `producer_id`, `producer_epoch` and `base_sequence` are None if the batch has none. `magic` is always 2,
-    because other batches are not readable.
+    because batches of other formats are rejected.
     """
 
     base_offset: int
@@ -76,7 +77,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of the whole batch, including the header."""
+        """The size of the whole batch in bytes, including the header."""
         return LOG_OVERHEAD_BYTES + self.batch_length
 
     @property
@@ -85,9 +86,10 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int | None:
-        """Return the sequence number of the last record, which wraps at 2^31, or None without a sequence.
+        """The sequence number of the last record; None if the batch has no sequence.
 
-        A test keeps it equal to oncelog.rules.idempotence.sequence, which wire may not import.
+        Sequence numbers continue at 0 after 2^31-1. wire may not import oncelog.rules.idempotence.sequence; a
+        test keeps both calculations equal.
         """
         if self.base_sequence is None:
             return None
@@ -95,7 +97,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def compression(self) -> Compression:
-        """Return the codec. Raises CorruptMessage for the unassigned numbers 5 to 7."""
+        """The codec. Raises CorruptMessage for the unassigned numbers 5 to 7."""
         codec = self.attributes & CODEC_MASK
         if codec >= len(_COMPRESSIONS):
             raise CorruptMessage(f"a batch names compression codec {codec}; known are 0 to 4")
@@ -115,7 +117,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Return True if `base_timestamp_ms` is the time from which a cleaner may drop the batch's
+        """True if `base_timestamp_ms` is a delete horizon: the time from which compaction may drop
         tombstones.
         """
         return bool(self.attributes & DELETE_HORIZON_BIT)
@@ -124,8 +126,8 @@ class BatchHeader(NamedTuple):
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Parse the header at a position. The records after it need not be in the buffer.
 
-    Raises CorruptMessage if there are fewer than 61 bytes, the length is below a header's or the magic is
-    unknown. Raises InvalidRecord for message formats before magic 2.
+    Raises CorruptMessage if fewer than 61 bytes are left, the length is too small, or the magic is unknown.
+    Raises InvalidRecord for message formats before magic 2.
     """
     try:
         fields = HEADER.unpack_from(buffer, position)
@@ -147,7 +149,7 @@ def _refuse_magic(magic: int, position: int) -> None:
 
 
 def iter_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield position and header of each whole batch; a truncated batch at the end is omitted.
+    """Yield the position and header of each complete batch. Stop at an incomplete batch at the end.
 
     Raises CorruptMessage or InvalidRecord for an invalid header.
     """
@@ -161,7 +163,7 @@ def iter_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, Batch
 
 
 def verify_crc(buffer: Buffer, position: int, size_bytes: int) -> bool:
-    """Return True if the checksum matches the bytes of the batch, all of which must be in the buffer."""
+    """Return True if the checksum of a batch is right. All bytes of the batch must be in the buffer."""
     if size_bytes < HEADER_BYTES or position + size_bytes > len(buffer):
         return False
     (expected,) = _CRC.unpack_from(buffer, position + CRC_POSITION)
@@ -170,13 +172,13 @@ def verify_crc(buffer: Buffer, position: int, size_bytes: int) -> bool:
 
 
 def write_crc(buffer: WritableBuffer, position: int, size_bytes: int) -> None:
-    """Set the checksum of a batch whose bytes have changed."""
+    """Compute and write the checksum of a batch."""
     view = memoryview(buffer)[position + CRC_START : position + size_bytes]
     _CRC.pack_into(buffer, position + CRC_POSITION, crc32c.crc32c(view))
 
 
 def stamp(buffer: WritableBuffer, position: int, base_offset: int, partition_leader_epoch: int) -> None:
-    """Write offset and leader epoch of a batch in place; the checksum covers neither."""
+    """Write base offset and leader epoch of a batch in place. The checksum does not cover these fields."""
     _BASE_OFFSET.pack_into(buffer, position, base_offset)
     _LEADER_EPOCH.pack_into(buffer, position + 12, partition_leader_epoch)
 
@@ -184,7 +186,7 @@ def stamp(buffer: WritableBuffer, position: int, base_offset: int, partition_lea
 def restamp_time(
     buffer: WritableBuffer, position: int, timestamp_type: TimestampType, max_timestamp_ms: int
 ) -> None:
-    """Set timestamp type and largest timestamp in place, with a new checksum."""
+    """Write timestamp type and largest timestamp of a batch in place, and a new checksum."""
     (attributes,) = _ATTRIBUTES.unpack_from(buffer, position + 21)
     attributes &= ~LOG_APPEND_TIME_BIT
     if timestamp_type is TimestampType.LOG_APPEND_TIME:
@@ -201,7 +203,7 @@ def assign_producer(
     base_sequence: int | None,
     is_transactional: bool = False,
 ) -> None:
-    """Write producer id, epoch and sequence of a sealed batch in place, with a new checksum."""
+    """Write producer id, epoch and sequence of a sealed batch in place, and a new checksum."""
     (attributes,) = _ATTRIBUTES.unpack_from(batch, 21)
     attributes = (attributes & ~TRANSACTIONAL_BIT) | (TRANSACTIONAL_BIT if is_transactional else 0)
     _ATTRIBUTES.pack_into(batch, 21, attributes)

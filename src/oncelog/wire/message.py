@@ -1,4 +1,6 @@
-"""The base classes of messages: slots, keyword constructors, equality, and codecs compiled on first use."""
+"""The base classes of messages: slots, keyword constructors, comparison by value, and codecs compiled on
+first use.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from oncelog.wire.schema import ApiTable, DataTable, Struct
 class Api(NamedTuple):
     """One API of the protocol.
 
-    `min_version` to `max_version` are the versions that the broker advertises; `first_version` to
-    `last_version` are those that the codec can read and write. They differ for Produce alone: 0 is advertised
-    because old versions of librdkafka require it, and 3 is the first supported version.
+    The broker advertises the versions `min_version` to `max_version`. The codec can read and write
+    `first_version` to `last_version`. The two ranges differ only for Produce: 0 is advertised because old
+    versions of librdkafka require it, but the first supported version is 3.
     """
 
     key: int
@@ -36,7 +38,10 @@ class Api(NamedTuple):
 
 
 class Part:
-    """A struct of a message: one slot per field, keyword constructor, mutable, compared by value."""
+    """A struct of a message:
+
+    mutable, one slot per field, with a keyword constructor and comparison by value.
+    """
 
     __slots__ = ()
     _struct: ClassVar[Struct]
@@ -44,7 +49,7 @@ class Part:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, **values: Any) -> None:
-        # The first call compiles the class's own __init__, which replaces this one.
+        # The first call compiles an __init__ for the class, which replaces this one.
         cls = type(self)
         cls.__init__ = init = _compile_init(cls._struct)  # type: ignore[method-assign]
         init(self, **values)
@@ -66,22 +71,22 @@ class Message(Part):
     api: ClassVar[Api]
     _bounds_strings: ClassVar[bool] = True
     _ignores_rest: ClassVar[bool] = False
-    """True for requests: bytes after the body are ignored, as in Kafka (see `decode`)."""
+    """True for requests: bytes after the body are ignored, as in Kafka. `decode` explains why."""
     _encoders: ClassVar[dict[int, Encoder]]
     _decoders: ClassVar[dict[int, Decoder]]
 
     def encode(self, version: int) -> bytes:
-        """Return the body at this version.
+        """Return the encoded body.
 
-        Fields that the version lacks are omitted. Raises MisuseError for a value that does not fit its field,
-        UnsupportedVersion for a version outside the tables.
+        Fields that do not exist at this version are omitted. Raises MisuseError for a value that does not fit
+        its field, and UnsupportedVersion for an unsupported version.
         """
         parts: list[bytes] = []
         self.encode_into(version, parts.append)
         return b"".join(parts)
 
     def encode_into(self, version: int, append: Callable[[Any], None]) -> None:
-        """Pass the body's parts to `append`, with records as they are (not copied)."""
+        """Pass the parts of the encoded body to `append`. Records are passed without a copy."""
         encoder = self._encoders.get(version) or _encoder(type(self), version)
         try:
             encoder(self, append)
@@ -102,12 +107,13 @@ class Message(Part):
     ) -> Self:
         """Return the message in buffer[position:end]. Its `records` are views of the buffer.
 
-        Bytes after a request's body are ignored: librdkafka sends up to three of them (in Metadata and
-        AlterUserScramCredentials), and Apache Kafka's broker ignores them. Bytes after a response or a stored
-        value are an error, because the message was then read at a wrong version.
+        Bytes after a request's body are ignored, as in Apache Kafka's broker: librdkafka sends up to three of
+        them (in Metadata and AlterUserScramCredentials). Bytes after a response or a stored value are an
+        error, because they mean that the version is wrong.
 
-        Raises PeerError if the bytes are no message of this version, or if its arrays and tag blocks together
-        hold more than `max_elements`. Nothing is allocated for those above.
+        Raises PeerError if the bytes are not a message of this version. Also raises PeerError if arrays and
+        tag blocks together have more than `max_elements` elements. Elements beyond this limit are not
+        allocated.
         """
         decoder = cls._decoders.get(version) or _decoder(cls, version)
         view = memoryview(buffer)
@@ -130,10 +136,10 @@ class Message(Part):
 
 
 class Data(Message):
-    """The content of a record's key or value, which follows its version, a 16-bit number."""
+    """The key or value of a stored record. Its bytes begin with a 16-bit version."""
 
     __slots__ = ()
-    # Values that an earlier release stored must stay readable, whatever their length.
+    # Long strings that an earlier release stored must stay readable.
     _bounds_strings = False
 
     def to_bytes(self, version: int) -> bytes:
@@ -142,12 +148,15 @@ class Data(Message):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse the result of `to_bytes`. Raises PeerError if it is malformed or has an unknown version."""
+        """Return the key or value in `data`.
+
+        Raises PeerError if it is malformed or has an unknown version.
+        """
         return cls.decode(version_of(data), data, 2)
 
 
 def version_of(data: bytes) -> int:
-    """Return the version at the start of a key or value. Raises PeerError."""
+    """Return the 16-bit version at the start of a key or value. Raises PeerError if `data` is too short."""
     if len(data) < 2:
         raise PeerError(f"{len(data)} bytes are too short for a version")
     return int.from_bytes(data[:2], "big", signed=True)
@@ -203,7 +212,10 @@ def _make_part(struct_: Struct, base: type[Part], module: str, owner: str) -> ty
 
 
 def make_api(table: ApiTable, module: str) -> Api:
-    """Create the classes of an API. Structs inside a message, at any depth, are attributes of its class."""
+    """Create the classes of an API from its table.
+
+    The classes of the structs inside a message, at any depth, are attributes of the message's class.
+    """
     request = _make_part(table.request, Message, module, "")
     response = _make_part(table.response, Message, module, "")
     api = Api(
@@ -218,7 +230,7 @@ def make_api(table: ApiTable, module: str) -> Api:
 
 
 def make_data(table: DataTable, module: str) -> type[Data]:
-    """Create the class of a record's key or value."""
+    """Create the class of a stored key or value from its table."""
     data: type[Data] = _make_part(table.struct, Data, module, "")
     versions = (table.first, table.last)
     data.api = Api(-1, table.name, *versions, *versions, table.flexible_from, data, data)

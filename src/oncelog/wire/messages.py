@@ -1,7 +1,8 @@
-"""The messages of the Kafka protocol, generated from the tables: `ProduceRequest`, `FetchResponse`, ...
+"""The messages of the Kafka protocol as classes (`ProduceRequest`, `FetchResponse`, ...), made from the
+tables.
 
-Names and fields are the protocol's, in snake_case. messages.pyi has the types; `python -m oncelog.wire.stubs`
-writes it.
+Names and fields are the protocol's, in snake_case. messages.pyi has the types. `python -m oncelog.wire.stubs`
+writes that file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Variable-length integers, and the error that every malformed message raises.
+"""Encodes and decodes variable-length integers. Has the functions that raise PeerError for malformed lengths.
 
-`uvarint` is an unsigned number in base-128 groups, little-endian (lengths, tags); `varint` is the same after
-zigzag (records). Tables hold the short encodings, because nearly all are short.
+An unsigned varint (`uvarint`) has 7 bits per byte, lowest bits first; lengths and tags use it. A signed
+varint (`varint`) is zigzag-encoded first; records use it. Nearly all encodings are short, so tables have
+these.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ Buffer = bytes | bytearray | memoryview
 WritableBuffer = bytearray | memoryview
 
 MAX_STRING_BYTES = 32_767
-"""Maximum length of a string in a message. Source: kafka MessageGenerator, "string field had invalid length".
+"""Maximum length of a string in a message, in bytes.
+
+Source: kafka MessageGenerator ("string field had invalid length").
 """
 UNBOUNDED = 1 << 62
-"""An element budget that no message of 2^31 bytes can exhaust."""
+"""An element budget without effect: no message of 2^31 bytes can exceed it."""
 
 UVARINT: tuple[bytes, ...] = tuple(bytes((n,)) for n in range(128))
-"""Encoded unsigned numbers 0 to 127."""
+"""The encodings of the unsigned numbers 0 to 127."""
 
 
 def encode_uvarint(value: int) -> bytes:
@@ -45,16 +48,18 @@ VARINT: tuple[bytes, ...] = (
     *UVARINT[::2],
     *(bytes((n & 127 | 128, n >> 7)) for n in range(128, 2 * VARINT_TABLE_SIZE, 2)),
 )
-"""Encoded signed numbers 0 to 8191. Never index it with a negative number: Python would silently read from
-its end and write a wrong timestamp.
+"""The encodings of the signed numbers 0 to 8191.
+
+Never index this table with a negative number: Python would silently read from its end and write a wrong
+timestamp.
 """
 
 
 def read_uvarint_rest(buffer: memoryview, position: int, first: int) -> tuple[int, int]:
-    """Read the rest of an unsigned 32-bit varint whose first byte, already read, was above 127.
+    """Read the remaining bytes of an unsigned 32-bit varint. `first`: its first byte, which is above 127.
 
-    Returns (value, position after it). Raises PeerError above 5 bytes or 2^31-1, IndexError at the end of the
-    buffer.
+    Return (value, position after the varint). Raises PeerError above 5 bytes or 2^31-1. Raises IndexError at
+    the end of the buffer.
     """
     value, shift = first & 127, 7
     while True:
@@ -72,19 +77,21 @@ def read_uvarint_rest(buffer: memoryview, position: int, first: int) -> tuple[in
 
 
 def fail_length(what: str, length: int, remaining: int) -> NoReturn:
-    """Raise PeerError for a length that is negative, too long, or null where null is not allowed."""
+    """Raise PeerError: a length is negative, exceeds the remaining bytes, or is null where null is not
+    allowed.
+    """
     if length < 0:
         raise PeerError(f"{what} has the length {length} where null is not allowed")
     raise PeerError(f"{what} claims {length} bytes or elements and only {remaining} bytes are left")
 
 
 def fail_string(what: str, length: int) -> NoReturn:
-    """Raise PeerError for a string that is too long."""
+    """Raise PeerError: a string is longer than MAX_STRING_BYTES."""
     raise PeerError(f"{what} is a string of {length} bytes; allowed are {MAX_STRING_BYTES}")
 
 
 def fail_array(what: str, length: int, remaining: int, left: int) -> NoReturn:
-    """Raise PeerError for an array with an invalid length, or above the element budget."""
+    """Raise PeerError: the length of an array is invalid or exceeds the element budget `left`."""
     if left >= 0 or length < 0 or length > remaining:
         fail_length(what, length, remaining)
     raise PeerError(

@@ -1,10 +1,10 @@
-"""The records inside a batch, as rows: encode many at once, decode one batch at a time.
+"""Encodes and decodes the records inside a batch, as rows: many at once, or one batch at a time.
 
     length varint | attributes i8 | timestamp delta varlong | offset delta varint
     | key length varint, key | value length varint, value | header count varint | headers
 
-A length of -1 is null, which differs from empty. Read whole fetch responses as columns
-(`oncelog.wire.columns`).
+A length of -1 is null, which differs from empty. To read whole fetch responses as columns, use
+`oncelog.wire.columns`.
 
 Source: apache/kafka DefaultRecord.
 """
@@ -21,27 +21,27 @@ from oncelog.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
 from oncelog.wire.header import HEADER_BYTES, BatchHeader, read_header, verify_crc
 from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_varint
 
-# Python's error handlers for header names that are not UTF-8. Kafka stores any bytes.
+# Python's error handlers for header names that are not UTF-8: Kafka stores any bytes as names.
 NameErrors = Literal["strict", "replace", "backslashreplace", "surrogateescape"]
 READING: NameErrors = "replace"
-"""The replacement U+FFFD, as in the readers of Java and Spark."""
+"""Invalid bytes become U+FFFD, as in the readers of Java and Spark."""
 LOSSLESS: NameErrors = "surrogateescape"
-"""An escape that restores the same bytes, for records that are stored again."""
+"""Invalid bytes are escaped so that encoding restores them. For records that are stored again."""
 
 _ZERO, _NULL = b"\x00", b"\x01"
-"""Varints of 0 and -1."""
+"""The varints of 0 and -1."""
 _NULL_SIZE = 1
 MIN_RECORD_BYTES = 7
-"""The smallest record: its length, attributes, two deltas, no key, no value, no headers."""
+"""Size of the smallest record: length, attributes, two deltas, no key, no value, no headers."""
 MAX_RECORDS = 1 << 20
-"""Maximum number of records that `decode_records` returns; each takes at least 150 bytes of memory."""
+"""Maximum number of records that `decode_records` returns. Each takes at least 150 bytes of memory."""
 SLICE_RECORDS = 1 << 15
-"""Number of records per list of `iter_records`."""
+"""Default number of records per list of `iter_records`."""
 _MAX_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 
 
 class NewRecord(NamedTuple):
-    """A record without an offset. `timestamp_ms` -1: none was given."""
+    """A record that has no offset yet. `timestamp_ms` -1: without a timestamp."""
 
     timestamp_ms: int
     key: bytes | None
@@ -50,7 +50,7 @@ class NewRecord(NamedTuple):
 
 
 class DecodedRecord(NamedTuple):
-    """A record of a stored batch. With LogAppendTime its timestamp is the broker's."""
+    """A record of a stored batch. With LogAppendTime, `timestamp_ms` is the broker's time."""
 
     offset: int
     timestamp_ms: int
@@ -60,7 +60,7 @@ class DecodedRecord(NamedTuple):
 
 
 def record_size_upper_bound(key: Buffer | None, value: Buffer | None, headers: Iterable[Header] = ()) -> int:
-    """Return the maximum number of bytes of a record in an uncompressed batch."""
+    """Return an upper bound of the record's size in an uncompressed batch, in bytes."""
     size = _MAX_OVERHEAD_BYTES + len(key or b"") + len(value or b"")
     for name, data in headers:
         size += 10 + 4 * len(name) + len(data or b"")
@@ -77,7 +77,11 @@ def encode_records(
     offset_deltas: Iterable[int] | None = None,
     name_errors: NameErrors = "strict",
 ) -> list[bytes]:
-    """Return the records' bytes in parts, to be joined once. Offset deltas are 0, 1, 2, ... by default."""
+    """Return the encoded records in parts, to be joined by the caller.
+
+    `offset_deltas` None: 0, 1, 2, ... `name_errors`: how header names are encoded (READING, LOSSLESS, or
+    "strict").
+    """
     parts: list[bytes] = []
     table, limit, extend = VARINT, VARINT_TABLE_SIZE, parts.extend
     indexes = count() if offset_deltas is None else offset_deltas
@@ -104,7 +108,7 @@ def encode_records(
 
 
 def encode_headers(headers: Iterable[Header], name_errors: NameErrors = "strict") -> bytes:
-    """Encode the header count, then name and value of each header; a null value stays null."""
+    """Encode the number of headers, then name and value of each header. A null value stays null."""
     parts = []
     count = 0
     for name, value in headers:
@@ -115,7 +119,10 @@ def encode_headers(headers: Iterable[Header], name_errors: NameErrors = "strict"
 
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
-    """Return a signed varint of at most 10 bytes and the position after it. Raises IndexError at the end."""
+    """Return (signed varint of at most 10 bytes, position after it).
+
+    Raises IndexError at the end of `data`.
+    """
     raw, shift = 0, 0
     while True:
         byte = data[position]
@@ -131,9 +138,9 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 def payload_of(
     buffer: Buffer, position: int, header: BatchHeader, verify: bool, max_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> Buffer:
-    """Return the records of a batch, decompressed, as one buffer.
+    """Return the decompressed records of a batch as one buffer.
 
-    Raises CorruptMessage if the batch is truncated, damaged or fails its checksum, and the exceptions of
+    Raises CorruptMessage if the batch is truncated or its checksum is wrong. Raises the exceptions of
     `decompress`.
     """
     size = header.size_bytes
@@ -146,7 +153,7 @@ def payload_of(
 
 
 def check_count(header: BatchHeader, payload: Buffer) -> None:
-    """Raise InvalidRecord for a record count that the bytes cannot hold."""
+    """Raise InvalidRecord if a header's record count is negative or too large for the size of the records."""
     if not 0 <= header.records_count * MIN_RECORD_BYTES <= len(payload):
         raise InvalidRecord(
             f"the batch at offset {header.base_offset} says {header.records_count} records "
@@ -162,10 +169,10 @@ def decode_records(
     max_bytes: int = MAX_DECOMPRESSED_BYTES,
     name_errors: NameErrors = "strict",
 ) -> list[DecodedRecord]:
-    """Return all records of the batch at a position, decompressed to at most `max_bytes`.
+    """Return all records of the batch at a position. `max_bytes`: limit of their decompressed size.
 
-    Raises CorruptMessage (checksum, damage), InvalidRecord (a record that does not parse, a wrong count) and
-    UnsupportedCompressionType.
+    Raises CorruptMessage (wrong checksum, damage), InvalidRecord (malformed record, wrong or too large count)
+    and UnsupportedCompressionType.
     """
     header = read_header(buffer, position)
     if header.records_count > MAX_RECORDS:
@@ -188,11 +195,11 @@ def iter_records(
     slice_records: int = SLICE_RECORDS,
     name_errors: NameErrors = "strict",
 ) -> Iterator[list[DecodedRecord]]:
-    """Yield the records of the batch at a position in lists, so that few are in memory at once.
+    """Yield the records of the batch at a position, in lists of at most `slice_records`.
 
-    A batch may hold any number of records, because Kafka sets no limit. Raises the exceptions of
-    `decode_records`, except the one for their number. Records that do not parse raise when their list is
-    produced.
+    Few records are therefore in memory at once. The batch may have any number of records, because Kafka sets
+    no limit. Otherwise raises the exceptions of `decode_records`; for a malformed record, when its list is
+    requested.
     """
     header = read_header(buffer, position)
     data = bytes(payload_of(buffer, position, header, verify))
@@ -239,14 +246,14 @@ def _check_end(header: BatchHeader, stop: int, end: int) -> None:
 def _parse(
     data: bytes, header: BatchHeader, position: int, first: int, count: int, name_errors: NameErrors
 ) -> tuple[list[DecodedRecord], int]:
-    """Read `count` records from a position on; `first` records precede them in the batch."""
+    """Parse `count` records from `position`. `first`: number of records before them in the batch."""
     base_offset, base_timestamp = header.base_offset, header.base_timestamp_ms
     fixed_time = header.max_timestamp_ms if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
     records: list[DecodedRecord] = []
     append, make, varint = records.append, DecodedRecord._make, read_varint
     end = len(data)
     for _ in range(count):
-        # Nearly every number has one or two bytes; only longer ones need a call.
+        # Nearly every number has one or two bytes. Only longer numbers are decoded by a call.
         size = data[position]
         if size < 128:
             size, position = size >> 1 ^ -(size & 1), position + 1
@@ -257,7 +264,7 @@ def _parse(
         stop = position + size
         if size < 0 or stop > end:
             raise _bad_record(base_offset, first + len(records))
-        delta = data[position + 1]  # after the attributes, which are unused
+        delta = data[position + 1]  # The byte before it has the attributes, which are unused.
         if delta > 127:
             delta, position = varint(data, position + 1)
         else:
@@ -298,9 +305,9 @@ def _parse(
 
 
 def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -> list[int]:
-    """Return the indexes of the first `limit` records without a key, and check where each record ends.
+    """Return the indexes of the first `limit` records without a key, and check the structure of all records.
 
-    It creates no record objects. Raises InvalidRecord (a record that does not parse, a wrong count).
+    Creates no record objects. Raises InvalidRecord (malformed record, wrong count).
     """
     check_count(header, payload)
     data, position, end, missing = bytes(payload), 0, len(payload), list[int]()
@@ -316,7 +323,8 @@ def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -
             if size < 0 or stop > end:
                 raise _bad_record(base_offset, index)
             position += 1
-            for _ in range(2):  # timestamp delta, offset delta: at most 10 bytes each
+            # Skip the timestamp delta and the offset delta.
+            for _ in range(2):
                 while data[position] > 127:
                     position += 1
                 position += 1
@@ -350,10 +358,10 @@ def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -
 def find_record_at_time(
     payload: Buffer, header: BatchHeader, timestamp_ms: int, start_offset: int
 ) -> tuple[int, int] | None:
-    """Return (timestamp_ms, offset) of the first record at or after a time and an offset.
+    """Return (timestamp_ms, offset) of the first record with at least this timestamp and this offset.
 
-    It creates no record objects and reads nothing after the result. Raises InvalidRecord (a record that does
-    not parse, a wrong count).
+    Return None if there is none. Creates no record objects and reads nothing after the result. Raises
+    InvalidRecord (malformed record, wrong count).
     """
     check_count(header, payload)
     data, position, end = bytes(payload), 0, len(payload)
@@ -394,7 +402,10 @@ def _bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
 def parse_headers(
     data: bytes, position: int, stop: int, name_errors: NameErrors = "strict"
 ) -> tuple[tuple[Header, ...], int]:
-    """Return the headers of a record that ends at `stop`, and the position after them."""
+    """Return the headers of a record that ends at `stop`, and the position after the headers.
+
+    Raises InvalidRecord if the number of headers is invalid or a name is null.
+    """
     count, position = read_varint(data, position)
     if count < 0 or 2 * count > stop - position:
         raise InvalidRecord(f"a record claims {count} headers in {stop - position} bytes")

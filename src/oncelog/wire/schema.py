@@ -1,4 +1,6 @@
-"""The table language: one row per field, from which `oncelog.wire.compiler` makes codecs.
+"""Parses the table language, which has one row per field.
+
+`oncelog.wire.compiler` makes codecs from the tables.
 
     api NAME KEY versions A-B offer C-D flexible V
     request
@@ -9,17 +11,22 @@
     data NAME versions A-B flexible V
       FIELD ...
 
-`data` is the content of a record's key or value, after its version. `versions`: the versions in the table.
-`offer`: the versions that the broker advertises. `flexible`: the first version with compact encodings and tag
-blocks.
+`data` is the key or value of a stored record, without the version in front. `versions`: the versions in the
+table. `offer`: the versions that the broker advertises. `flexible`: the first version with compact encodings
+and tag blocks.
 
 TYPE is bool, int8, int16, uint16, int32, int64, float64, string, uuid, bytes, records (bytes that are not
-copied), the name of a struct, or `[]` before one of them. `?` after it allows null in every version of the
-field, `?10+` from version 10. `@` limits the versions: `@5+`, `@0-12`; without it the field is in all
-versions of its parent. `#` makes it a tagged field, which is omitted while it has its default. DEFAULT is a
-number, true or null; without it, 0, false, "", 16 zero bytes or an empty list. A struct outside an array is
-None until it is set: absent if tagged, else null. Structs of one name are one class, so they must have the
-same fields. Names, types and versions are the Kafka protocol's.
+copied) or the name of a struct. `[]` before a type makes an array of it. `?` after a type allows null in
+every version of the field, `?10+` from version 10.
+
+`@` limits the versions of a field: `@5+`, `@0-12`. Without `@`, the field is in all versions of its parent.
+`#` makes a tagged field, which is omitted if it has its default.
+
+DEFAULT is a number, true or null. Without DEFAULT, it is 0, false, "", 16 zero bytes or an empty list. A
+struct outside an array is None by default. On the wire, this is null, or an absent field if it is tagged.
+
+Structs with the same name are one class, so they must have the same fields. Names, types and versions are the
+Kafka protocol's.
 
 Source: apache/kafka clients/src/main/resources/common/message.
 """
@@ -39,7 +46,7 @@ FIXED = {
     "float64": "d",
     "uuid": "16s",
 }
-"""Types of fixed size, with their letter in a struct format."""
+"""Map types of fixed size to their letter in a struct format."""
 
 PRIMITIVES = {*FIXED, "string", "bytes", "records"}
 NO_ID = bytes(16)
@@ -49,7 +56,10 @@ Default = int | float | str | bytes | bool | None
 
 
 class Field(NamedTuple):
-    """One field. `first` to `last` are the versions that have it; `null_from` None: never null."""
+    """One field.
+
+    `first` to `last` are the versions that have it. `null_from`: first version that allows null; None: never.
+    """
 
     name: str
     kind: str
@@ -74,14 +84,14 @@ class Field(NamedTuple):
 
 
 class Struct(NamedTuple):
-    """A message or a part of one, with its fields in wire order."""
+    """A message, or a struct inside a message, with its fields in wire order."""
 
     name: str
     fields: tuple[Field, ...]
 
 
 class ApiTable(NamedTuple):
-    """One API: its key, version ranges, and both messages."""
+    """The table of one API: its key, version ranges, request and response."""
 
     name: str
     key: int
@@ -95,7 +105,7 @@ class ApiTable(NamedTuple):
 
 
 class DataTable(NamedTuple):
-    """The content of a record's key or value: its version range and its fields."""
+    """The table of a stored key or value: its version range and its fields."""
 
     name: str
     first: int

@@ -1,7 +1,8 @@
-"""The keys and values of records that coordinators and group members store, generated from the tables.
+"""The keys and values that coordinators and group members store in records, as classes made from the tables.
 
-`TransactionLogKey(...).to_bytes(version)`, `TransactionLogValue.from_bytes(data)`, ... Names and fields are
-Kafka's, in snake_case. stored.pyi has the types; `python -m oncelog.wire.stubs` writes it.
+Use `TransactionLogKey(...).to_bytes(version)` to write and `TransactionLogValue.from_bytes(data)` to read.
+Names and fields are Kafka's, in snake_case. stored.pyi has the types. `python -m oncelog.wire.stubs` writes
+that file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write messages.pyi and stored.pyi, the strict types of the classes: `python -m oncelog.wire.stubs`."""
+"""Writes messages.pyi and stored.pyi, the types of the generated classes: `python -m oncelog.wire.stubs`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from oncelog_bench.framework import (
 from oncelog_bench.page import markdown_table, number
 
 NAME = "batch_cost"
-SUMMARY = "What idempotence costs a broker in processor time per batch, ours and Apache Kafka's."
+SUMMARY = "Cost of idempotence in processor time per batch, for our broker and Apache Kafka."
 RATIO = "on / off"
 BY = {"broker": "broker", "batch_records": "records in a batch"}
 METRICS = (

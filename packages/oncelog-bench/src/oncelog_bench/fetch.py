@@ -20,7 +20,7 @@ from oncelog_bench.page import markdown_table, range_of_ratios
 from oncelog_bench.raw_fetch import FetchReport, FetchSpec
 
 NAME = "fetch"
-SUMMARY = "What reading costs a broker, ours and Apache Kafka's: catching up and at the end."
+SUMMARY = "Cost of reads for our broker and Apache Kafka, when catching up and at the end of the log."
 RATIO = f"{OURS} / {KAFKA}"
 CATCH_UP, TAIL = "catch-up", "tail"
 BY = {"reading": "reading", "consumers": "consumers"}

@@ -25,7 +25,7 @@ from oncelog_bench.join_worker import Report, WorkerSpec
 from oncelog_bench.page import markdown_table, range_of_ratios
 
 NAME = "groups"
-SUMMARY = "How long a group takes to rebalance when a member joins or leaves; ours and Apache Kafka's."
+SUMMARY = "Time of a group rebalance when a member joins or leaves, on our broker and Apache Kafka."
 RATIO = f"{OURS} / {KAFKA}"
 BY = {"members": "members"}
 METRICS = (

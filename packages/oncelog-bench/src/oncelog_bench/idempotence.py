@@ -24,7 +24,7 @@ from oncelog_bench.page import markdown_table, number
 from oncelog_bench.process import cpu_seconds, rss_mb
 
 NAME = "idempotence"
-SUMMARY = "What idempotence costs, end to end: our producer and librdkafka, off and on."
+SUMMARY = "Cost of idempotence, end to end: our producer and librdkafka, with idempotence off and on."
 TOPIC = "bench"
 RATIO = "on / off"
 

@@ -32,7 +32,7 @@ from oncelog_bench.framework import (
 from oncelog_bench.page import markdown_table, number, range_of_ratios
 
 NAME = "latency"
-SUMMARY = "How long a synchronous send takes, ours and Apache Kafka's: quiet, and during write-back."
+SUMMARY = "Latency of a synchronous send to our broker and to Apache Kafka, idle and during write-back."
 RATIO = f"{OURS} / {KAFKA}"
 QUIET, WRITE_BACK = "quiet", "pages written back"
 BY = {"disk": "disk"}

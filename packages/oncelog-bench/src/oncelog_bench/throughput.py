@@ -32,7 +32,7 @@ from oncelog_bench.page import markdown_table, number
 from oncelog_bench.process import cpu_seconds, rss_mb
 
 NAME = "throughput"
-SUMMARY = "How much a broker takes, ours and Apache Kafka's: record sizes, partitions, connections, clients."
+SUMMARY = "Write throughput of our broker and Apache Kafka by record size, partitions, connections, clients."
 RAW = "raw"
 RATIO = f"{OURS} / {KAFKA}"
 BY = {

@@ -31,7 +31,7 @@ from oncelog_bench.transactions_worker import SETTINGS, WorkerSpec
 
 NAME = "transactional"
 SUMMARY = (
-    "What transactions cost in throughput, beside an idempotent producer; ours and Apache Kafka's broker."
+    "Cost of transactions in throughput, against an idempotent producer, on our broker and Apache Kafka."
 )
 RAW = "raw"
 IDEMPOTENT, BY_TIME, BY_RECORDS = "idempotent", "commit by time", "commit by records"

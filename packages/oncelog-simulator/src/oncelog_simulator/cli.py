@@ -57,8 +57,9 @@ def command(
 ) -> None:
     """Run the real broker, producers, consumers and coordinators against simulated faults.
 
-    A run is its seed: the same seed gives the same bytes. Exit code 3 when a run violates what is promised;
-    its faults are then dropped one by one as long as it still does, and it is told as a timeline.
+    The seed determines the run: the same seed gives the same bytes. Exit code 3 means that a run violated a
+    promise. Its faults are then removed one by one while the violation remains. The rest is printed as a
+    timeline.
     """
     from oncelog_simulator.simulation import APART, WORKLOADS, play, scenario_for
 

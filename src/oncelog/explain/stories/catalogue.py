@@ -31,10 +31,10 @@ STORIES: dict[str, Story] = {
 
 
 def play(name: str, bootstrap_servers: str | None = None) -> list[StoryRun]:
-    """Execute a story and return its runs.
+    """Run a story and return its runs.
 
-    `bootstrap_servers` None: with a broker inside this process. Raises MisuseError for an unknown name, and
-    OncelogError if the story cannot be completed.
+    `bootstrap_servers` None: the story runs on a broker inside this process. Raises MisuseError for an
+    unknown name. Raises OncelogError if the story cannot be completed.
     """
     story = STORIES.get(name)
     if story is None:

@@ -1,4 +1,4 @@
-"""The three delivery semantics under the same faults, counted."""
+"""The story of the three delivery semantics: each runs under the same faults, and the records are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AT_MOST_ONCE: dict[str, object] = {"enable.idempotence": "false", "acks": "0", 
 
 
 def faults() -> list[Rule]:
-    """Return rules that lose one request in ten and one acknowledgement in seven, with their connections."""
+    """Return rules that disconnect at one Produce request in ten, and at one acknowledgement in seven."""
     return [
         Rule(action=Action.CUT, api="Produce", direction="request", probability=0.10),
         Rule(action=Action.CUT, api="Produce", direction="response", probability=0.15),
@@ -56,7 +56,7 @@ def _run(environment: StoryEnvironment, heading: str, settings: dict[str, object
     ):
         for first in range(1, len(numbers(BATCHES)), GROUP):
             run.send(producer, range(first, first + GROUP))
-            # A pause, because with acks=0 the producer would have sent everything before the first fault.
+            # With acks=0, the producer would otherwise send everything before the first fault.
             time.sleep(PACE_SECONDS)
         producer.flush(PATIENCE_SECONDS)
     return run

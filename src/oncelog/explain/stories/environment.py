@@ -1,4 +1,4 @@
-"""The environment of a story: an embedded broker or a cluster, and a topic and a proxy for each run."""
+"""The environment of a story: an embedded broker or a cluster, with a topic and a proxy for each run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ READY_SECONDS = 20.0
 
 
 class StoryEnvironment:
-    """The cluster on which a story is executed. A context manager.
+    """The cluster on which a story runs. A context manager.
 
-    `bootstrap_servers` None: a broker inside this process, which is stopped at the end. Each run has a topic
-    of its own, named `oncelog-explain-...` and deleted afterwards.
+    `bootstrap_servers` None: a broker inside this process, which is stopped at the end. Each run has its own
+    topic `oncelog-explain-...`, which is deleted afterwards.
     """
 
     def __init__(self, bootstrap_servers: str | None = None) -> None:
@@ -46,7 +46,10 @@ class StoryEnvironment:
 
     @property
     def upstream(self) -> str:
-        """The address of the cluster, not of the proxy. Raises MisuseError outside the with statement."""
+        """The address of the cluster itself, without the proxy.
+
+        Raises MisuseError outside the with statement.
+        """
         if self._bootstrap_servers is not None:
             return self._bootstrap_servers
         if self._broker is None:
@@ -55,7 +58,7 @@ class StoryEnvironment:
 
     @property
     def is_own_broker(self) -> bool:
-        """True if the broker belongs to this environment, so that a story may kill it."""
+        """True if this environment started the broker. Only then may a story kill the broker."""
         return self._bootstrap_servers is None
 
     @contextmanager
@@ -69,7 +72,10 @@ class StoryEnvironment:
         is_drawn: bool = True,
         upstream: str | None = None,
     ) -> Iterator[StoryRun]:
-        """Execute one run. Topic and proxy are ready inside; at the end the log is read and counted."""
+        """Run the body of the `with` statement as one run. Yield the StoryRun, with topic and proxy ready.
+
+        At the end, read the log and count the records. `upstream`: another cluster than the environment's.
+        """
         address = upstream or self.upstream
         topic = f"oncelog-explain-{uuid.uuid4().hex[:12]}"
         create_topic(address, topic, partitions)
@@ -84,11 +90,14 @@ class StoryEnvironment:
 
 
 def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> None:
-    """Create a topic and wait until the leader of every partition responds. Raises OncelogError."""
+    """Create a topic, and wait until the leader of each partition responds.
+
+    Raises OncelogError, also if this takes longer than READY_SECONDS.
+    """
     deadline = time.monotonic() + READY_SECONDS
     with Admin({"bootstrap.servers": bootstrap_servers}) as admin:
         while (error := _try_to_create(admin, topic, partitions)) is not None:
-            # On Apache Kafka a deleted topic exists until its deletion is complete.
+            # Retried because on Apache Kafka a deleted topic exists until its deletion is complete.
             if time.monotonic() > deadline:
                 raise error
             time.sleep(0.05)
@@ -96,7 +105,8 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> Non
             if time.monotonic() > deadline:
                 raise TimedOut(f"topic {topic} has no leader after {READY_SECONDS:g} s")
             time.sleep(0.05)
-        # The client retries until each leader serves its partition: Apache Kafka's metadata name it before.
+        # Apache Kafka's metadata can name a leader before it accepts requests. The client retries until each
+        # leader answers.
         admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
 
 
@@ -111,7 +121,7 @@ def _has_leaders(admin: Admin, topic: str) -> bool:
 
 
 def delete_topic(bootstrap_servers: str, topic: str) -> None:
-    """Delete a topic. It is no error if the topic does not exist or the broker does not respond."""
+    """Delete a topic. Errors are ignored, such as an unknown topic or a broker that does not respond."""
     try:
         with Admin({"bootstrap.servers": bootstrap_servers, "request.timeout.ms": 5_000}) as admin:
             admin.delete_topics([topic], raise_errors=False)

@@ -1,4 +1,4 @@
-"""Stories of producer epochs and lost producer state: cache miss, late message, unknown producer."""
+"""Stories of producer epochs and lost producer state: a cache miss, a late message, an unknown producer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oncelog.testing.proxy.rules import Action, Rule
 from oncelog.types import TopicPartition
 
 REMEMBERED_BATCHES = 5
-"""Batches that a broker remembers per producer and partition (Kafka's ProducerStateEntry)."""
+"""Number of batches that a broker remembers per producer and partition (Kafka's ProducerStateEntry)."""
 
 
 @story(
@@ -68,7 +68,7 @@ def _hold_response(nth: int) -> Rule:
 
 
 def _lose_first_of(run: StoryRun, batches: int, settings: dict[str, object]) -> None:
-    """Send one batch that is acknowledged, then `batches` whose responses are held and lost."""
+    """Send one batch that is acknowledged, then `batches` whose responses are held and later lost."""
     with run.producer(settings) as producer:
         futures = run.send(producer, numbers(1 + batches))
         run.wait_until("all batches to arrive", has_requests_at_broker(1 + batches))
@@ -143,7 +143,7 @@ def _send_batch(run: StoryRun, producer: Producer, batch: int) -> None:
 
 
 def _producers(run: StoryRun) -> list[tuple[int, int, int | None]]:
-    """Return the broker's state of partition 0: producer id, epoch and last sequence of each producer."""
+    """Return (producer id, epoch, last sequence) of each producer that the broker knows in partition 0."""
     tp = TopicPartition(run.topic, 0)
     with Admin({"bootstrap.servers": run.upstream}) as admin:
         described = admin.describe_producers([tp])[tp]
@@ -216,7 +216,8 @@ def _kill(producer: Producer) -> None:
     try:
         producer.close(0)
     except OncelogError:
-        pass  # it says that records were not delivered, which is the point
+        # Expected: the error says that records were not delivered.
+        pass
 
 
 def _second_partition(environment: StoryEnvironment) -> None:

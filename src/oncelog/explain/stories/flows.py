@@ -1,4 +1,4 @@
-"""Stories of sequence numbers: acknowledgements or batches that are lost, and batches out of order."""
+"""Stories of sequence numbers: lost acknowledgements, lost batches, and batches out of order."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ OUT_OF_ORDER = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
 def in_flight_together(later: int) -> Rule:
-    """Return a rule that holds the second acknowledgement, so that `later` batches are in flight with it.
+    """Return a rule that keeps batches in flight: it holds the second acknowledgement until `later` more are
+    held.
 
-    The first acknowledgement passes, because a producer may wait for it: a broker that does not know the
-    producer would accept any batch as its first.
+    The first acknowledgement is not held, because a producer may wait for it before it sends more. A broker
+    that does not know the producer accepts any batch as its first.
     """
     return Rule(action=Action.HOLD, api="Produce", direction="response", nth=2, release_after=later)
 
 
 def numbers(batches: int) -> range:
-    """Return the record numbers of this number of batches."""
+    """Return the numbers of the records in this many batches."""
     return range(1, batches * RECORDS_PER_BATCH + 1)
 
 
 def reported_offsets(futures: list[Future[RecordMetadata]]) -> list[int | None]:
-    """Return the offsets that the application received."""
+    """Wait for the futures and return the offsets that the application received."""
     return [future.result(PATIENCE_SECONDS).offset for future in futures]
 
 
 def send_and_wait(run: StoryRun, batches: int, settings: dict[str, object] | None = None) -> list[int | None]:
-    """Send batches with one producer and wait for all. Return the reported offsets."""
+    """Send batches with one producer and wait for all acknowledgements. Return the reported offsets."""
     with run.producer(settings) as producer:
         futures = run.send(producer, numbers(batches))
         producer.flush(PATIENCE_SECONDS)
@@ -157,7 +158,7 @@ def reorder(environment: StoryEnvironment) -> None:
 
 
 def _exactly_once(run: StoryRun) -> None:
-    """Check that the log of a completed run holds every record once, in the order of sending."""
+    """Check that the log of a completed run has every record once, in the order of sending."""
     counts = run.counts
     run.check("the log holds every record once, in order", run.log == list(range(1, counts.sent + 1)))
     run.check("every record was acknowledged", counts.acknowledged == counts.sent)

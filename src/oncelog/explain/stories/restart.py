@@ -44,7 +44,7 @@ def restart(environment: StoryEnvironment) -> None:
 
 
 def _play(run: StoryRun, broker: BrokerProcess) -> list[int | None]:
-    """Send two batches and kill the broker before it acknowledges the second. Return the reported offsets."""
+    """Send two batches. Kill the broker before it acknowledges the second. Return the reported offsets."""
     with run.producer() as producer:
         futures = run.send(producer, range(1, 4))
         producer.flush(PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""A story: its name, its title, its text, and the function that executes it."""
+"""A story: its name, title and text, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from oncelog.explain.stories.environment import StoryEnvironment
 class Story:
     """A story of `oncelog explain`.
 
-    `title` is one line. `text` is one paragraph: what happens and why. They are no docstrings because `python
-    -OO` removes those.
+    `title` is one line. `text` is one paragraph about what happens and why. Both are attributes instead of
+    docstrings, because `python -OO` removes docstrings.
     """
 
     name: str

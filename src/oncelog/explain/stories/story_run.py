@@ -1,4 +1,4 @@
-"""One run of a story: a topic, a proxy with rules, the records that were sent, and the log at the end."""
+"""One run of a story: a topic, a proxy with rules, the records that were sent, and the final log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from oncelog.wire.records import record_size_upper_bound
 RECORDS_PER_BATCH = 3
 _VALUE_BYTES = 100
 PATIENCE_SECONDS = 20.0
-"""Time-out of each wait in a story. Each takes less than a tenth of it."""
+"""Time-out of each wait in a story. Normally a wait takes less than a tenth of it."""
 
 _PRODUCE_FATES_AT_BROKER = {Fate.PASSED, Fate.RELEASED, Fate.COPY}
 
@@ -29,7 +29,7 @@ _PRODUCE_FATES_AT_BROKER = {Fate.PASSED, Fate.RELEASED, Fate.COPY}
 def value_of(number: int) -> bytes:
     """Return the value of record `number`.
 
-    All values have one length, so that all batches have three records.
+    All values have the same length. Therefore all batches have three records.
     """
     return (b"record %d" % number).ljust(_VALUE_BYTES)
 
@@ -51,11 +51,11 @@ def batch_settings() -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of records.
+    """Numbers of records in one run.
 
     sent           given to producers
-    acknowledged   of these, with a successful future
-    failed         of these, with a failed future
+    acknowledged   sent, and the future has a result
+    failed         sent, and the future has no result or an exception
     stored         in the log
     lost           sent and not in the log
     doubled        copies in the log beyond the first
@@ -71,7 +71,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A statement of the story about its result, and whether it is true."""
+    """A statement about the result of a run, and whether the statement is true."""
 
     text: str
     is_true: bool
@@ -79,10 +79,10 @@ class Check:
 
 @dataclass(slots=True)
 class StoryRun:
-    """One run of a story. `proxy` and `topic` exist during the run only; the other fields are its result.
+    """One run of a story. `proxy` and `topic` exist only during the run; the other fields are its result.
 
-    `is_drawn` False: the run is too long for a diagram. `is_counted` False: no record should be visible, so
-    the counts have no meaning. `written`: the log's batches and markers, as text.
+    `is_drawn` False: the run is too long for a diagram. `is_counted` False: readers should see no record, so
+    the counts mean nothing. `written`: the log's batches and markers, as text.
     """
 
     heading: str
@@ -97,7 +97,7 @@ class StoryRun:
     checks: list[Check] = field(default_factory=list)
     counts: Counts = Counts(0, 0, 0, 0, 0, 0)
     log: list[int] = field(default_factory=list)
-    """Record numbers in the order of the log, partition by partition."""
+    """Record numbers in the order of the log, one partition after the other."""
     _sent: list[tuple[int, int, Future[RecordMetadata]]] = field(default_factory=list)
 
     def producer(self, settings: Mapping[str, object] | None = None) -> Producer:
@@ -109,7 +109,7 @@ class StoryRun:
     def send(
         self, producer: Producer, numbers: Iterable[int], partition: int = 0
     ) -> list[Future[RecordMetadata]]:
-        """Send records and remember their futures."""
+        """Send records, and remember their futures for the counts."""
         futures: list[Future[RecordMetadata]] = []
         for number in numbers:
             future = producer.send(self.topic, value_of(number), partition=partition)
@@ -118,7 +118,7 @@ class StoryRun:
         return futures
 
     def check(self, text: str, is_true: bool) -> None:
-        """Add a statement about the result."""
+        """Add a statement about the result of the run."""
         self.checks.append(Check(text, bool(is_true)))
 
     def wait_until(self, what: str, predicate: Any) -> None:
@@ -127,7 +127,7 @@ class StoryRun:
             raise OncelogError(f"the story did not go on: waited {PATIENCE_SECONDS:g} s for {what}")
 
     def finish(self) -> None:
-        """Read the partitions, not through the proxy, and count the records."""
+        """Read the partitions directly from the cluster, and count the records."""
         self._wait_for_records_under_way()
         self.events = self.proxy.events
         stored: Counter[tuple[int, int]] = Counter()
@@ -151,7 +151,7 @@ class StoryRun:
         )
 
     def _wait_for_records_under_way(self) -> None:
-        """Wait for records with acks=0, which may be stored after the producer has closed."""
+        """Wait until records sent with acks=0 are stored. This may happen after the producer has closed."""
         arriving = [
             batch.records_count
             for event in self.proxy.events
@@ -169,7 +169,7 @@ class StoryRun:
     # --- facts for the checks
 
     def batches_at_broker(self) -> list[BatchSummary]:
-        """Return the batches in the order in which the broker was given them."""
+        """Return the batches in the order in which they reached the broker."""
         return [
             batch
             for event in self.proxy.events
@@ -182,7 +182,9 @@ class StoryRun:
         return [batch.base_sequence for batch in self.batches_at_broker()]
 
     def outcomes(self) -> list[Outcome]:
-        """Return the broker's result for each partition of each Produce request, even of lost responses."""
+        """Return the broker's result for each partition of each Produce request, even if the response was
+        lost.
+        """
         seen = set()
         outcomes: list[Outcome] = []
         for event in self.proxy.events:
@@ -193,7 +195,7 @@ class StoryRun:
         return outcomes
 
     def offsets(self) -> list[int | None]:
-        """Return the base offsets of `outcomes`; None for errors."""
+        """Return the base offset in each of `outcomes`; None for an error."""
         return [outcome.base_offset for outcome in self.outcomes()]
 
     def errors(self) -> list[str]:
@@ -214,7 +216,7 @@ def _read(consumer: Consumer, tp: TopicPartition) -> list[int]:
 
 
 def has_requests_at_broker(count: int) -> Any:
-    """Return a predicate: the broker was given `count` Produce requests."""
+    """Return a predicate for `wait_until`: `count` Produce requests have reached the broker."""
 
     def holds(events: Sequence[WireEvent]) -> bool:
         passed = (event for event in events if event.batches and event.fate in _PRODUCE_FATES_AT_BROKER)
@@ -224,7 +226,7 @@ def has_requests_at_broker(count: int) -> Any:
 
 
 def has_fate(fate: Fate, direction: Direction, count: int = 1) -> Any:
-    """Return a predicate: `count` Produce messages of a direction had this fate."""
+    """Return a predicate for `wait_until`: `count` Produce messages of a direction had this fate."""
 
     def holds(events: Sequence[WireEvent]) -> bool:
         matches = (e for e in events if e.api == "Produce" and e.direction is direction and e.fate is fate)

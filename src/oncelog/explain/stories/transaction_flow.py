@@ -1,4 +1,4 @@
-"""Stories of transactions: their messages and records, a fenced instance, a lost commit response."""
+"""Stories of transactions: their messages and records, a fenced instance, and a lost response to a commit."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _producer(run: StoryRun, name: str) -> Producer:
 
 
 def _work(run: StoryRun, producer: Producer, group: str) -> None:
-    """Begin a transaction and send records to both partitions and an offset, without ending it."""
+    """Begin a transaction. Send records to both partitions, and an offset. Do not end the transaction."""
     producer.init_transactions()
     producer.begin_transaction()
     _send_both(run, producer)
@@ -185,9 +185,9 @@ def _visible(run: StoryRun) -> int:
 
 
 def _describe_logs(run: StoryRun, name: str) -> list[str]:
-    """Add the log records of a transactional id to `run.written`.
+    """Add the stored records of a transactional id to `run.written`, as text.
 
-    Return its states in the coordinator's log.
+    Return the states of the transaction in the coordinator's log, oldest first.
     """
     states: list[str] = []
     with Consumer({"bootstrap.servers": run.upstream}) as consumer:
@@ -206,13 +206,13 @@ def _partitions(consumer: Consumer, topics: list[str]) -> Iterator[TopicPartitio
             for info in consumer.partitions_for(topic):
                 yield TopicPartition(topic, info.partition)
         except BrokerError:
-            continue  # __consumer_offsets does not exist before the first commit
+            continue  # __consumer_offsets exists only after the first commit.
 
 
 def _states_of(consumer: Consumer, name: str) -> tuple[set[int], list[tuple[TopicPartition, int, str, str]]]:
-    """Wait until the transaction is complete.
+    """Wait until the transaction of `name` is complete.
 
-    Return its producer ids and the records of its transactional id.
+    Return its producer ids, and (partition, offset, state, producer) of each record in the coordinator's log.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
@@ -237,7 +237,7 @@ def _states_of(consumer: Consumer, name: str) -> tuple[set[int], list[tuple[Topi
 
 
 def _written(consumer: Consumer, tp: TopicPartition, producer_ids: set[int]) -> Iterator[str]:
-    """Yield the batches and markers of these producers in a partition, as text."""
+    """Yield the transactional batches and markers of these producers in a partition, as text."""
     stop = consumer.end_offsets([tp])[tp]
     for chunk in consumer.fetch_batches(tp, consumer.beginning_offsets([tp])[tp], stop):
         for position, header in iter_batches(chunk):

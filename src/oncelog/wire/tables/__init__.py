@@ -1,4 +1,4 @@
-"""The message tables, one file per family: all requests, responses, and records that coordinators store."""
+"""The message tables, one file per family: requests and responses of all APIs, and stored keys and values."""
 
 from oncelog.wire.tables import (
     cluster,
