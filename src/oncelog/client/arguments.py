@@ -82,14 +82,20 @@ def by_partition(value: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
 def offsets_of(
     value: Mapping[TopicPartition, OffsetAndMetadata | int],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return offsets to commit, with plain numbers converted to OffsetAndMetadata. Raises MisuseError."""
+    """Return offsets to commit, with plain numbers converted to OffsetAndMetadata.
+
+    Raises MisuseError for an invalid partition, offset, leader epoch or metadata.
+    """
     return {tp: _offset(tp, offset) for tp, offset in by_partition(value).items()}
 
 
 def headers_of(
     value: Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None],
 ) -> tuple[tuple[str, bytes | None], ...]:
-    """Return headers as pairs of name and value, from pairs or a mapping. Raises MisuseError."""
+    """Return headers as pairs of name and value, from pairs or a mapping.
+
+    Raises MisuseError for other types.
+    """
     if isinstance(value, Mapping):
         value = value.items()
     elif isinstance(value, (str, bytes)) or not isinstance(value, Iterable):

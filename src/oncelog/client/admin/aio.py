@@ -115,7 +115,7 @@ from oncelog.wire.messages import (
 R = TypeVar("R", bound=core.ItemResult)
 
 _MIN_VERSION_OF_BROKER_DEFAULTS = 4
-"""First version of CreateTopics (Kafka 2.4) in which -1 means the broker's default number of partitions or
+"""First version of CreateTopics (Kafka 2.4) with -1 for the broker's default number of partitions or
 replicas.
 """
 _SALT_BYTES = 24
@@ -402,8 +402,7 @@ class AsyncAdmin:
         *,
         raise_errors: bool = True,
     ) -> dict[TopicPartition, ListedOffset]:
-        """Return an offset of each partition: "earliest", "latest", "max-timestamp" or a time in
-        milliseconds.
+        """Return an offset per partition: "earliest", "latest", "max-timestamp" or a time in milliseconds.
 
         "latest" is the high watermark, or with READ_COMMITTED the last stable offset. "max-timestamp" is the
         record with the largest timestamp, and needs Kafka 3.0 or later. A time finds the first record at or
@@ -605,7 +604,7 @@ class AsyncAdmin:
             error = commit_error(await cluster.request(node_id, request, max_version=max_version))
             if error is not None:
                 if isinstance(error, UnknownTopicOrPartition):
-                    raise error  # retried: a coordinator learns of a new topic a moment after its creation
+                    raise error  # `at_coordinator` retries this for a while, since the topic may be new
                 reason = " has members: stop them first" if isinstance(error, UnknownMemberId) else ""
                 raise error_for_code(error.code, f"group {group_id!r}{reason}")
 
@@ -677,9 +676,7 @@ class AsyncAdmin:
     # Quotas
 
     async def describe_client_quotas(self, wanted: QuotaFilter | None = None) -> Mapping[QuotaEntity, Values]:
-        """Return the quotas of all entities that match a filter (None: all entities), by entity and quota
-        name.
-        """
+        """Return the quotas of the entities that match a filter (None: all), by entity and quota name."""
         message = describe_quotas_request(wanted or QuotaFilter())
         return described_quotas(await self._router.to_controller(message))
 

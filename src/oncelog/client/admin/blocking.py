@@ -220,8 +220,7 @@ class Admin:
         *,
         raise_errors: bool = True,
     ) -> dict[TopicPartition, ListedOffset]:
-        """Return an offset of each partition: "earliest", "latest", "max-timestamp" or a time in
-        milliseconds.
+        """Return an offset per partition: "earliest", "latest", "max-timestamp" or a time in milliseconds.
 
         "latest" is the high watermark, or with READ_COMMITTED the last stable offset. "max-timestamp" is the
         record with the largest timestamp, and needs Kafka 3.0 or later. A time finds the first record at or
@@ -371,9 +370,7 @@ class Admin:
     # Quotas
 
     def describe_client_quotas(self, wanted: QuotaFilter | None = None) -> Mapping[QuotaEntity, Values]:
-        """Return the quotas of all entities that match a filter (None: all entities), by entity and quota
-        name.
-        """
+        """Return the quotas of the entities that match a filter (None: all), by entity and quota name."""
         return self._thread.run(self._async.describe_client_quotas(wanted))
 
     def alter_client_quotas(self, changes: QuotaChanges, *, validate_only: bool = False) -> None:

@@ -1,5 +1,5 @@
-"""Builds requests about topics, settings, records and log directories, and reads a result per item from
-responses.
+"""Builds requests about topics, settings, records and log directories, and reads the results of
+their items.
 """
 
 from __future__ import annotations

@@ -64,10 +64,7 @@ class BrokerConnection:
         self._muted_until_ms = 0.0
         """Monotonic time in milliseconds until which the broker throttles this client."""
         self._timer: asyncio.TimerHandle | None = None
-        """Timer for the earliest deadline of a request; None without a request.
-
-        `_timer_ms` is that deadline.
-        """
+        """Timer for the earliest deadline of a request (`_timer_ms`); None without a request."""
         self._timer_ms = 0.0
         # Timers of the current connection. They are cancelled when the connection is lost, because a timer
         # would keep the connection and its receive buffer of 64 KB in memory.
@@ -78,7 +75,7 @@ class BrokerConnection:
     def now_ms(self) -> float:
         """Return the monotonic time in milliseconds.
 
-        The event loop's own time does not serve: uvloop's does not advance within a loop iteration.
+        This is not the event loop's time, because uvloop's does not advance within a loop iteration.
         """
         return self._runtime.monotonic_ns() / 1e6
 
@@ -128,7 +125,7 @@ class BrokerConnection:
             return future
         self._last_used_ms = now_ms = self.now_ms()
         # A broker does not read from a throttled client until the throttle time is over (KIP-219). So the
-        # request's deadline moves by the rest of that time, at most by `timeout_ms`.
+        # request's deadline is extended by the rest of that time, by at most `timeout_ms`.
         muted_ms = min(max(self._muted_until_ms - now_ms, 0), timeout_ms)
         deadline_ms = now_ms + muted_ms + timeout_ms
         request = _Outgoing(
@@ -267,7 +264,7 @@ class BrokerConnection:
         self._expire_waiting(now_ms)
         if self._protocol is not None:
             self._expire_in_flight(self._protocol, now_ms)
-        if self._protocol is not None:  # `_expire_in_flight` may have closed it
+        if self._protocol is not None:  # `_expire_in_flight` may have closed the connection
             deadlines.append(self._protocol.core.next_deadline_ms() or 0)
         later = [deadline_ms for deadline_ms in deadlines if deadline_ms > now_ms]
         if later:

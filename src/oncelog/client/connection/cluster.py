@@ -33,9 +33,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("oncelog.client")
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
-"""Time in ms for which a look-up waits for an unknown topic: brokers learn of a new topic one after
-another.
-"""
+"""Longest wait of a look-up for an unknown topic, in ms. Brokers learn of a new topic one after another."""
 
 
 def parse_bootstrap(servers: Collection[str] | None) -> list[tuple[str, int]]:
@@ -116,7 +114,7 @@ class ClusterConnection:
             await self._find_cluster()
             # After `close`, nothing would cancel the refresher.
             self._check_open()
-            # A concurrent call may have created the refresher, and `close` cancels only one.
+            # A concurrent call may have created the refresher, and `close` cancels only one refresher.
             if self._refresher is None:
                 self._refresher = asyncio.create_task(self._refresh_by_age())
 
@@ -253,7 +251,8 @@ class ClusterConnection:
                 return await self._submit(connection, message, timeout_ms, min_version, max_version)
             except (DisconnectedError, TimedOut, PeerError) as error:
                 errors.append(error)
-        # PeerError is final. Raise it only if every address failed with it, because other errors may pass.
+        # PeerError is final. Raise it only if every address failed with it: after other errors a retry may
+        # succeed.
         raise next((error for error in errors if not isinstance(error, PeerError)), errors[-1])
 
     def _address(self, node_id: int) -> tuple[str, int]:

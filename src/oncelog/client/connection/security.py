@@ -39,7 +39,7 @@ def client_security(settings: Settings) -> ClientSecurity:
             )
         return PLAINTEXT
     login = credentials(settings, lambda: _token(settings[_TOKEN_URL])) if uses_sasl(settings) else None
-    # OAUTHBEARER needs no package in a client, which sends the token without reading it.
+    # A client sends its OAUTHBEARER token without reading it, so this mechanism needs no package.
     if login is not None and login.mechanism != "OAUTHBEARER":
         check_mechanisms([login.mechanism])
     return ClientSecurity(client_context(settings), login)

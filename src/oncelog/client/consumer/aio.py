@@ -599,7 +599,7 @@ class AsyncConsumer:
 
         A record counts as delivered when the loop gets it. After a loop was left by `break` or an exception,
         the next loop or poll continues after the last delivered record. Until then, automatic commits exclude
-        this record, because the application may not have processed it completely.
+        the last delivered record, because the application may not have processed it completely.
         """
         return self._iterate()
 
@@ -644,8 +644,7 @@ class AsyncConsumer:
                 yield batch
 
     async def fetch_batches(self, tp: TopicPartition, start: int, end: int) -> AsyncIterator[memoryview]:
-        """Yield the stored batches that contain offsets in [start, end), including markers and aborted
-        batches.
+        """Yield the stored batches that contain offsets in [start, end), even markers and aborted batches.
 
         Each view has one or more whole batches, byte for byte as stored. Their checksums are not verified.
         Raises the same errors as `fetch_range`.

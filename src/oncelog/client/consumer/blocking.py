@@ -54,8 +54,8 @@ class Consumer:
         self._thread = system.current().loop_thread("oncelog-consumer")
         self._core = self._async.core
         self._listener = RebalanceListener()
-        # The id of the thread that is inside a poll. A race on it is harmless: `poll_step` refuses a second
-        # poll too.
+        # The id of the thread that is inside a poll. It need not be exact, because `poll_step` also refuses a
+        # second poll.
         self._polling_thread: int | None = None
 
     @property
@@ -298,7 +298,7 @@ class Consumer:
 
         A record counts as delivered when the loop gets it. After a loop was left by `break` or an exception,
         the next loop or poll continues after the last delivered record. Until then, automatic commits exclude
-        this record, because the application may not have processed it completely.
+        the last delivered record, because the application may not have processed it completely.
         """
         timeout, limit = self._async.iteration_timeout, self._async.poll_limit()
 
@@ -341,8 +341,7 @@ class Consumer:
                 yield batch
 
     def fetch_batches(self, tp: TopicPartition, start: int, end: int) -> Iterator[memoryview]:
-        """Yield the stored batches that contain offsets in [start, end), including markers and aborted
-        batches.
+        """Yield the stored batches that contain offsets in [start, end), even markers and aborted batches.
 
         Each view has one or more whole batches, byte for byte as stored. Their checksums are not verified.
         Raises the same errors as `fetch_range`.

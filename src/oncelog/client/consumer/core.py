@@ -2,14 +2,13 @@
 
 In each partition, every visible record from the position on is delivered once, in offset order. The position
 is the offset of the next record to deliver. It also moves past records that the isolation level hides.
-`prepare_records` fills `delivery`, and the application takes records from there. Records that were not taken
-yet are still ahead of the position.
+`prepare_records` fills `delivery`, and the application takes records from there. Only records that were taken
+are before the position.
 
 A partition is in at most one fetch. It is fetched ahead until max.partition.fetch.bytes of its data are
 undelivered. A broker has at most FETCH_CONNECTIONS_PER_BROKER fetches in flight, each on its own connection.
 So a partition that needs records does not wait behind the long poll of other partitions. A seek replaces the
-partition's `generation`. That invalidates all data that were fetched, and all offsets that were looked up,
-before the seek.
+partition's `generation`. Results of fetches and look-ups from before the seek are then ignored.
 """
 
 from __future__ import annotations
@@ -300,7 +299,7 @@ class ConsumerCore:
     def end_resets(self, calls: Iterable[ResetCall]) -> None:
         """Let `resets` return these look-ups again if they have set no position.
 
-        Call it however they have ended.
+        Call it after every look-up, even a cancelled one.
         """
         for call in calls:
             if state := self._current(call.tp, call.generation):
@@ -457,8 +456,7 @@ class ConsumerCore:
     def raise_error(self) -> None:
         """Raise the oldest error that waits for a poll.
 
-        If there is none, raise MisuseError for a partition that has no position although
-        auto.offset.reset=none.
+        If there is none, and auto.offset.reset=none, raise MisuseError for a partition without a position.
         """
         if self.has_error:
             raise self._errors.popleft().error
@@ -469,8 +467,8 @@ class ConsumerCore:
     def prepare_records(self, max_records: int, now_ms: float) -> bool:
         """Put up to `max_records` fetched records into `delivery`, unless it has some.
 
-        Return False if it stays empty. Raises CorruptMessage for a batch that cannot be decoded. The position
-        stays before that batch.
+        Return False if `delivery` stays empty. Raises CorruptMessage for a batch that cannot be decoded. The
+        position stays before that batch.
         """
         if self.delivery.has_columns:
             self._fetch_undelivered_again()
@@ -507,9 +505,7 @@ class ConsumerCore:
         return self.delivery.take(max_records)
 
     def _fetch_undelivered_again(self) -> None:
-        """Fetch undelivered data again, because columns must be delivered as records, or records as
-        columns.
-        """
+        """Fetch undelivered data again: columns must be delivered as records, or records as columns."""
         for tp in self.delivery.partitions():
             if (position := self.delivery.position(tp)) is not None and not self._states[tp].is_paused:
                 self.seek(tp, position)

@@ -1,5 +1,4 @@
-"""Builds Fetch requests and reads the batches in their responses: which are visible, and the next fetch
-offset.
+"""Builds Fetch requests, and reads the batches and the next fetch offset from the responses.
 
 Fetch sessions are not used (session id 0, epoch -1), so each request names all its partitions. Topics are
 identified by name; MAX_FETCH_VERSION is the last version with names. Every broker supports version 4 or

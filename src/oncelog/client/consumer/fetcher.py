@@ -1,7 +1,7 @@
 """The background work of a consumer: fetches, leader look-ups and position look-ups, each in a task.
 
 `ConsumerCore` decides which requests are due, and `Fetcher.start_due` starts them. Each task ends with a call
-of `start_due`, and wakes a waiting poll. The application's next poll raises errors.
+of `start_due`, and wakes a waiting poll. If a task fails, the application's next poll raises the error.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Fetcher:
     async def _find_leader(self, tp: TopicPartition) -> None:
         """Look up one leader.
 
-        If the topic may be new, the next `start_due` repeats a look-up that did not find it.
+        If the topic is unknown but may be new, the next `start_due` repeats the look-up.
         """
         patience_ms = 0 if self._may_be_about_to_exist(tp) else None
         try:
@@ -202,9 +202,7 @@ class Fetcher:
             self._failure_count += 1  # makes the next look-up pause first
 
     def _may_be_about_to_exist(self, tp: TopicPartition) -> bool:
-        """Return True if the topic is unknown only since a moment ago, so that brokers may soon
-        learn of it.
-        """
+        """Return True if the topic may be new: it has been unknown for less than request.timeout.ms."""
         since_ms = self._cluster.metadata.unknown_since_ms(tp.topic)
         return since_ms is not None and self._cluster.now_ms() - since_ms < self._request_timeout_ms
 

@@ -1,4 +1,4 @@
-"""Looks up the end offset and the last stable offset of partitions, and the transaction between the two.
+"""Looks up the end offset and the last stable offset of partitions, and the open transaction between them.
 
 The end offset (high watermark) is the offset of the next record, and lag is the distance to it. The stable
 end offset (last stable offset) is the first offset of the earliest open transaction. Readers with

@@ -1,11 +1,12 @@
-"""A consumer's part in its group over asyncio, for both group protocols.
+"""A consumer's membership in its group over asyncio, for both group protocols.
 
-Each poll calls `advance`, which runs one step at a time. It returns a Rebalance when partitions were revoked,
-lost or assigned; the consumer notifies the application in the polling thread and then calls `advance` again.
-Heartbeats, joining and automatic commits run in background tasks. No poll waits for them beyond its deadline.
+Each poll calls `advance` to run the next step of the membership. If partitions were revoked, lost or
+assigned, `advance` returns a Rebalance. The consumer then calls the rebalance callback in the polling thread,
+and calls `advance` again. Heartbeats, joining and automatic commits run in background tasks. No poll waits
+for these tasks beyond its deadline.
 
     client/group/classic_member.py    group.protocol=classic: the group's leader assigns partitions
-    client/group/consumer_member.py   group.protocol=consumer: the coordinator assigns them (KIP-848)
+    client/group/consumer_member.py   group.protocol=consumer: the coordinator assigns partitions (KIP-848)
 """
 
 from __future__ import annotations
@@ -36,14 +37,18 @@ _LOG = logging.getLogger("oncelog.client")
 
 _CLOSE_COMMIT_MS = 5_000
 _CLOSE_LEAVE_S = 2.0
-"""Limits of a close: together less than the blocking consumer waits for it."""
+"""Time limits of the commit and of the leave at a close.
+
+The blocking consumer's close waits longer than both together.
+"""
 _ENDS_MEMBERSHIP = frozenset({GroupAction.JOIN, GroupAction.LOST, GroupAction.RESET, GroupAction.END})
 
 
 class GroupSession:
-    """One consumer's part in its group. Without a subscription it only commits, and is not a member.
+    """One consumer's membership in its group, and its commits.
 
-    Positions of manually assigned partitions are committed without a member id.
+    A consumer without a subscription is not a member. It commits the positions of its manually assigned
+    partitions without a member id.
     """
 
     def __init__(
@@ -67,12 +72,15 @@ class GroupSession:
         self.protocol: GroupProtocol = member_type(
             core, settings, cluster, self._coordinator, self._membership, self._topics, self._commits
         )
-        # The task that leaves the group. An interrupt must not end it: the group would wait for a member that
-        # is gone. Guard: test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
+        # The task that leaves the group. An interrupt of the caller must not end this task, because the group
+        # would wait for a member that is gone. Guard:
+        # test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
         self._departure: asyncio.Task[None] | None = None
-        # True while positions of partitions that were assigned manually before are still being committed.
+        # True after `subscribe` while positions of the partitions that were assigned manually are still being
+        # committed.
         self._must_commit_manual = False
-        # The positions that `prepare_to_leave` has committed or tried to, so that a close tries once.
+        # The positions that `prepare_to_leave` last tried to commit, so that a close does not try the same
+        # ones again.
         self._final_positions: Offsets = {}
 
     @property
@@ -87,7 +95,7 @@ class GroupSession:
 
     @property
     def metadata(self) -> ConsumerGroupMetadata:
-        """The identity under which the application received its records, even if it is out of date."""
+        """The identity under which the application received its records, even if that generation is over."""
         return self._membership.metadata
 
     @property
@@ -101,7 +109,9 @@ class GroupSession:
         return self.protocol.topics_in_use
 
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None = None) -> None:
-        """Join the group and read its share of these topics, or of all topics that match `pattern`."""
+        """Join the group and read this member's share of these topics, or of all topics that match
+        `pattern`.
+        """
         if not self._topics.is_subscribed:
             self._must_commit_manual = bool(self._commits.automatic)
         self._topics.set(topics, pattern)
@@ -111,9 +121,11 @@ class GroupSession:
         self.protocol.resubscribe()
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool:
-        """Return the next Rebalance to notify of, True if partitions may be read, or False at the deadline.
+        """Return True if partitions may be read, False at the deadline, or a Rebalance to notify the
+        application of.
 
-        The next call means that the application has been notified. Raises the coordinator's final errors.
+        After a Rebalance, call it again only when the application was notified. Raises the coordinator's
+        final errors.
         """
         while True:
             step = await self._step(deadline_ms)
@@ -133,8 +145,8 @@ class GroupSession:
             raise failure
         self._topics.report_errors_if_due()
         if self._must_commit_manual:
-            # The coordinator accepts them from a consumer that is no member, and only while the group is
-            # empty.
+            # Commits of manually assigned partitions carry no member id, and the coordinator accepts them
+            # only while the group is empty. So they must end before this consumer joins.
             if not await self._commits.until_idle(deadline_ms):
                 return False
             self._must_commit_manual = False
@@ -149,10 +161,11 @@ class GroupSession:
         return bool(self._topics.is_subscribed and self.member.member_id)
 
     async def prepare_to_leave(self) -> Rebalance | None:
-        """Commit if enable.auto.commit is set, and return what to notify of before the member leaves.
+        """Commit if enable.auto.commit is set.
 
-        Returns None if nothing is owned, so also on the next call.
-        Source: Kafka's ConsumerCoordinator.onLeavePrepare and close.
+        Return the Rebalance to notify the application of before the member leaves. Returns None if no
+        partitions are owned, so every further call returns None. Source: Kafka's
+        ConsumerCoordinator.onLeavePrepare and close.
         """
         membership = self._membership
         self._core.delivery.return_unfinished()
@@ -168,7 +181,8 @@ class GroupSession:
         owned, membership.owned, membership.revoking = membership.owned, [], []
         if not owned:
             return None
-        # During a rebalance they count as lost, as in Java: the next generation may not include this member.
+        # During a rebalance the partitions count as lost, as in Java: the next generation may not include
+        # this member.
         is_lost = membership.is_lost or self.protocol.is_rebalancing or not membership.is_in_generation
         return Rebalance(Change.LOST if is_lost else Change.REVOKED, owned)
 
@@ -179,13 +193,19 @@ class GroupSession:
         self._topics.stop()
 
     async def close(self) -> None:
-        """Commit if enable.auto.commit is set, and leave. Takes seconds even if the coordinator is silent."""
+        """Commit if enable.auto.commit is set, and leave.
+
+        Gives up after a few seconds if the coordinator is silent.
+        """
         await self.prepare_to_leave()
         self.begin_leaving()
         await self.until_left()
 
     def begin_leaving(self) -> None:
-        """Cancel all background tasks and start to leave the group, once, in a task of its own."""
+        """Cancel all background tasks and start a task that leaves the group.
+
+        Further calls start no second task.
+        """
         self.stop()
         if self._is_member and self._departure is None:
             self._departure = asyncio.create_task(self._leave())
@@ -196,7 +216,7 @@ class GroupSession:
                 await self.protocol.leave()
 
     async def until_left(self) -> None:
-        """Wait until the member has left. A cancellation of this wait does not stop it from leaving."""
+        """Wait until the member has left. Cancelling this wait does not cancel the leave."""
         if self._departure is not None:
             await asyncio.shield(self._departure)
 
@@ -209,7 +229,7 @@ class GroupSession:
         return await self._coordinator.committed(partitions)
 
     async def commit(self, offsets: Offsets | None = None) -> None:
-        """Commit `offsets`, or by default the positions behind all delivered records.
+        """Commit `offsets`, or by default the positions after all delivered records.
 
         Raises the coordinator's error if the commit is refused.
         """
@@ -222,8 +242,8 @@ class GroupSession:
         """Send one OffsetCommit request."""
         is_out = self._topics.is_subscribed and not self._membership.is_in_generation
         if is_out and not self._must_commit_manual:
-            # With an empty identity the coordinator would accept it, and override the present members'
-            # commits.
+            # With an empty identity, the coordinator would accept the commit. The commit would then override
+            # those of the present members.
             raise not_a_member()
         try:
             await self._commit_as(self.member, offsets)
@@ -240,7 +260,8 @@ class GroupSession:
         if error is None:
             return
         is_member = self._topics.is_subscribed and member.generation_id >= 0
-        if is_member and member == self.member:  # else the error is about an earlier generation
+        # If the member has changed since the request, the error concerns an earlier generation.
+        if is_member and member == self.member:
             self._react_to_commit(error)
         fatal_error = self._membership.fatal_error
         raise fatal_error.with_traceback(None) if fatal_error is not None else error
@@ -255,8 +276,9 @@ class GroupSession:
                 self.protocol.resubscribe()
 
     def _keeps(self, offsets: Offsets) -> bool:
-        """Return True if the member keeps these partitions, even if the group is already a
-        generation ahead.
+        """Return True if the member owns these partitions and is still in a generation.
+
+        The group may already be one generation ahead.
         """
         # Guard: test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows.
         membership = self._membership
@@ -265,7 +287,8 @@ class GroupSession:
 
     def _log_failed_commit(self, error: Exception) -> None:
         ends = isinstance(error, OncelogError) and next_after(error, GroupRequest.COMMIT) in _ENDS_MEMBERSHIP
-        # A member reports the end of its membership by other means.
+        # If an error ends a membership, the member reports that to the application, so do not log the error
+        # too.
         if not (self._topics.is_subscribed and ends):
             _LOG.warning("an automatic commit for group %r failed: %s", self.group_id, error)
 
@@ -274,7 +297,7 @@ class GroupSession:
         return not self._topics.is_subscribed and bool(self._core.assignment())
 
     def commit_before_assigning(self) -> None:
-        """Start an automatic commit before manually assigned partitions are replaced by others."""
+        """Start an automatic commit before `assign` removes manually assigned partitions."""
         if not (self._commits.is_automatic and self._is_manually_assigned):
             return
         positions = self._commits.positions()

@@ -1,8 +1,8 @@
-"""A member under the classic group protocol: it joins, sends heartbeats, and exchanges partitions.
+"""A member under the classic group protocol: it joins, sends heartbeats, and revokes and takes partitions.
 
-    eager         all partitions are given back before a join (range, roundrobin, sticky)
-    cooperative   partitions stay, and are read, while the group rebalances; those that the new assignment
-                  lacks are given back after it, and a second join assigns them to others (cooperative-sticky)
+    eager         the member revokes all partitions before it joins (range, roundrobin, sticky)
+    cooperative   the member keeps and reads its partitions while the group rebalances. Then it revokes those
+                  that its new assignment lacks. A second join assigns them to others (cooperative-sticky)
 
 Source: Kafka's ConsumerCoordinator; KIP-429.
 """
@@ -44,12 +44,17 @@ from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 _JOIN_SLACK_MS = 5_000
-"""A JoinGroup request times out this long after the rebalance timeout. Source: Kafka's AbstractCoordinator.
+"""A JoinGroup request times out this many ms after max.poll.interval.ms.
+
+Source: Kafka's AbstractCoordinator.
 """
 
 
 class _Assignment(NamedTuple):
-    """The outcome of a join. `committed` has the committed offsets of partitions not owned before."""
+    """The outcome of a join.
+
+    `committed` has the committed offsets of partitions that the member did not own before.
+    """
 
     member: ConsumerGroupMetadata
     partitions: list[TopicPartition]
@@ -57,7 +62,7 @@ class _Assignment(NamedTuple):
 
 
 class ClassicMember:
-    """A member under the classic protocol: it joins each generation, and the group's leader assigns."""
+    """A member under the classic protocol: the group's leader assigns the partitions of each generation."""
 
     def __init__(
         self,
@@ -80,15 +85,15 @@ class ClassicMember:
             )
         self._is_cooperative = is_cooperative(assignors)
         self._last = OwnedPartitions()
-        # Partitions per topic as of the last join; None for a topic that does not exist.
+        # The number of partitions of each topic as of the last join; None for a topic that does not exist.
         self._partition_counts: dict[str, int | None] = {}
         self._must_join = False
         self._joining: asyncio.Task[_Assignment | None] | None = None
         self._heartbeats: asyncio.Task[None] | None = None
-        # The channels of JoinGroup and SyncGroup, and of requests that must not wait for them:
-        # `_start_joining`.
+        # The channel (connection) of JoinGroup and SyncGroup, and the channel of requests that must not wait
+        # behind them. See `_start_joining`.
         self._join_channel, self._free_channel = "group", "join"
-        # The new assignment, while the partitions that it lacks are given back.
+        # The new assignment, while the member revokes partitions that are not in it.
         self._pending: _Assignment | None = None
         self._awaiting_topics: asyncio.Task[None] | None = None
         # The look-up of committed offsets for a new assignment; cancelled when the group rebalances again.
@@ -100,7 +105,7 @@ class ClassicMember:
 
     @property
     def is_rebalancing(self) -> bool:
-        """True from the start of a join until its outcome has been handled by a poll."""
+        """True from the start of a join until a poll has handled its outcome."""
         return self._joining is not None
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool | None:
@@ -124,14 +129,16 @@ class ClassicMember:
             self._start_joining()
         assert self._joining is not None
         if membership.owned and not self._joining.done():
-            return True  # what stays is read on meanwhile
+            # Partitions that stay owned are read during the join.
+            return True
         return await self._await_assignment(deadline_ms)
 
     @property
     def topics_in_use(self) -> frozenset[str]:
         """The topics of this member; for the group's leader, of all members."""
-        # Otherwise a refresh by age forgets the other members' topics, which then look like deleted ones.
-        # Guard: test_the_leader_of_members_with_other_topics_does_not_rebalance_by_age.
+        # If only this member's topics were kept, a refresh by age would forget the other members' topics.
+        # They would then look deleted, and the leader would rebalance. Guard:
+        # test_the_leader_of_members_with_other_topics_does_not_rebalance_by_age.
         return self._topics.topics.union(self._partition_counts)
 
     def _have_partition_counts_changed(self) -> bool:
@@ -141,7 +148,7 @@ class ClassicMember:
         )
 
     def _revoked_before_join(self) -> list[TopicPartition]:
-        """Return the partitions that the member may not own when it joins."""
+        """Return the partitions that the member must revoke before it joins."""
         membership, topics = self._membership, self._topics
         if membership.is_lost or not self._is_cooperative:
             return membership.owned
@@ -152,10 +159,11 @@ class ClassicMember:
         self._must_join = self._membership.is_lost = False
         self._stop_heartbeats()
         self._stop_awaiting_topics()
-        # A broker answers JoinGroup and SyncGroup after all members, or the leader, have sent theirs, and
-        # handles no other request of that connection before. So commits of partitions that stay, and
-        # LeaveGroup, use another connection. Guards: test_a_member_that_closes_while_it_joins_leaves_at_once
-        # and test_a_member_that_closes_while_others_do_not_join_commits_what_it_read.
+        # A broker answers JoinGroup only after all members have joined, and SyncGroup only after the leader's
+        # SyncGroup. Until then it handles no other request of that connection. So LeaveGroup, and commits of
+        # partitions that stay owned, use another connection. Guards:
+        # test_a_member_that_closes_while_it_joins_leaves_at_once and
+        # test_a_member_that_closes_while_others_do_not_join_commits_what_it_read.
         channels = ("join", "group") if self._membership.owned else ("group", "join")
         self._join_channel, self._free_channel = channels
         self._joining = asyncio.create_task(self._join())
@@ -177,7 +185,7 @@ class ClassicMember:
             assignment = joining.result()
         except OncelogError as error:
             self._must_join = True
-            # JoinGroup and SyncGroup have the same errors that end a membership for good.
+            # The same errors of JoinGroup and of SyncGroup end a membership for good.
             if next_after(error, GroupRequest.JOIN) is not GroupAction.END:
                 raise
             self.end(error)
@@ -187,10 +195,13 @@ class ClassicMember:
         return None
 
     async def _exchange(self, assignment: _Assignment, deadline_ms: float) -> Rebalance | bool:
-        """Give back what the new assignment lacks, or else take the rest of it."""
+        """Revoke the owned partitions that the new assignment lacks.
+
+        If there are none, take the assignment.
+        """
         membership = self._membership
         membership.member = assignment.member
-        # A set: members may own ten thousand partitions. Guard:
+        # A set, because a member may own ten thousand partitions. Guard:
         # test_a_rebalance_compares_few_of_many_partitions.
         assigned = frozenset(assignment.partitions)
         if revoked := [tp for tp in membership.owned if tp not in assigned]:
@@ -203,7 +214,10 @@ class ClassicMember:
         return self._membership.take(assignment.partitions, assignment.committed)
 
     async def _join(self) -> _Assignment | None:
-        """Join until a generation is complete. Returns None if the partitions that stayed are lost."""
+        """Join until a generation is complete.
+
+        Returns None if the owned partitions were lost during the join.
+        """
         attempt = 0
         while True:
             request = GroupRequest.JOIN
@@ -211,7 +225,8 @@ class ClassicMember:
                 joined = await self._join_once()
                 request = GroupRequest.SYNC
                 if self._is_cooperative:
-                    self._membership.member = joined.member  # what stayed is committed in the new generation
+                    # Commits of partitions that stay owned use the new generation from now on.
+                    self._membership.member = joined.member
                 await self._look_up_partition_counts(joined)
                 return await self._sync(joined)
             except OncelogError as error:
@@ -230,15 +245,17 @@ class ClassicMember:
                     attempt += 1
 
     async def _sync(self, joined: Joined) -> _Assignment | None:
-        """Return the member's assignment, or None if it was lost during the look-up of its offsets."""
+        """Return the member's assignment, or None if the membership was lost during the look-up of committed
+        offsets.
+        """
         counts = {topic: count or 0 for topic, count in self._partition_counts.items()}
         response = await self._coordinator.send(sync_request(joined, counts), channel=self._join_channel)
         raise_for_code(response.error_code)
         partitions = decode_assignment(response.assignment)
         owned = frozenset(self._membership.owned)
         added = [tp for tp in partitions if tp not in owned]
-        # Heartbeats start before the look-up: an open transaction of the group may hold the offsets back for
-        # longer than the session timeout. Guard:
+        # Heartbeats start before the look-up: the look-up waits for open transactions that commit offsets of
+        # the group, perhaps for longer than the session timeout. Guard:
         # test_a_member_that_waits_for_its_positions_stays_in_its_group.
         self._heartbeats = asyncio.create_task(self._send_heartbeats(joined.member))
         self._offset_lookup = asyncio.create_task(self._committed(added))
@@ -259,7 +276,7 @@ class ClassicMember:
     async def _committed(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the group's committed offsets, however long that takes."""
+        """Return the group's committed offsets. Repeat the look-up after each time-out."""
         while True:
             with suppress(TimedOut):
                 return await self._coordinator.committed(partitions)
@@ -293,8 +310,8 @@ class ClassicMember:
     # Topics that do not exist yet
 
     def _await_missing_topics(self) -> None:
-        """Poll metadata for topics that did not exist at the last join, and join again when one does."""
-        # The refresh by age comes only every five minutes. Guard:
+        """Refresh metadata until a topic exists that was missing at the last join, and then join again."""
+        # The refresh by age comes only every metadata.max.age.ms, by default five minutes. Guard:
         # test_a_topic_that_is_created_after_subscribing_is_read_soon.
         missing = [topic for topic, count in self._partition_counts.items() if count is None]
         if missing and self._awaiting_topics is None:
@@ -329,7 +346,10 @@ class ClassicMember:
             self._heartbeats = None
 
     async def _send_heartbeats(self, member: ConsumerGroupMetadata) -> None:
-        """Send heartbeats until the membership ends, also by an application that has stopped polling."""
+        """Send heartbeats until the membership ends.
+
+        An application that does not poll for max.poll.interval.ms ends the membership too.
+        """
         while True:
             await asyncio.sleep(self._settings["heartbeat.interval.ms"] / 1000)
             if self._membership.is_idle:
@@ -370,7 +390,7 @@ class ClassicMember:
     def lose(self, reason: GroupAction) -> None:
         """End the membership: see GroupProtocol.lose.
 
-        After LOST the coordinator still knows the member id.
+        If `reason` is LOST, the coordinator still knows the member id, so keep it.
         """
         membership = self._membership
         self._commits.lose(not_a_member())
@@ -396,7 +416,7 @@ class ClassicMember:
         self._stop_heartbeats()
 
     async def leave(self) -> None:
-        """Send LeaveGroup. A static member sends none: its successor gets its partitions."""
+        """Send LeaveGroup. A static member sends none, so that its successor gets its partitions."""
         if self._settings["group.instance.id"] is not None:
             return
         channel = "group" if self._joining is None else self._free_channel

@@ -1,13 +1,14 @@
-"""The order of a consumer's commits: which one is sent next, and what its result means. No I/O.
+"""Decides which of a consumer's commits is sent next, and what the result of a commit means. No I/O.
 
 There are two kinds of commits:
 
     add_requested   a commit of the application, which waits for its result
-    add_automatic   an automatic commit: by time, at a close, or of partitions that are no longer read
+    add_automatic   an automatic commit: by time (auto.commit.interval.ms), at a close, or of
+                    partitions that are no longer read
 
-One commit is in flight at a time. `next` returns the one after it:
+One commit is in flight at a time. `next` returns the next commit to send:
 
-1. The application's commits, in the order of the calls. Each is a request of its own, and is repeated while
+1. The application's commits, in the order of the calls. Each is a separate request, and is repeated while
    its errors are transient.
 2. All automatic commits as one request, with the latest position of each partition.
 
@@ -15,17 +16,17 @@ One commit is in flight at a time. `next` returns the one after it:
     add_requested   automatic positions of the same partitions are dropped when the commit is sent
     add_automatic   automatic positions of the same partitions are replaced
     withdraw        the application no longer waits: its commit is not sent again
-    release         others may own these partitions: no commit of them is sent
-    lose            the same for all partitions
+    release         other members may own these partitions: no commit of them is sent
+    lose            other members may own all partitions: no commit is sent
 
-An automatic commit that was refused for good, or for too long, is dropped, unless a newer position was added
-meanwhile. While a member keeps its partitions through a rebalance, two errors count as transient:
-ILLEGAL_GENERATION and REBALANCE_IN_PROGRESS. The next generation will accept the same commit. The application
-still gets REBALANCE_IN_PROGRESS for its own commits. A commit whose outcome is unknown is repeated or
-superseded, but never followed by an older one.
+If an automatic commit fails with a final error, or its time limit has passed, its positions are dropped.
+Newer positions of the same partitions stay. While a member keeps its partitions through a rebalance, two
+errors count as transient: ILLEGAL_GENERATION and REBALANCE_IN_PROGRESS. The next generation will accept the
+same commit. The application still gets REBALANCE_IN_PROGRESS for its own commits. If the outcome of a commit
+is unknown, the same or a newer commit follows, and never an older one.
 
-Source: Kafka's CommitRequestManager and ConsumerCoordinator. These do not repeat a commit by time; here it is
-repeated with the newest positions. The cases are in tests/tables/commit_queue.txt.
+Source: Kafka's CommitRequestManager and ConsumerCoordinator. Unlike them, this queue repeats a failed commit
+by time, with the newest positions. The cases are in tests/tables/commit_queue.txt.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 @dataclass(eq=False, slots=True)
 class Commit:
-    """A commit to send: one that the application requested, or all automatic positions."""
+    """A commit to send: either one that the application requested, or all automatic positions."""
 
     offsets: Offsets
     is_requested: bool = False
     # The automatic positions of the same partitions at the time of the application's call.
     older: Offsets = field(default_factory=dict)
-    # The error to raise instead of sending it.
+    # The error to raise instead of sending the commit; None to send it.
     refusal: OncelogError | None = None
     # The error of the last attempt.
     error: Exception | None = None
@@ -76,21 +77,21 @@ class CommitQueue:
         return commit
 
     def withdraw(self, commit: Commit) -> None:
-        """Remove a commit of the application, which may have ended already."""
+        """Remove a commit of the application, unless it has ended already."""
         if commit in self._requested:
             self._requested.remove(commit)
 
     def add_automatic(self, positions: Offsets, until_ms: float, *, is_by_time: bool = False) -> None:
         """Add positions to commit automatically, and to retry until `until_ms`.
 
-        A commit by time does not prolong the retries of other positions.
+        A commit by time (auto.commit.interval.ms) does not extend the retries of earlier positions.
         """
         if not (is_by_time and self._automatic):
             self._automatic_until_ms = until_ms
         self._automatic.update(positions)
 
     def next(self) -> Commit | None:
-        """Return the commit to send now."""
+        """Return the commit to send now; None if there is none."""
         if not self._requested:
             return Commit(dict(self._automatic)) if self._automatic else None
         commit = self._requested[0]

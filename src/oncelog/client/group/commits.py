@@ -1,8 +1,9 @@
-"""The commits of a consumer over asyncio: one task sends what `CommitQueue` decides.
+"""Sends a consumer's commits over asyncio: one task sends the commits that `CommitQueue` returns.
 
-One commit is in flight at a time. Commits of the application, before a revocation, and at a close are urgent:
-they do not wait for the response to an automatic one. Instead the task is cancelled, and a new one sends the
-next commit. A coordinator handles the requests of a connection in order, so the older commit cannot overtake.
+One commit is in flight at a time. Commits of the application, before a revocation and at a close are urgent:
+they do not wait for the response to an automatic commit. Instead the sending task is cancelled, and a new
+task sends the urgent commit. The coordinator handles the requests of a connection in order, so the older
+commit cannot overtake the urgent commit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class GroupCommits:
     """All commits of one consumer, with a member id or without.
 
     `send` makes one attempt and raises the coordinator's error. `is_kept` returns True if a member keeps
-    these partitions through a rebalance. `on_failure` gets the error of an automatic commit that is given up.
+    these partitions through a rebalance. `on_failure` gets the error of an automatic commit that will not be
+    repeated.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class GroupCommits:
         return self._queue.automatic
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the positions behind all delivered records."""
+        """Return the positions after all delivered records."""
         positions = {}
         for tp in self._core.assignment():
             with suppress(MisuseError):  # auto.offset.reset=none, and no position yet
@@ -68,20 +70,21 @@ class GroupCommits:
         return positions
 
     def restart_interval(self) -> None:
-        """Let auto.commit.interval.ms begin now."""
+        """Restart the interval of automatic commits (auto.commit.interval.ms)."""
         self._interval_began_ms = self._cluster.now_ms()
 
     def commit_if_due(self) -> None:
-        """Start an automatic commit of the present positions if auto.commit.interval.ms has passed."""
+        """Start an automatic commit of the current positions if auto.commit.interval.ms has passed."""
         now_ms = self._cluster.now_ms()
         if self.is_automatic and now_ms - self._interval_began_ms >= self._interval_ms:
             self._interval_began_ms = now_ms
             self.add_automatic(self.positions(), is_by_time=True)
 
     async def commit(self, offsets: Offsets) -> None:
-        """Commit these offsets and wait for the result. A cancelled call is not repeated.
+        """Commit these offsets and wait for the result.
 
-        Raises TimedOut after request.timeout.ms.
+        After a cancellation of the call, the commit is not sent again. Raises TimedOut after
+        request.timeout.ms.
         """
         commit = self._queue.add_requested(offsets)
         result = self._results[commit] = asyncio.get_running_loop().create_future()
@@ -102,7 +105,10 @@ class GroupCommits:
                 self._restart()
 
     def add_automatic(self, positions: Offsets, *, is_by_time: bool = False, is_urgent: bool = False) -> None:
-        """Start an automatic commit. It raises nothing: records without a commit are read again later."""
+        """Start an automatic commit.
+
+        Its errors are not raised: records without a commit are read again later.
+        """
         if positions:
             self._queue.add_automatic(
                 positions, self._cluster.now_ms() + self._limit_ms, is_by_time=is_by_time
@@ -117,18 +123,18 @@ class GroupCommits:
         return self._is_idle.is_set()
 
     def release(self, partitions: Collection[TopicPartition], error: OncelogError) -> None:
-        """Drop all commits of these partitions, which other members may own."""
+        """Drop all commits of these partitions, because other members may own them now."""
         if partitions:
             self._queue.release(partitions, error)
             self._cancel_automatic()
 
     def lose(self, error: OncelogError) -> None:
-        """Drop all commits: other members may own every partition."""
+        """Drop all commits, because other members may own the partitions now."""
         self._queue.lose(error)
         self._cancel_automatic()
 
     def stop(self) -> None:
-        """End all commits. Calls that wait raise MisuseError."""
+        """End all commits. Calls of `commit` that wait raise MisuseError."""
         error = MisuseError("this consumer was closed, or unsubscribed, while it committed")
         self._queue.lose(error)
         for commit in self._results:
@@ -148,10 +154,12 @@ class GroupCommits:
             self._task = asyncio.create_task(self._run())
 
     def _cancel_automatic(self) -> None:
-        """Stop waiting for the response to an automatic commit, and do not send one that has not
-        been sent.
+        """Stop waiting for the response to an automatic commit.
+
+        If the commit was not sent yet, do not send it.
         """
-        # The response to a commit may end the membership, and then this task itself calls us.
+        # The response to a commit may end the membership. The sending task then calls this method, and must
+        # not cancel itself.
         is_own = self._task is not None and asyncio.current_task() is self._task
         if self._current is not None and not self._current.is_requested and not is_own:
             self._restart()
@@ -187,7 +195,8 @@ class GroupCommits:
         try:
             await self._send(commit.offsets)
         except Exception as error:
-            # Not only OncelogError: an offset that no request can hold raises another one, for the caller.
+            # Catch every Exception: an offset that does not fit into a request raises another type, and the
+            # caller of `commit` must get it.
             return error
         return None
 

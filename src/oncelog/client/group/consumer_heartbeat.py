@@ -1,8 +1,8 @@
 """The heartbeats of a member under the consumer protocol (KIP-848), without I/O.
 
-A heartbeat reports the member's subscription and owned partitions. The response brings the member's epoch
-and, when it has changed, the target assignment. The member gives back what the target lacks; the coordinator
-assigns those partitions to others only after a heartbeat has reported that.
+A heartbeat reports the member's subscription and owned partitions. The response contains the member's epoch
+and, if it has changed, the target assignment. The member revokes owned partitions that are not in the target.
+The coordinator assigns these partitions to other members only after a heartbeat has reported the revocation.
 Source: KIP-848; Kafka's ConsumerHeartbeatRequestManager.
 """
 
@@ -19,11 +19,11 @@ from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHe
 JOINING, LEAVING, LEAVING_STATIC = 0, -1, -2
 """Special member epochs. After LEAVING_STATIC the partitions stay reserved for the member's successor."""
 CLASSIC_ONLY = ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms")
-"""Settings of the classic protocol; with the consumer protocol the coordinator decides these."""
+"""Settings of the classic protocol. Under the consumer protocol the coordinator decides them."""
 
 
 class TopicIdPartition(NamedTuple):
-    """A partition of one incarnation of a topic, which may be deleted and created again under its name."""
+    """A partition with the id of its topic. A topic that is deleted and created again gets another id."""
 
     topic_id: bytes
     partition: int
@@ -48,7 +48,8 @@ def _check_settings(settings: Settings) -> None:
 class HeartbeatState:
     """The state of a member's heartbeats: what the coordinator knows, and what must still be reported.
 
-    The first heartbeat, and each one after a lost response, reports everything; others report changes only.
+    The first heartbeat, and each heartbeat after a lost response, reports everything. Other heartbeats report
+    only changes.
     """
 
     def __init__(self, settings: Settings, member_id: str) -> None:
@@ -56,19 +57,21 @@ class HeartbeatState:
         self._settings = settings
         self.member_id = member_id
         self.epoch = JOINING
-        # The interval between heartbeats, as the coordinator's last response demands.
+        # The interval between heartbeats in ms, as the coordinator's last response set it.
         self.interval_ms = 0
-        # The last answered report; None if the next heartbeat must report everything.
+        # The last report that the coordinator has acknowledged; None if the next heartbeat must report
+        # everything.
         self._acknowledged: _Report | None = None
         self._sent: _Report | None = None
-        # False from a heartbeat that reports owned partitions until its response, or that of a later one. The
-        # coordinator may assign unreported partitions to others, so none may be taken until then.
+        # True once the coordinator has acknowledged the owned partitions that the last heartbeat reported. No
+        # partition may be taken before, because the coordinator may assign unreported partitions to other
+        # members.
         self.is_answered = True
 
     def next_request(
         self, topics: frozenset[str], owned: Collection[TopicIdPartition]
     ) -> ConsumerGroupHeartbeatRequest:
-        """Return the next heartbeat; `on_response` or `on_failure` must follow."""
+        """Return the next heartbeat. `on_response` or `on_failure` must follow."""
         if self.epoch == JOINING:
             self._acknowledged, owned = None, ()
         report, acknowledged = _Report(topics, frozenset(owned)), self._acknowledged
@@ -121,18 +124,18 @@ class HeartbeatState:
         )
 
     def on_failure(self) -> None:
-        """Report everything next time: the coordinator may or may not have handled the last heartbeat."""
+        """Report everything with the next heartbeat: the coordinator may not have handled the last one."""
         self._acknowledged = None
 
     def on_fenced(self) -> None:
-        """Join again with the next heartbeat, owning nothing: the coordinator has removed the member."""
+        """Join again with the next heartbeat, without partitions: the coordinator has removed the member."""
         self.epoch, self._acknowledged, self.is_answered = JOINING, None, True
 
 
 class AssignmentDifference(NamedTuple):
-    """The partitions to give back and to add for a target assignment.
+    """The partitions to revoke and to add for a target assignment.
 
-    `has_unknown_topics` is True if the target has topics whose names are not known yet.
+    `has_unknown_topics` is True if the names of some topic ids in the target are still unknown.
     """
 
     revoked: list[TopicPartition]
@@ -143,9 +146,10 @@ class AssignmentDifference(NamedTuple):
 def compare_assignment(
     owned: Mapping[TopicPartition, bytes], target: Collection[TopicIdPartition], names: Mapping[bytes, str]
 ) -> AssignmentDifference:
-    """Compare the owned partitions, with their topic ids, to the target.
+    """Return the difference between the owned partitions and the target.
 
-    A topic that was created again under its name has another id and counts as another topic.
+    `owned` has the topic id of each partition, and `names` has topic names by id. A topic that was deleted
+    and created again has another id, and counts as another topic.
     """
     revoked = [tp for tp, topic_id in owned.items() if TopicIdPartition(topic_id, tp.partition) not in target]
     owned_ids = {TopicIdPartition(topic_id, tp.partition) for tp, topic_id in owned.items()}

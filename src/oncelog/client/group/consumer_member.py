@@ -1,8 +1,9 @@
 """A member under the consumer group protocol (KIP-848): the coordinator assigns partitions by heartbeats.
 
-Heartbeats run in the background. Polls carry out the target assignment that they bring, one step at a time.
-Partitions that must go are given back and acknowledged first. Then the committed offsets of the added ones
-are looked up in the background, and these are taken. Partitions that stay are read on meanwhile.
+Heartbeats run in the background. Their responses contain the target assignment, and polls carry it out step
+by step. First the member revokes partitions that are not in the target, and reports that with a heartbeat.
+Then it looks up the committed offsets of the added partitions in the background, and takes these partitions.
+Partitions that stay owned are read throughout.
 
 Source: KIP-848; Kafka's ConsumerMembershipManager.
 """
@@ -37,7 +38,7 @@ from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartiti
 
 
 class _NextStep(NamedTuple):
-    """The next step towards the target assignment, with the ids of all its topics.
+    """The next step towards the target assignment. `topic_ids` has topic ids by name.
 
     `committed` has the committed offsets of the added partitions.
     """
@@ -65,15 +66,15 @@ class ConsumerMember:
         self._topics, self._commits = topics, commits
         self._state = HeartbeatState(settings, str(UUID(bytes=system.current().new_uuid())))
         self._heartbeats: asyncio.Task[None] | None = None
-        # The ids of the topics of owned partitions.
+        # The topic ids of the owned partitions, by topic name.
         self._topic_ids: dict[str, bytes] = {}
         # The target assignment; None until the coordinator has sent one.
         self._target: frozenset[TopicIdPartition] | None = None
-        # The partitions that the application has been notified of, and that heartbeats name as owned.
+        # The owned partitions of which the application was notified. Heartbeats report them as owned.
         self._acknowledged: frozenset[TopicIdPartition] = frozenset()
-        # True if the owned partitions have changed since the last acknowledgement.
+        # True if the owned partitions have changed since the last call of `_acknowledge`.
         self._is_unacknowledged = False
-        # The topics whose metadata were requested when the member subscribed to them.
+        # The subscribed topics whose metadata were already requested.
         self._described: frozenset[str] = frozenset()
         self._preparing: asyncio.Task[_NextStep] | None = None
         self._news, self._hurry = asyncio.Event(), asyncio.Event()
@@ -85,11 +86,11 @@ class ConsumerMember:
 
     @property
     def is_rebalancing(self) -> bool:
-        """Always False: a rebalance of this protocol ends no membership by itself."""
+        """Always False: a rebalance of this protocol does not end the membership."""
         return False
 
     def resubscribe(self) -> None:
-        """Send the changed topics with a heartbeat at once."""
+        """Send a heartbeat with the changed topics at once."""
         self._hurry.set()
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool | None:
@@ -113,7 +114,8 @@ class ConsumerMember:
         if is_settled or (membership.owned and not self._is_prepared):
             if membership.owned:
                 self._commits.commit_if_due()
-            return True  # what stays is read on while the next step is prepared
+            # Partitions that stay owned are read while the next step is prepared.
+            return True
         return await self._await_news(deadline_ms)
 
     async def _await_news(self, deadline_ms: float) -> Rebalance | bool | None:
@@ -134,9 +136,9 @@ class ConsumerMember:
 
     @property
     def _is_prepared(self) -> bool:
-        """True if the next step can be made.
+        """True if the next step can be carried out.
 
-        Partitions are taken only after the last heartbeat was answered.
+        A step that takes partitions must also wait for the response to the last report of owned partitions.
         """
         preparing = self._preparing
         if preparing is None or not preparing.done():
@@ -153,7 +155,9 @@ class ConsumerMember:
         return self._membership.take([*self._membership.owned, *added], step.committed)
 
     def _acknowledge(self) -> None:
-        """Report the owned partitions with the next heartbeat: the application knows of the last change."""
+        """Report the owned partitions with the next heartbeat, after the application was notified of the last
+        change.
+        """
         self._is_unacknowledged = False
         self._core.assign(self._membership.owned)
         if not self._membership.is_lost:
@@ -166,7 +170,7 @@ class ConsumerMember:
         )
 
     async def _prepare(self, target: frozenset[TopicIdPartition]) -> _NextStep:
-        """Return the next step towards the target, waiting for topic names until there is one."""
+        """Return the next step towards the target. Wait for topic names while there is none."""
         attempt = 0
         while True:
             owned = {tp: self._topic_ids[tp.topic] for tp in self._membership.owned}
@@ -193,7 +197,10 @@ class ConsumerMember:
     # Heartbeats, and the end of the membership
 
     async def _send_heartbeats(self) -> None:
-        """Send heartbeats until the membership ends, also by an application that has stopped polling."""
+        """Send heartbeats until the membership ends.
+
+        An application that does not poll for max.poll.interval.ms ends the membership too.
+        """
         attempt = 0
         while True:
             if self._membership.is_idle:
@@ -213,8 +220,9 @@ class ConsumerMember:
                         self._fail(error)
                         return
                     case GroupAction.LOST | GroupAction.RESET as reason:
-                        # The next poll joins again, after the application was notified. A new member would
-                        # otherwise commit records that were read under the old membership.
+                        # The next poll joins again, after the application was notified. A new member that
+                        # joined earlier would commit records that the application has read under the old
+                        # membership.
                         self.lose(reason)
                         return
                     case GroupAction.FIND:
@@ -228,13 +236,14 @@ class ConsumerMember:
                     await self._hurry.wait()
 
     async def _send_heartbeat(self) -> None:
-        # Not only before the first heartbeat: the periodic look-up comes after metadata.max.age.ms. Guard:
+        # A new subscription to a pattern needs this look-up too, because the periodic one comes only after
+        # metadata.max.age.ms. Guard:
         # test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches.
         while self._topics.pattern is not None and not self._topics.is_matched:
             await self._topics.match(self._topics.pattern)
         topics = self._topics.topics
-        # A metadata request may create a topic, also one that is subscribed to later. Guard:
-        # test_a_member_that_subscribes_to_more_topics_has_them_created.
+        # This metadata request may create topics. So it also runs for topics that are subscribed to later.
+        # Guard: test_a_member_that_subscribes_to_more_topics_has_them_created.
         if self._state.epoch == JOINING or not topics <= self._described:
             await self._cluster.refresh_metadata(
                 sorted(topics), allow_auto_topic_creation=self._topics.pattern is None
@@ -243,8 +252,9 @@ class ConsumerMember:
         self._described = topics
         membership = self._membership
         if self._state.epoch == JOINING:
-            # The coordinator may know the member before its response arrives, and a close must leave then.
-            # Guard: test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves.
+            # The coordinator may know the member before the response to the first heartbeat arrives. A close
+            # at that time must still leave the group. Guard:
+            # test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves.
             membership.member = membership.member._replace(member_id=self._state.member_id)
         response = await self._coordinator.send(
             self._state.next_request(self._topics.topics, self._reported_as_owned())
@@ -265,8 +275,9 @@ class ConsumerMember:
             self._notify()
 
     def _reported_as_owned(self) -> frozenset[TopicIdPartition]:
-        """Return the partitions to report as owned, including taken ones that the application does
-        not know.
+        """Return the partitions to report as owned.
+
+        They include taken partitions of which the application was not notified yet.
         """
         if not self._is_unacknowledged:
             return self._acknowledged
@@ -287,9 +298,10 @@ class ConsumerMember:
 
     def lose(self, reason: GroupAction) -> None:
         """End the membership: see GroupProtocol.lose."""
-        # The response to a commit may end the membership. A heartbeat would then join again before the
-        # application is notified, and the coordinator would accept its commits of partitions that others own
-        # by then. Guard: test_a_member_joins_again_when_the_application_knows_what_it_has_lost.
+        # The response to a commit may end the membership. If heartbeats continued, one would join again
+        # before the application is notified. The coordinator would then accept the application's commits of
+        # partitions that other members own. Guard:
+        # test_a_member_joins_again_when_the_application_knows_what_it_has_lost.
         if self._heartbeats is not asyncio.current_task():
             self._stop_heartbeats()
         self._commits.lose(not_a_member())
@@ -322,6 +334,9 @@ class ConsumerMember:
         self._stop_heartbeats()
 
     async def leave(self) -> None:
-        """Send the heartbeat that leaves the group; a static member may come back within its session."""
+        """Send the heartbeat that leaves the group.
+
+        A static member's partitions stay reserved until its session ends.
+        """
         with suppress(OncelogError):
             await self._coordinator.send(self._state.leave_request())

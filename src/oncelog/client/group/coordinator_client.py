@@ -1,4 +1,7 @@
-"""Requests to a group's coordinator, which is looked up when needed and again after it has moved."""
+"""Sends requests to a group's coordinator.
+
+Looks the coordinator up when needed, and again after it has moved.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,9 @@ def no_answer(group_id: str, request: GroupRequest, limit_ms: float, last: Excep
 
 
 class GroupCoordinatorClient:
-    """The coordinator of one group, as any consumer with a group.id may use it, member or not.
+    """A client of one group's coordinator, for members and for consumers that are no members.
 
-    Raises MisuseError if group.id is not set.
+    The constructor raises MisuseError if group.id is not set.
     """
 
     def __init__(self, settings: Settings, cluster: ClusterConnection) -> None:
@@ -53,9 +56,9 @@ class GroupCoordinatorClient:
         """
         if not partitions:
             return {}
-        # Stable offsets only, whatever isolation.level says: an open transaction may still commit its
-        # offsets, and a consumer that ignores them processes those records twice. Java's consumer does the
-        # same. Guard: test_a_successor_waits_for_offsets_of_an_open_transaction_whatever_it_reads.
+        # Request stable offsets under every isolation.level: an open transaction may still commit offsets. A
+        # consumer that did not wait for these offsets would process records twice. Java's consumer waits too.
+        # Guard: test_a_successor_waits_for_offsets_of_an_open_transaction_whatever_it_reads.
         request = committed_request(self.group_id, partitions, is_stable=True)
 
         async def attempt() -> dict[TopicPartition, OffsetAndMetadata]:
@@ -67,7 +70,10 @@ class GroupCoordinatorClient:
         return await self._retry(attempt, GroupRequest.FETCH, self._settings["request.timeout.ms"])
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], request: GroupRequest, limit_ms: float) -> T:
-        """Repeat `attempt` after transient errors. Raises TimedOut after `limit_ms`, even if it hangs."""
+        """Repeat `attempt` after transient errors.
+
+        Raises TimedOut after `limit_ms`, even during an attempt.
+        """
         last: OncelogError | None = None
         retry_count = 0
         try:

@@ -1,4 +1,4 @@
-"""Group requests and responses without I/O: the classic protocol, and committed offsets.
+"""Builds group requests and reads their responses, without I/O: the classic protocol, and committed offsets.
 
 Source: Kafka's ConsumerCoordinator, AbstractCoordinator; JoinGroup, SyncGroup, Heartbeat, OffsetCommit.
 """
@@ -84,7 +84,7 @@ def join_request(
 
 
 def joined_from(settings: Settings, response: JoinGroupResponse) -> Joined:
-    """Return the content of a response without an error.
+    """Return the content of a JoinGroup response that has no error.
 
     Raises PeerError if a member's subscription cannot be decoded.
     """
@@ -100,7 +100,7 @@ def joined_from(settings: Settings, response: JoinGroupResponse) -> Joined:
 
 
 def sync_request(joined: Joined, partition_counts: Mapping[str, int]) -> SyncGroupRequest:
-    """Return a SyncGroup request, which contains all assignments if the member is the leader.
+    """Return a SyncGroup request. The request of the group's leader contains all assignments.
 
     `partition_counts` has the number of partitions of each subscribed topic.
     """
@@ -167,7 +167,7 @@ def commit_request(
 
 
 def commit_error(response: OffsetCommitResponse) -> BrokerError | None:
-    """Return the first partition's error, or None."""
+    """Return the first error of a partition; None if there is none."""
     for topic in response.topics:
         for partition in topic.partitions:
             if partition.error_code:
@@ -177,7 +177,7 @@ def commit_error(response: OffsetCommitResponse) -> BrokerError | None:
 
 
 def refused_partition(code: int, tp: TopicPartition) -> str:
-    """Return the text for an error of one partition."""
+    """Return the error text for an error of one partition."""
     if code == UnknownTopicOrPartition.code:
         return f"topic {tp.topic!r} does not exist, or has no partition {tp.partition}: create it first"
     return f"partition {tp}"
@@ -188,8 +188,8 @@ def committed_request(
 ) -> OffsetFetchRequest:
     """Return an OffsetFetch request for the group's committed offsets.
 
-    With `is_stable`, the coordinator answers UNSTABLE_OFFSET_COMMIT while a transaction may still commit
-    others.
+    With `is_stable`, the coordinator answers UNSTABLE_OFFSET_COMMIT while an open transaction may still
+    commit offsets of these partitions.
     """
     topics = by_topic(partitions)
     return OffsetFetchRequest(
@@ -214,7 +214,10 @@ def committed_request(
 def committed_from(
     response: OffsetFetchResponse,
 ) -> tuple[BrokerError | None, dict[TopicPartition, OffsetAndMetadata]]:
-    """Return the first error, and the offsets of the partitions that have one."""
+    """Return the first error (None if there is none), and the committed offsets.
+
+    Partitions without a committed offset are left out.
+    """
     code, topics = response.error_code, list(response.topics)
     for group in response.groups:
         code = code or group.error_code

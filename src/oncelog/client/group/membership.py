@@ -1,7 +1,7 @@
-"""The state of a consumer's membership in its group: who it is, what it owns and what it must give back.
+"""The state of a consumer's membership in its group: its identity, its partitions, and those it must revoke.
 
-Both group protocols work on one `Membership`. A step that waits can be cancelled: it stores what it has
-decided in attributes first, and the next step continues from there.
+Both group protocols use the class `Membership`. A step may be cancelled while it waits. So a step stores its
+decisions in attributes before it waits, and the next step continues from there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartiti
 
 
 def not_a_member() -> UnknownMemberId:
-    """Return the error for a commit by a subscribed consumer that is not a member at present."""
+    """Return the error for a commit by a subscribed consumer that is currently not a member."""
     return UnknownMemberId("this consumer is no member of its group at present; poll() joins again")
 
 
@@ -41,7 +41,7 @@ class Rebalance(NamedTuple):
 
 
 class GroupProtocol(Protocol):
-    """One member under group.protocol=classic or group.protocol=consumer."""
+    """A group member under group.protocol=classic or group.protocol=consumer."""
 
     @property
     def topics_in_use(self) -> Collection[str]:
@@ -49,18 +49,22 @@ class GroupProtocol(Protocol):
 
     @property
     def is_rebalancing(self) -> bool:
-        """True while a rebalance runs in the background; its outcome will show which partitions are lost."""
+        """True while a rebalance runs in the background. Only its outcome shows which partitions are lost."""
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool | None:
-        """Run the next step: return a Rebalance, True (ready to read), False (timed out) or None (call
-        again).
+        """Run the next step of the membership.
+
+        Return a Rebalance, True (ready to read), False (the deadline has passed) or None (call again).
         """
 
     def resubscribe(self) -> None:
         """React to a changed set of subscribed topics."""
 
     def lose(self, reason: GroupAction) -> None:
-        """End the membership after other members may have taken the partitions over."""
+        """End the membership, because other members may have taken over the partitions.
+
+        `reason` is LOST or RESET.
+        """
 
     def end(self, error: OncelogError) -> None:
         """End the membership for good: each later poll and commit raises `error`."""
@@ -73,7 +77,7 @@ class GroupProtocol(Protocol):
 
 
 class Membership:
-    """The member's identity and partitions, and the steps that give partitions back and take them over."""
+    """The member's identity and partitions, and the steps that revoke and take partitions."""
 
     def __init__(
         self,
@@ -93,9 +97,10 @@ class Membership:
         self.member = ConsumerGroupMetadata(self.group_id)
         self._last_member = self.member
         self.owned: list[TopicPartition] = []
-        # True after other members may have taken over what is in `owned`.
+        # True if other members may have taken over the partitions in `owned`.
         self.is_lost = False
-        # Partitions being given back. They stay owned until the automatic commit before that has ended.
+        # Partitions that are being revoked. They stay owned until the automatic commit before the revocation
+        # has ended.
         self.revoking: list[TopicPartition] = []
         self._revocation_deadline_ms: float | None = None
         # An error for the next poll; the member stays in the group.
@@ -107,8 +112,9 @@ class Membership:
     def metadata(self) -> ConsumerGroupMetadata:
         """The identity under which the application received its records.
 
-        Outside the group this is the last identity, which the coordinator refuses. With an empty identity it
-        would accept positions that override those of the present members.
+        Outside the group this is the last identity, so that the coordinator refuses commits. With an empty
+        identity, the coordinator would accept the commits, and they would override those of the present
+        members.
         """
         return self._last_member if self.member.generation_id < 0 else self.member
 
@@ -119,12 +125,15 @@ class Membership:
 
     @property
     def is_idle(self) -> bool:
-        """True if the application has not polled for max.poll.interval.ms, so its partitions must go."""
+        """True if the application has not polled for max.poll.interval.ms.
+
+        The member must then leave the group.
+        """
         limit_ms: int = self._settings["max.poll.interval.ms"]
         return self._activity.idle_ms(self._cluster.now_ms()) > limit_ms
 
     def reset_member(self, member_id: str = "") -> None:
-        """Leave the generation. `member_id` is kept if the coordinator still knows it."""
+        """Leave the generation. Pass `member_id` if the coordinator still knows the member."""
         if self.is_in_generation:
             self._last_member = self.member
         self.member = ConsumerGroupMetadata(self.group_id, member_id=member_id)
@@ -143,7 +152,10 @@ class Membership:
         self.wake()
 
     async def give_back(self, partitions: list[TopicPartition], deadline_ms: float) -> Rebalance | bool:
-        """Give up partitions, after an automatic commit; False if the deadline comes before its response."""
+        """Revoke partitions after an automatic commit.
+
+        Returns False if the deadline passes before the commit has ended.
+        """
         self.revoking = partitions
         if self._commits.is_automatic and not self.is_lost:
             if self._revocation_deadline_ms is None:
@@ -155,7 +167,8 @@ class Membership:
                 return False
         self._revocation_deadline_ms = None
         change, self.revoking = Change.REVOKED, []
-        if self.is_lost:  # the response to the commit may have ended the membership: then everything is lost
+        # The response to the commit may have ended the membership. Then all owned partitions are lost.
+        if self.is_lost:
             change, partitions = Change.LOST, self.owned
         revoked = frozenset(partitions)
         self._commits.release(revoked, RebalanceInProgress("the group is giving the partitions to others"))
@@ -167,7 +180,7 @@ class Membership:
         partitions: Collection[TopicPartition],
         committed: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> Rebalance:
-        """Own and read exactly `partitions`, and return the added ones.
+        """Own and read exactly `partitions`. Return a Rebalance with the partitions that were added.
 
         `committed` has the committed offsets of the added partitions.
         """

@@ -13,7 +13,7 @@ from oncelog.errors import MisuseError
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
-"""Offsets to commit: of the next record to read, per partition."""
+"""Offsets to commit by partition. An offset is that of the next record to read."""
 RebalanceCallback = Callable[[list[TopicPartition]], Any]
 
 
@@ -41,14 +41,14 @@ class RebalanceListener(NamedTuple):
         return callback(rebalance.partitions) if callback is not None else None
 
     async def notify_async(self, rebalance: Rebalance) -> None:
-        """Invoke the matching callback, and await its result if that is awaitable."""
+        """Invoke the matching callback. If the result is awaitable, await it."""
         result = self.notify(rebalance)
         if inspect.isawaitable(result):
             await result
 
 
 class Subscription(NamedTuple):
-    """Topics by name, or all topics whose whole name matches a regular expression. Empty means none."""
+    """Topics by name, or all topics whose whole name matches `pattern`. False if there are neither."""
 
     topics: frozenset[str] = frozenset()
     pattern: re.Pattern[str] | None = None
@@ -58,9 +58,9 @@ class Subscription(NamedTuple):
 
 
 def subscription_of(topics: Collection[str] | str, pattern: str | re.Pattern[str] | None) -> Subscription:
-    """Return the subscription to one topic, to several, or to a pattern.
+    """Return the subscription to one topic, to several topics, or to a pattern.
 
-    Raises MisuseError if both are given, or if the pattern is not a regular expression.
+    Raises MisuseError for topics together with a pattern, and for a pattern that is no regular expression.
     """
     if pattern is None:
         return Subscription(frozenset(names_of(topics)))

@@ -1,6 +1,6 @@
-"""The topics that a consumer subscribes to: by name, or all that match a regular expression.
+"""The topics that a consumer subscribes to: by name, or all topics that match a regular expression.
 
-With a pattern, the matching topics are looked up again each metadata.max.age.ms.
+With a pattern, the matching topics are looked up again every metadata.max.age.ms.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def matching(response: MetadataResponse, pattern: re.Pattern[str]) -> frozenset[
 
 
 class SubscribedTopics:
-    """The present subscription, its matches, and the errors of its topics.
+    """The current subscription, its matching topics, and the errors of its topics.
 
-    `is_rebalancing` is called before a periodic look-up, which is skipped during a rebalance. `on_change` is
-    called when such a look-up has found other topics.
+    The periodic look-up calls `is_rebalancing` first, and does nothing during a rebalance. If the look-up
+    finds other topics than before, it calls `on_change`.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class SubscribedTopics:
     ) -> None:
         self._core, self._settings, self._cluster, self._wake = core, settings, cluster, wake
         self._is_rebalancing, self._on_change = is_rebalancing, on_change
-        # With a pattern: its matches as of the last look-up.
+        # The subscribed topics. With a pattern, these are the matches of the last look-up.
         self.topics: frozenset[str] = frozenset()
         self.pattern: re.Pattern[str] | None = None
         # True once `topics` are the matches of `pattern`.
         self.is_matched = False
         self._refreshing: asyncio.Task[None] | None = None
-        # The error codes of topics that have been reported to the application, and when that was.
+        # The error codes that were reported to the application, by topic, and the time of the last report.
         self._reported_errors: dict[str, int] = {}
         self._reported_ms = cluster.now_ms()
 
@@ -85,9 +85,9 @@ class SubscribedTopics:
         self._refreshing = None
 
     def report_errors(self) -> None:
-        """Let a poll raise why a topic cannot be read, such as a missing permission or an invalid name.
+        """Let polls raise the final errors of subscribed topics, such as INVALID_TOPIC_EXCEPTION.
 
-        The other topics are read on.
+        The other topics are still read.
         """
         self._reported_ms = self._cluster.now_ms()
         errors = {topic: self._cluster.metadata.topic_error(topic) for topic in sorted(self.topics)}
@@ -99,7 +99,7 @@ class SubscribedTopics:
         self._reported_errors = {topic: error.code for topic, error in final.items()}
 
     def report_errors_if_due(self) -> None:
-        """Report errors that last once more each metadata.max.age.ms, as Java does with each refresh."""
+        """Report errors that persist again every metadata.max.age.ms, as Java does with each refresh."""
         # Guard: test_a_member_is_told_again_of_a_name_that_no_topic_can_have.
         if self._cluster.now_ms() - self._reported_ms >= self._settings["metadata.max.age.ms"]:
             self._reported_errors = {}

@@ -1,7 +1,9 @@
-"""The bytes that members of a classic group exchange: subscriptions to the leader, assignments from it.
+"""Encodes and decodes the subscriptions and assignments that members of a classic group exchange.
 
-A subscription contains the owned partitions for the cooperative protocol. Members of the `sticky` assignor
-give everything back before a join, so their last assignment goes into the user data.
+Each member sends its subscription to the group's leader, and the leader sends each member its assignment. For
+the cooperative protocol, a subscription contains the owned partitions. A member with the `sticky` assignor
+revokes all partitions before a join, so it puts its last assignment into the user data.
+
 Source: Kafka's ConsumerProtocol, StickyAssignor, CooperativeStickyAssignor.
 """
 
@@ -25,7 +27,7 @@ _USER_DATA_VERSIONS = (1, 0)
 
 
 class OwnedPartitions(NamedTuple):
-    """The partitions that a member owns now, its last assignment, and the generation of that one.
+    """The partitions that a member owns now, its last assignment, and the generation of that assignment.
 
     `generation_id` is None if the member has never had an assignment.
     """
@@ -66,9 +68,10 @@ def _user_data(assignor: str, owned: OwnedPartitions, generation_id: int) -> byt
 def decode_subscriber(
     assignor: str, member_id: str, group_instance_id: str | None, subscription: bytes
 ) -> Subscriber:
-    """Return a member as the assignor sees it. User data that cannot be decoded are ignored.
+    """Return a member's subscription in the form that assignors take.
 
-    Raises PeerError if the subscription itself cannot be decoded.
+    User data that cannot be decoded are ignored. Raises PeerError if the subscription itself cannot be
+    decoded.
     """
     decoded = ConsumerProtocolSubscription.from_bytes(subscription)
     owned = _partitions((topic.topic, topic.partitions) for topic in decoded.owned_partitions)
@@ -104,7 +107,7 @@ def _partitions(topics: Iterable[tuple[str, Iterable[int]]]) -> tuple[TopicParti
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Group partitions by topic: topic name -> partition numbers."""
+    """Return the partition numbers by topic name."""
     topics: dict[str, list[int]] = {}
     for tp in partitions:
         topics.setdefault(tp.topic, []).append(tp.partition)

@@ -32,7 +32,8 @@ class AsyncProducer:
             metadata = await future
 
     Settings are Kafka's keys in a mapping, or keywords with underscores for the dots. The constructor raises
-    ConfigError. An object belongs to the event loop that uses it first; other loops get MisuseError.
+    ConfigError. A producer belongs to the event loop that uses it first; a call on another loop raises
+    MisuseError.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
@@ -73,13 +74,13 @@ class AsyncProducer:
     ) -> asyncio.Future[RecordMetadata]:
         """Append a record to its partition's open batch, and return the future of its delivery.
 
-        Awaits only the topic's metadata and room in buffer.memory. Raises TimedOut if either takes longer
-        than max.block.ms, MessageTooLarge for a record above max.request.size, UnknownTopicOrPartition, and
+        Awaits only the topic's metadata and room in buffer.memory. Raises TimedOut if that takes longer than
+        max.block.ms, MessageTooLarge for a record above max.request.size, and UnknownTopicOrPartition. Raises
         MisuseError for a closed producer, a partition that does not exist, or data that is not bytes.
 
-        The future raises what made the delivery fail; see `RecordFuture`. `on_delivery(metadata, error)` is
-        called on the loop with one of them None; it must not block. `timestamp_ms` is milliseconds since the
-        epoch, by default now.
+        If the delivery fails, the future raises the error; see `RecordFuture`. After a delivery or a failure,
+        the event loop calls `on_delivery(metadata, error)`, and one of the two arguments is None. The
+        callback must not block. `timestamp_ms` is milliseconds since the epoch, by default the current time.
         """
         driver = self._started()
         row = make_row(value, key, timestamp_ms, headers, driver.runtime.wall_ns)
@@ -127,9 +128,9 @@ class AsyncProducer:
             core.room_waiter_count -= 1
 
     async def flush(self) -> None:
-        """Send every record taken so far without lingering, and wait until all callbacks have returned.
+        """Send all records so far without lingering, and wait until their callbacks have returned.
 
-        Records that are sent meanwhile are not waited for. Failures are in the records' futures.
+        Later records are not waited for. Failures are raised by the records' futures, not by this call.
         """
         await self._started().flush()
         # asyncio sets the futures of `send` one iteration of the loop after the batch completes. Guard:
@@ -150,7 +151,7 @@ class AsyncProducer:
     async def close(self) -> None:
         """Abort an open transaction, or flush, then close the connections. Safe to call twice.
 
-        The abort takes at most max.block.ms. A transaction that another producer began stays open for it.
+        The abort takes at most max.block.ms. A joined transaction stays open for the producer that began it.
         """
         if self._closed:
             if self._driver is not None:
@@ -175,14 +176,15 @@ class AsyncProducer:
         return require_manager(self._transactions)
 
     async def init_transactions(self, timeout: float | None = None) -> None:
-        """Get an epoch that fences every other producer of this transactional.id. Call it once, first.
+        """Get an epoch that fences every other producer of this transactional.id.
 
-        See `Producer.init_transactions`. `timeout` is in seconds, None for max.block.ms.
+        Call it once, before other calls. See `Producer.init_transactions`. `timeout` is in seconds, None for
+        max.block.ms.
         """
         await self._transaction_manager().init(timeout)
 
     async def begin_transaction(self) -> None:
-        """Begin a transaction: all records from now on belong to it. Sends nothing by itself."""
+        """Begin a transaction. All records from now on belong to it. Sends no request."""
         self._transaction_manager().begin()
 
     async def send_offsets_to_transaction(
@@ -192,19 +194,22 @@ class AsyncProducer:
         await self._transaction_manager().send_offsets(offsets, group, timeout)
 
     async def commit_transaction(self, timeout: float | None = None) -> None:
-        """Send the remaining records, then make everything visible at once.
+        """Send the remaining records, and commit the transaction: everything in it becomes visible at once.
 
         See `Producer.commit_transaction`.
         """
         await self._transaction_manager().commit(timeout)
 
     async def abort_transaction(self, timeout: float | None = None) -> None:
-        """Discard everything that was sent in the transaction. See `Producer.abort_transaction`."""
+        """Abort the transaction: no read_committed reader will see its records.
+
+        See `Producer.abort_transaction`.
+        """
         await self._transaction_manager().abort(timeout)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Begin a transaction for the block, and commit it; abort it if the block or the commit raises."""
+        """Begin a transaction for the block, and commit it. Abort it if the block or the commit raises."""
         manager = self._transaction_manager()
         await self.begin_transaction()
         try:
@@ -212,6 +217,6 @@ class AsyncProducer:
             await self.commit_transaction()
         except BaseException:
             if manager.is_open:
-                with suppress(OncelogError):  # the first error is the one that matters
+                with suppress(OncelogError):  # the first error is raised below
                     await self.abort_transaction()
             raise

@@ -1,4 +1,4 @@
-"""The encoding of Arrow tables as batches, for `Producer.send_table`."""
+"""Encodes Arrow tables as record batches, for `Producer.send_table`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oncelog.wire.primitives import WritableBuffer
 _COLUMNS = {"key", "value", "timestamp", "headers"}
 _BYTES_TYPES = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string(), pa.null())
 _BATCH_BYTES = 512 * 1024
-"""Encoding whole columns at once pays only in batches that are larger than the default of batch.size."""
+"""Batches of a table may grow to this size even if batch.size is smaller: small batches encode slowly."""
 
 ChoosePartitions = Callable[[Any, int], Partitions | int]
 
@@ -28,8 +28,8 @@ ChoosePartitions = Callable[[Any, int], Partitions | int]
 class EncodedBatch(NamedTuple):
     """An encoded batch that has no producer id and sequence yet.
 
-    `times` are its records' timestamps in ms, or the one that all have. A memoryview reads the table's own
-    column, so that no record costs an object.
+    `times` has the timestamp of each record in ms, or is a single int for all records. If it is a memoryview,
+    it reads the table's column directly, without an object per record.
     """
 
     partition: int
@@ -41,11 +41,11 @@ class EncodedBatch(NamedTuple):
 def encode_table(
     table: Any, options: ProducerOptions, partition: int | None, choose_partitions: ChoosePartitions
 ) -> Iterator[EncodedBatch]:
-    """Yield the batches of a table; each partition's are in the order of its rows.
+    """Yield the batches of a table. The batches of one partition keep the order of its rows.
 
-    If `partition` is None, `choose_partitions(binary column of keys or None, row count)` returns the
-    partition of each row, or the one that all rows go to. Raises MisuseError for columns other than value,
-    key, timestamp and headers.
+    If `partition` is None, `choose_partitions` gets the binary column of keys (or None) and the number of
+    rows. It returns the partition of each row, or one partition for all rows. Raises MisuseError for columns
+    other than value, key, timestamp and headers.
     """
     table = arrow_table(table)
     names = set(table.schema.names)
@@ -59,7 +59,7 @@ def encode_table(
 
 
 def arrow_table(table: Any) -> Any:
-    """Return the caller's object as an Arrow table. Raises MisuseError if it cannot be read as one."""
+    """Return an object as an Arrow table. Raises MisuseError if the object cannot be read as a table."""
     if isinstance(table, pa.RecordBatch):
         return pa.Table.from_batches([table])
     if isinstance(table, pa.Table):
@@ -81,7 +81,7 @@ def _with_bytes(table: Any) -> Any:
     for index, column in enumerate(table.schema):
         if column.name not in ("key", "value") or column.type in _BYTES_TYPES:
             continue
-        try:  # data frames have text and bytes of other layouts
+        try:  # data frames use other Arrow types for text and bytes
             table = table.set_column(index, column.name, table.column(index).cast(pa.binary()))
         except pa.ArrowException as error:
             raise MisuseError(
@@ -93,7 +93,9 @@ def _with_bytes(table: Any) -> Any:
 def _by_partition(
     rows: Any, partition: int | None, choose_partitions: ChoosePartitions
 ) -> tuple[Any, list[int], list[int]]:
-    """Return the rows sorted by partition, the partitions, and the index after the last row of each."""
+    """Return the rows sorted by partition, the partitions, and the index after the last row of each
+    partition.
+    """
     if partition is not None:
         return rows, [partition], [rows.num_rows]
     keys = rows.column("key").cast(pa.binary()) if "key" in rows.schema.names else None
@@ -102,7 +104,7 @@ def _by_partition(
         return rows, [partitions], [rows.num_rows]
     counts = np.bincount(partitions)
     used = np.flatnonzero(counts)
-    # NumPy sorts 16-bit integers by radix, several times as fast.
+    # NumPy sorts 16-bit integers by radix sort, several times as fast as wider integers.
     sort_keys = partitions.astype(np.uint16) if len(counts) <= 1 << 16 else partitions
     sorted_rows = rows.take(pa.array(np.argsort(sort_keys, kind="stable")))
     return sorted_rows, used.tolist(), np.cumsum(counts[used]).tolist()

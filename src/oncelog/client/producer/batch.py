@@ -1,7 +1,7 @@
-"""A batch of records on its way to the broker, and the result that its records share.
+"""A producer's batch of records, and the delivery result that its records share.
 
-A waiting record has no object of its own: it is a row of its batch. A caller that wants to know its result
-keeps the pair (batch result, index). If a batch is split, its result points at those of the child batches.
+A record in a batch is a row, not an object. A future of a record refers to the result of the batch and to the
+record's index in it. If a batch is split, its result refers to the results of the child batches.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class OffsetRange(NamedTuple):
 
 
 class BatchResult:
-    """The delivery result of a batch's records. The core completes it once; `notify` then calls everyone.
+    """The delivery result of a batch's records.
 
-    After a split, `children` is the index of each child's first record and the children's results.
+    The core completes it once. Then `notify` calls the callbacks. After a split, `children` has the index of
+    each child's first record, and the children's results.
     """
 
     __slots__ = (
@@ -60,11 +61,11 @@ class BatchResult:
         self.base_offset: int | None = None
         self.log_time_ms: int | None = None
         self.times: Sequence[int] | int = 0
-        """The records' timestamps (ms), or the one that all of them have."""
+        """The timestamp of each record in ms, or a single int for all records."""
         self.callbacks: dict[int, Callback] = {}
-        """By the record's index.
+        """Delivery callbacks by the index of their record.
 
-        A dict, because setting an item is no call after which a signal could come.
+        It is a dict, because no signal handler can run during the assignment of an item.
         """
         self.children: tuple[list[int], list[BatchResult]] | None = None
         self._listeners: list[Listener] = []
@@ -75,23 +76,24 @@ class BatchResult:
         self.is_done = True
 
     def add_listener(self, listener: Listener) -> None:
-        """Call `listener` once the result is complete, at once if it is.
+        """Call `listener` when the result is complete, or now if it is complete already.
 
-        Does not call listeners of other threads: an exception of a signal handler would lose them, and those
-        threads would wait without end. Guard: test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
+        This method calls no listeners of other threads: if a signal handler raised here, those listeners
+        would be lost, and their threads would wait without end. Guard:
+        test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
         """
         self._listeners.append(listener)
         if self.is_done:
             try:
                 self._listeners.remove(listener)
-            except ValueError:  # `notify` calls it
+            except ValueError:  # `notify` has removed it and calls it
                 return
             listener()
 
     def notify(self) -> Iterator[BaseException]:
-        """Call the callbacks and listeners of a complete result, and yield what they raise.
+        """Call the callbacks and listeners of a complete result, and yield the exceptions that they raise.
 
-        Nothing that they raise ends the producer, not even SystemExit or CancelledError.
+        No such exception ends the producer, not even SystemExit or CancelledError.
         """
         callbacks, self.callbacks = self.callbacks, {}
         for index, callback in callbacks.items():
@@ -114,7 +116,7 @@ class BatchResult:
                 yield raised
 
     def _leaf(self, index: int) -> tuple[BatchResult, int]:
-        """Return the result that holds a record after all splits, and the record's index in it."""
+        """Return the result of the batch that has a record after all splits, and the record's index there."""
         result = self
         while result.children is not None:
             starts, results = result.children
@@ -123,7 +125,7 @@ class BatchResult:
         return result, index
 
     def error_of(self, index: int) -> Exception | None:
-        """Return why a record failed; None if it was delivered."""
+        """Return the error of a failed record; None for a delivered record."""
         return self._leaf(index)[0].error
 
     def metadata(self, index: int) -> RecordMetadata:
@@ -142,7 +144,7 @@ class BatchResult:
     def ranges(self, first: int, count: int) -> Iterator[OffsetRange | tuple[int, Exception]]:
         """Yield the results of `count` records from index `first` on.
 
-        Delivered records come as offset ranges, failed ones as (record count, error).
+        Delivered records come as offset ranges, and failed records as (record count, error).
         """
         while count > 0:
             result, index = self._leaf(first)
@@ -156,7 +158,9 @@ class BatchResult:
             first, count = first + part, count - part
 
     def _leaf_end(self, index: int) -> int:
-        """Return the index after the last record that shares a leaf with the record at `index`."""
+        """Return the index after the last record that is in the same batch, after all splits, as the record
+        at `index`.
+        """
         end = 1 << 62
         result: BatchResult = self
         shift = 0
@@ -187,12 +191,15 @@ class ProducerBatch(SequencedBatch):
         self.tp = tp
         self.created_ms = created_ms
         self.serial = serial
-        """Rises with each new batch of a producer. Child batches have their parent's."""
+        """Number of the batch, in the order in which the producer began its batches.
+
+        Child batches have the serial of their parent.
+        """
         self.rows: list[Row] = []
         self.size_bytes = HEADER_BYTES
         """Upper bound of the batch's size before compression."""
         self.charged_bytes = 0
-        """Share of buffer.memory, once the batch is sealed."""
+        """The part of buffer.memory that the batch occupies, in bytes. It is set when the batch is sealed."""
         self.result = BatchResult(tp)
         self.attempt_count = 0
         """Number of times that the batch was sent."""
@@ -202,15 +209,15 @@ class ProducerBatch(SequencedBatch):
         """The error of the last attempt that failed."""
         self.data: WritableBuffer | None = None
         self.encoded_identity: Any = None
-        """Producer id, epoch and sequence that `data` carries."""
+        """The producer id, epoch and base sequence in `data`; None before encoding."""
         self.parent: ProducerBatch | None = None
         self.incomplete_children = 0
         self.is_queued = False
-        """The current attempt waits for a connection: no byte of it has left."""
+        """True while the current attempt waits for a connection. No byte of the attempt was sent then."""
         self.is_completed = False
 
     def seal(self) -> None:
-        """Fix the number of records: none may be added from here on."""
+        """Fix the number of records. No record may be added afterwards."""
         if self.data is None:
             self.record_count = len(self.rows)
             self.charged_bytes = self.size_bytes - HEADER_BYTES
@@ -220,7 +227,7 @@ class ProducerBatch(SequencedBatch):
     ) -> WritableBuffer:
         """Return the batch's bytes with its current producer id, epoch and sequence.
 
-        The bytes are made once. Later calls only write new numbers into the header.
+        The first call encodes the records. Later calls only write new numbers into the header.
         """
         numbers = (self.identity, self.base_sequence)
         if self.data is None:
@@ -251,7 +258,10 @@ class ProducerBatch(SequencedBatch):
 
 
 def indeterminate_error(batch: ProducerBatch, error: OncelogError) -> OutcomeUnknown:
-    """Return the error of a batch that is given up but may be stored. `error` is the last one received."""
+    """Return the error of a batch that is not sent again but may be stored.
+
+    `error` is the last error received.
+    """
     unknown = OutcomeUnknown(
         f"{batch.record_count} records for {batch.tp} were given up, and may be stored: {error}", error
     )
@@ -260,13 +270,13 @@ def indeterminate_error(batch: ProducerBatch, error: OncelogError) -> OutcomeUnk
 
 
 def split(batch: ProducerBatch) -> list[ProducerBatch]:
-    """Split a batch of more than one record into two child batches with about as many bytes each.
+    """Split a batch of more than one record into two child batches of about the same size in bytes.
 
-    Futures and callbacks of the records go with them.
+    The futures and callbacks of the records then belong to the child batches.
     """
     rows = batch.decoded_rows()
-    # Halves, until they fit. A child per record took thousands of round trips. Guard:
-    # test_a_batch_above_the_topics_limit_is_sent_in_few_requests.
+    # Split into halves, and split the halves again if necessary. One child per record would take thousands of
+    # round trips. Guard: test_a_batch_above_the_topics_limit_is_sent_in_few_requests.
     half = _index_of_half([row_size_bytes(row.key, row.value, row.headers) for row in rows])
     children = [_child_batch(batch, rows[:half]), _child_batch(batch, rows[half:])]
     batch.result.children = [0, half], [child.result for child in children]
@@ -279,7 +289,7 @@ def split(batch: ProducerBatch) -> list[ProducerBatch]:
 
 
 def _index_of_half(sizes: list[int]) -> int:
-    """Return where the second half of the bytes begins, with at least one record on each side."""
+    """Return the index at which the second half of the bytes begins. Each half has at least one record."""
     sums = list(accumulate(sizes))
     return min(max(bisect_right(sums, sums[-1] // 2), 1), len(sizes) - 1)
 
@@ -288,8 +298,8 @@ def _child_batch(batch: ProducerBatch, rows: list[NewRecord]) -> ProducerBatch:
     child = ProducerBatch(batch.tp, batch.created_ms, batch.serial)
     child.rows = list(rows)
     child.size_bytes += sum(row_size_bytes(row.key, row.value, row.headers) for row in rows)
-    child.attempt_count = batch.attempt_count - 1  # MESSAGE_TOO_LARGE uses up none of the `retries`
-    # Children have the parent's sequences. If the parent is stored, the broker refuses each of them with
+    child.attempt_count = batch.attempt_count - 1  # MESSAGE_TOO_LARGE does not count as a retry
+    # The children have the parent's sequences. If the parent was stored, the broker refuses each child with
     # OUT_OF_ORDER_SEQUENCE_NUMBER.
     child.may_be_stored = batch.may_be_stored
     child.parent = batch

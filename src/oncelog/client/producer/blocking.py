@@ -1,4 +1,4 @@
-"""The blocking producer: `send` on the caller's thread, everything else on a thread of its own."""
+"""The blocking producer: `send` appends records on the caller's thread; a background thread sends them."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ T = TypeVar("T")
 class Producer:
     """A blocking producer. Each record is stored once and in order within its partition.
 
-    That holds for as long as this object lives (behaviour I2, docs/behaviours.md).
+    This guarantee holds as long as the Producer object lives (behaviour I2, docs/behaviours.md).
 
         with Producer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
             future = producer.send("payments", b"42.00", b"account-1")
             print(future.result(timeout=10).offset)
 
-    `send` returns at once; a thread of its own sends the records. Threads may share a Producer. A signal
-    handler should raise or set a flag: its own calls get MisuseError if it interrupted a call of the same
-    producer. Settings are Kafka's keys in a mapping, or keywords with underscores for the dots. The
-    constructor raises ConfigError.
+    `send` returns at once, and a background thread sends the records. Threads may share a Producer. Settings
+    are Kafka's keys in a mapping, or keywords with underscores for the dots. The constructor raises
+    ConfigError.
+
+    A signal handler should raise or set a flag. If the handler has interrupted a call of this producer, its
+    own calls of the producer raise MisuseError.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
@@ -60,7 +62,7 @@ class Producer:
             self._thread.stop()
             raise
         self._transactions = transaction_manager_of(self._driver)
-        # Bound once, because `send` calls them for each record.
+        # These two methods are bound once, because `send` calls them for each record.
         self._append_to_open_batch = self._driver.core.append_to_open_batch
         self._wall_ns = self._driver.runtime.wall_ns
 
@@ -90,14 +92,14 @@ class Producer:
     ) -> RecordFuture:
         """Append a record to its partition's open batch, and return the future of its delivery.
 
-        Blocks only for the topic's metadata and for room in buffer.memory. Raises TimedOut if either takes
-        longer than max.block.ms, MessageTooLarge for a record above max.request.size,
-        UnknownTopicOrPartition, and MisuseError for a closed producer, a partition that does not exist, or
+        Blocks only for the topic's metadata and for room in buffer.memory. Raises TimedOut if that takes
+        longer than max.block.ms, MessageTooLarge for a record above max.request.size, and
+        UnknownTopicOrPartition. Raises MisuseError for a closed producer, a partition that does not exist, or
         data that is not bytes.
 
-        The future raises what made the delivery fail; see `RecordFuture`. `on_delivery(metadata, error)` is
-        called on the producer's thread with one of them None; it must not block. `timestamp_ms` is
-        milliseconds since the epoch, by default now.
+        If the delivery fails, the future raises the error; see `RecordFuture`. After a delivery or a failure,
+        the producer's thread calls `on_delivery(metadata, error)`, and one of the two arguments is None. The
+        callback must not block. `timestamp_ms` is milliseconds since the epoch, by default the current time.
         """
         if (
             type(value) is bytes
@@ -131,17 +133,19 @@ class Producer:
             if needs_drain:
                 self._wake()
         except BaseException:
-            self._wake()  # an interrupt may have come after the append; the record must not wait for a minute
+            # Drain even after an interrupt, which may have come after the append. Otherwise the record would
+            # wait for up to a minute.
+            self._wake()
             raise
         return result, index
 
     def _with_room(
         self, topic: str, size_bytes: int, act: Callable[[ProducerCore], T], partition: int | None = None
     ) -> T:
-        """Call `act` with the lock held, once the core knows the topic and has room or a fatal error.
+        """Call `act` with the lock held, when the core knows the topic and has room, or has a fatal error.
 
-        Looks the topic up once more for a `partition` that it does not have, as the Java client does.
-        Otherwise a new partition would be refused until metadata.max.age.ms is over. Guard:
+        If the topic has no such `partition`, look the topic up once more, as the Java client does. Otherwise
+        a partition that was just added would be refused for up to metadata.max.age.ms. Guard:
         test_a_partition_that_was_added_takes_records_at_once.
         """
         was_looked_up_again = self._driver.is_own_thread()
@@ -181,11 +185,11 @@ class Producer:
             )
 
     def _wake(self) -> None:
-        with suppress(MisuseError, RuntimeError):  # closed since: the record was sent by close()
+        with suppress(MisuseError, RuntimeError):  # close() has sent the record
             self._thread.call_soon(self._driver.wake)
 
     def _wait_for_room(self, core: ProducerCore, size_bytes: int, deadline_ms: float) -> None:
-        """Return when there may be room. The caller checks again with the lock held."""
+        """Wait until there may be room in buffer.memory. The caller checks again with the lock held."""
         if self._driver.is_own_thread():
             raise no_room_error(self.options)  # a callback that waits would block the thread that makes room
         completions: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -218,11 +222,12 @@ class Producer:
         timestamps_ms: Iterable[int] | int | None = None,
         headers: Headers = (),
     ) -> Delivery:
-        """Append many records, and return one Delivery for all of them. Blocks and raises as `send` does.
+        """Append many records, and return one Delivery for all of them. Blocks and raises like `send`.
 
-        `keys` and `timestamps_ms` (ms since the epoch) go with the values by position; `headers` go with
-        every record. Lists are checked before their first record is taken. An error after some records were
-        taken has their Delivery as its attribute `delivery`.
+        `keys` and `timestamps_ms` belong to the values by position. Timestamps are milliseconds since the
+        epoch. A single timestamp, and `headers`, apply to every record. Lists are checked before any record
+        is appended. If an error comes after some records were appended, its attribute `delivery` is the
+        Delivery of these records.
         """
         now_ms = self._wall_ns() // 1_000_000
         stamps = iter(timestamps_ms) if isinstance(timestamps_ms, Iterable) else None
@@ -247,7 +252,7 @@ class Producer:
     def _check_rows(
         self, values: Iterable[bytes | None], keys: Iterable[bytes | None] | None, headers: tuple[Header, ...]
     ) -> None:
-        """Raise the error of the first record that can never be taken, before any is taken."""
+        """Raise the error of the first invalid record, before any record is appended."""
         if not isinstance(values, (list, tuple)):
             return  # an iterator can be read only once
         listed_keys = keys if isinstance(keys, (list, tuple)) else ()
@@ -256,14 +261,15 @@ class Producer:
             self._driver.core.check_size(row_size_bytes(*row[1:]))
 
     def send_table(self, topic: str, table: Any, *, partition: int | None = None) -> Delivery:
-        """Append the rows of a table, encoded in whole columns. Blocks and raises as `send` does.
+        """Append the rows of a table, encoded in whole columns. Blocks and raises like `send`.
 
         `table` is an Arrow table, record batch or reader, or any object with `__arrow_c_stream__`, such as a
         data frame of Polars or pandas. Columns: value and optionally key (both bytes or text), timestamp
         (timestamp or int64 ms since the epoch) and headers. Raises MisuseError for other objects and columns.
 
-        Partitions are chosen as in `send`, but all rows without a key go to one partition per table. An error
-        after some rows were taken has their Delivery as its attribute `delivery`.
+        Partitions are chosen as in `send`, except that all rows of a table without a key go to one partition.
+        If an error comes after some rows were appended, its attribute `delivery` is the Delivery of these
+        rows.
         """
         from oncelog.client.producer.arrow_encoding import encode_table
 
@@ -293,11 +299,11 @@ class Producer:
         )
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send every record taken so far without lingering, and wait until all callbacks have returned.
+        """Send all records so far without lingering, and wait until their callbacks have returned.
 
-        Records that other threads send meanwhile are not waited for. Failures are in the records' futures.
-        Raises TimedOut after `timeout` seconds (the records stay under way), and MisuseError in a delivery
-        callback or a forked process.
+        Records that other threads send later are not waited for. Failures are raised by the records' futures,
+        not by this call. Raises TimedOut after `timeout` seconds, while the records are still being sent.
+        Raises MisuseError in a delivery callback or a forked process.
         """
         if self._closed:
             return
@@ -326,12 +332,13 @@ class Producer:
         return self._driver.idempotence()
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush within `timeout` seconds (None: delivery.timeout.ms limits it), then close the connections.
+        """End an open transaction, flush, and close the connections. Safe to call twice.
 
-        An open transaction is aborted instead, within the same time (None: max.block.ms). A transaction that
-        another producer began stays open for it. An abort that fails in time is logged; the coordinator
-        aborts the transaction after transaction.timeout.ms. Safe to call twice. Raises TimedOut if records
-        are left, and MisuseError in a delivery callback.
+        An open transaction is aborted, but a joined transaction stays open for the producer that began it. If
+        the abort fails, the failure is logged, and the coordinator aborts the transaction after
+        transaction.timeout.ms. `timeout` limits the abort and the flush together, in seconds. If it is None,
+        max.block.ms limits the abort, and delivery.timeout.ms the flush. Raises TimedOut if records are left,
+        and MisuseError in a delivery callback.
         """
         self._driver.check_lock_not_held()
         if self._closed:
@@ -354,29 +361,30 @@ class Producer:
         if self._driver.is_own_thread():
             return
         if self._thread.is_running:
-            with suppress(MisuseError):  # another thread has ended them
+            with suppress(MisuseError):  # another thread has closed them
                 self._thread.run(self._driver.close())
         self._thread.stop()
 
     def _end_open(self, transactions: TransactionManager, timeout: float | None) -> float | None:
-        """End an open transaction. Return the seconds that are left of the timeout."""
+        """End an open transaction. Return the seconds that are left of `timeout`."""
         started_ms = self._driver.now_ms()
         self._thread.run(transactions.end_open(timeout))
         return None if timeout is None else max(timeout - (self._driver.now_ms() - started_ms) / 1000, 0)
 
     # Transactions. A `timeout` is in seconds, None for max.block.ms. Every call raises MisuseError in a state
-    # that does not allow it, and the producer's error once it cannot continue.
+    # that does not allow it. If the producer cannot continue, every call raises its fatal error.
 
     def init_transactions(self, timeout: float | None = None) -> None:
-        """Get an epoch that fences every other producer of this transactional.id. Call it once, first.
+        """Get an epoch that fences every other producer of this transactional.id.
 
-        The coordinator aborts what an earlier instance left open, and completes what it had decided. Raises
-        ProducerFenced, NotConnectedError if no broker answers, and TimedOut: then call it again.
+        Call it once, before other calls. The coordinator first aborts an open transaction of an earlier
+        producer, or completes a transaction that is already decided. Raises ProducerFenced, and
+        NotConnectedError if no broker responds. After TimedOut, call it again.
         """
         self._thread.run(require_manager(self._transactions).init(timeout))
 
     def begin_transaction(self) -> None:
-        """Begin a transaction: all records from now on belong to it. Sends nothing by itself."""
+        """Begin a transaction. All records from now on belong to it. Sends no request."""
         require_manager(self._transactions).begin()
 
     def send_offsets_to_transaction(
@@ -384,61 +392,65 @@ class Producer:
     ) -> None:
         """Commit a consumer's positions (the next offsets to read) with the transaction.
 
-        Pass `consumer.group_metadata()` as `group`, so that a member that lost its partitions is fenced; a
-        bare group id fences none. Raises errors after which the transaction must be aborted:
-        IllegalGeneration, UnknownMemberId, UnknownTopicOrPartition and others.
+        Pass `consumer.group_metadata()` as `group`, so that a member that has lost its partitions is fenced.
+        A group id alone fences no member. Raises IllegalGeneration, UnknownMemberId, UnknownTopicOrPartition
+        and other errors, after which the transaction must be aborted.
 
-        After TimedOut or an interruption the transaction may lack the offsets. Repeat the same call until it
-        returns, or abort: until then `commit_transaction` raises TransactionAbortable.
+        After TimedOut or an interruption, the offsets may be missing from the transaction. Repeat the same
+        call until it returns, or abort: until then `commit_transaction` raises TransactionAbortable.
         """
         self._thread.run(require_manager(self._transactions).send_offsets(offsets, group, timeout))
 
     def share_transaction(self) -> TransactionShare:
-        """Return what other producers, also in other processes, need to join this transaction."""
+        """Return the TransactionShare with which other producers, also in other processes, join the
+        transaction.
+        """
         return require_manager(self._transactions).share()
 
     def join_transaction(self, share: TransactionShare) -> None:
-        """Write into the transaction of another producer, which will end it. Replaces `init_transactions`.
+        """Join the transaction of another producer. That producer will end it. Replaces `init_transactions`.
 
-        Only `send` and `flush` may follow. Only one of the producers may write to a partition: the sequences
-        of two would collide.
+        Only `send` and `flush` may follow. Only one of the producers may write to a partition, because the
+        sequences of two producers would collide.
         """
         self._thread.run(require_manager(self._transactions).join(share))
 
     def hand_over_transaction(self, timeout: float | None = None) -> TransactionShare:
-        """Send the remaining records, and leave the open transaction to a producer that takes it over.
+        """Send the remaining records, and hand the open transaction over to another producer.
 
-        Closing this producer then ends nothing. Raises what `commit_transaction` raises.
+        That producer must call `take_over_transaction`. Closing this producer no longer ends the transaction.
+        Raises the same errors as `commit_transaction`.
         """
         return self._thread.run(require_manager(self._transactions).hand_over(timeout))
 
     def take_over_transaction(self, share: TransactionShare) -> None:
-        """Take a transaction that was handed over, to commit or abort it. Replaces `init_transactions`.
+        """Take over a transaction from another producer, to commit or abort it. Replaces `init_transactions`.
 
-        Fences no producer. Once another one has called `init_transactions`, ending this transaction is
-        refused.
+        This fences no producer. If another producer calls `init_transactions` later, the broker refuses to
+        end this transaction.
         """
         self._thread.run(require_manager(self._transactions).take_over(share))
 
     def commit_transaction(self, timeout: float | None = None) -> None:
-        """Send the remaining records, then make everything visible at once.
+        """Send the remaining records, and commit the transaction: everything in it becomes visible at once.
 
-        Raises the first failure of a record and TransactionAbortable: then call `abort_transaction`. Raises
-        ProducerFenced: make a new producer. Raises TimedOut if it is unknown whether the transaction is
+        After the error of a failed record or TransactionAbortable, call `abort_transaction`. After
+        ProducerFenced, make a new producer. After TimedOut it is unknown whether the transaction is
         committed: call `commit_transaction` again.
         """
         self._thread.run(require_manager(self._transactions).commit(timeout))
 
     def abort_transaction(self, timeout: float | None = None) -> None:
-        """Discard everything that was sent in the transaction: no read_committed reader will see it.
+        """Abort the transaction: no read_committed reader will see its records.
 
-        Raises ProducerFenced (nothing becomes visible either), and TimedOut: then call it again.
+        After ProducerFenced, the records do not become visible either. After TimedOut, call
+        `abort_transaction` again.
         """
         self._thread.run(require_manager(self._transactions).abort(timeout))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Begin a transaction for the block, and commit it; abort it if the block or the commit raises.
+        """Begin a transaction for the block, and commit it. Abort it if the block or the commit raises.
 
         with producer.transaction():
             producer.send("payments", b"42.00")
@@ -452,14 +464,16 @@ class Producer:
             self.commit_transaction()
         except BaseException:
             if manager.is_open:
-                with suppress(OncelogError):  # the first error is the one that matters
+                with suppress(OncelogError):  # the first error is raised below
                     self.abort_transaction()
             raise
 
 
 @contextmanager
 def _delivery_on_error(parts: Mapping[int, tuple[BatchResult, int, int]]) -> Iterator[None]:
-    """Attach the Delivery of the records taken so far to an error, as its attribute `delivery`."""
+    """If the block raises, set the error's attribute `delivery` to the Delivery of the records appended so
+    far.
+    """
     try:
         yield
     except BaseException as error:

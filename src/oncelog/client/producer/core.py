@@ -2,11 +2,11 @@
 
 `append` adds a record to its partition's open batch. `drain` gives ready batches their sequences, encodes
 them and groups them into requests. `on_response` and `on_failure` complete batches or schedule retries.
-`rules.idempotence.sequencer` decides which batch may leave and with which sequence, and
-`rules.idempotence.error_policy` what an error means.
+`rules.idempotence.sequencer` decides which batch may be sent and with which sequence.
+`rules.idempotence.error_policy` decides what an error means.
 
-Times are milliseconds of a monotonic clock, record timestamps milliseconds since the epoch. The core is not
-thread safe: ProducerDriver has the lock that every caller holds.
+Times are milliseconds of a monotonic clock. Record timestamps are milliseconds since the epoch. The core is
+not thread safe: every caller must hold the lock of ProducerDriver.
 
 Source: behaviours I9 to I12 and I21 (docs/behaviours.md); Kafka's RecordAccumulator, Sender and
 TransactionManager.
@@ -53,7 +53,10 @@ from oncelog.types import TopicPartition
 from oncelog.wire.primitives import WritableBuffer
 
 MAX_KEPT_SEQUENCES = 50_000
-"""Partitions of forgotten topics whose sequences are kept (12 MB). Above it the producer raises its epoch."""
+"""The maximum number of partitions of forgotten topics whose sequences are kept (12 MB).
+
+Above this number the producer raises its epoch, so that all sequences restart at 0.
+"""
 
 
 class RandomSource(Protocol):
@@ -72,45 +75,57 @@ class ProducerCore:
         self.metadata = metadata
         self.metrics = ProducerMetrics()
         self.transaction = ProducerTransaction() if options.transactional_id is not None else None
-        """None without a transactional.id."""
+        """The transaction of this producer; None without a transactional.id."""
         self.identity: ProducerIdAndEpoch | None = None
         self.is_identity_needed = options.is_idempotent and self.transaction is None
-        """InitProducerId must be sent. A transactional producer sends it with `init_transactions` instead."""
+        """True if the driver must send InitProducerId. Always False for a transactional producer."""
         self.fatal: OncelogError | None = None
-        """The error that every further record gets."""
+        """The error that every further `append` raises; None while the producer accepts records."""
         self.completed: list[BatchResult] = []
         """Results whose callbacks the driver calls once it has released the lock."""
         self.completed_count = 0
         """Number of results that were ever put into `completed`."""
         self.buffered_bytes = 0
         self.room_waiter_count = 0
-        """Senders that wait for room in buffer.memory. While there are any, no batch lingers."""
+        """Number of calls that wait for room in buffer.memory. While there are any, no batch lingers."""
         self.is_changing = False
-        """A call that holds the lock is changing the core. Only a signal handler within it finds this set."""
+        """True while a call that holds the lock is changing the core.
+
+        Only a signal handler that interrupted the call can see True.
+        """
         self.is_append_unfinished = False
-        """An `append` is changing the queues. Set without a call under way, it asks for `repair`."""
+        """True while an `append` changes the queues. If it is True between calls, `repair` is needed."""
         self.stale_leaders: set[TopicPartition] = set()
         """Partitions whose leader must be looked up."""
         self.forgotten_topics: list[str] = []
-        """Topics that were not used for metadata.max.idle.ms, for the driver to forget as well."""
+        """Topics that were not used for metadata.max.idle.ms. The driver must forget them as well."""
         self._rng = rng
         self.topics: OrderedDict[str, TopicQueues] = OrderedDict()
-        """In the order in which a batch was begun last, which `_forget_idle` relies on."""
+        """Queues by topic, ordered by when their latest batch was begun.
+
+        `_forget_idle` relies on this order.
+        """
         self._partitions: dict[TopicPartition, PartitionQueue] = {}
         self._incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
-        """Batches that are not complete, oldest first. A batch that was split stands for its children."""
+        """Batches that are not complete, oldest first.
+
+        It contains a split batch instead of its child batches.
+        """
         self._schedule = SendSchedule()
         self._restarting: dict[PartitionQueue, None] = {}
         """Partitions whose sequences cannot continue and must restart at 0."""
         self._kept_sequences: dict[TopicPartition, tuple[int, int | None]] = {}
-        """Sequences of partitions that were forgotten under `_kept_identity`, to resume from."""
+        """By forgotten partition: its next sequence and its acknowledged producer id, under `_kept_identity`.
+
+        If the partition is used again, its sequences continue with these values.
+        """
         self._kept_identity: ProducerIdAndEpoch | None = None
         self._metadata_version = metadata.version
         self._in_flight_requests: dict[int, int] = {}
         self._serial = 0
         self._flush_below = 0
         self.max_open_batch_bytes = min(options.batch_bytes, options.max_request_bytes)
-        """An open batch takes no record that would make it larger."""
+        """The maximum size of an open batch in bytes: it takes no record that would make it larger."""
         self.buffer_bytes = options.buffer_bytes
 
     # Topics
@@ -120,13 +135,16 @@ class ProducerCore:
         return self.topics.get(name)
 
     def may_have_more_partitions(self, name: str, partition: int | None) -> bool:
-        """Return True for a partition above those known of a topic: it may have been added since."""
+        """Return True if `partition` is above the known partitions of a topic.
+
+        It may have been added since.
+        """
         if partition is None or not hasattr(partition, "__index__"):
             return False
         return partition >= self.current_topic(name).count
 
     def set_partition_count(self, name: str, count: int, now_ms: float) -> TopicQueues:
-        """Note a topic's number of partitions."""
+        """Set a topic's number of partitions, and add queues for new partitions."""
         topic = self.topics.get(name)
         if topic is None:
             partitioner = Partitioner(self.options.partitioner, self._rng.randrange)
@@ -159,7 +177,10 @@ class ProducerCore:
                 del self._partitions[queue.tp]
 
     def _keep_sequences(self, queue: PartitionQueue) -> None:
-        """Keep where the sequences stand: a broker that remembers the last one would refuse to begin at 0."""
+        """Keep the next sequence of a forgotten partition.
+
+        A broker that remembers the partition's last sequence would refuse a batch that starts at 0.
+        """
         sequences = queue.sequences
         if self._kept_identity != self.identity:
             self._kept_identity = self.identity
@@ -199,8 +220,8 @@ class ProducerCore:
             batch_bytes, buffered_bytes = batch.size_bytes + size_bytes, self.buffered_bytes + size_bytes
             if batch_bytes > self.max_open_batch_bytes or buffered_bytes > self.buffer_bytes:
                 return None
-            # The same steps as in `_append_row`, inline: one more call is a twentieth of the cost of `send`.
-            # Guard: test_the_fast_path_of_send_leaves_the_same_batches_as_append.
+            # The same steps as in `_append_row`, inline, because one more call would add 5 % to the cost of
+            # `send`. Guard: test_the_fast_path_of_send_leaves_the_same_batches_as_append.
             result, rows = batch.result, batch.rows
             index = len(rows)
             batch.size_bytes, self.buffered_bytes = batch_bytes, buffered_bytes
@@ -222,9 +243,9 @@ class ProducerCore:
     ) -> tuple[BatchResult, int, bool]:
         """Append a record. Return the batch's result, the record's index in it, and True if a drain is due.
 
-        `size_bytes` is its `row_size_bytes`. With `partition` None the partitioner chooses. The topic must be
-        known. Raises MessageTooLarge if the record alone exceeds max.request.size, MisuseError if there is no
-        such partition, and the fatal error.
+        `size_bytes` is the record's `row_size_bytes`. If `partition` is None, the partitioner chooses it. The
+        topic must be known. Raises MessageTooLarge if the record alone exceeds max.request.size, MisuseError
+        if there is no such partition, and the fatal error if there is one.
         """
         self._check_append(size_bytes)
         queue = self.current_topic(topic).queue(partition, row[1], size_bytes, self.options.batch_bytes)
@@ -232,7 +253,7 @@ class ProducerCore:
         batch = queue.open
         needs_drain = False
         if batch is None or batch.size_bytes + size_bytes > self.options.batch_bytes:
-            # Behind a sealed batch, a new one changes nothing in the schedule.
+            # After a sealed batch that still waits, a new batch changes nothing in the schedule.
             is_behind = len(queue.waiting) > 1
             batch = self._begin_batch(queue, now_ms)
             queue.open = batch
@@ -244,8 +265,8 @@ class ProducerCore:
         return batch.result, index, needs_drain
 
     def _append_row(self, batch: ProducerBatch, row: Row, size_bytes: int, callback: Callback | None) -> int:
-        # No signal handler can run between `len` and the end of `append`. If one could, a callback without
-        # its record would be called for the next one. Guard:
+        # No signal handler can run between `len` and the end of `append`. If a handler raised there, a
+        # callback would stay without its record, and be called for the next record. Guard:
         # test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
         index = len(batch.rows)
         batch.size_bytes += size_bytes
@@ -260,7 +281,8 @@ class ProducerCore:
     ) -> BatchResult:
         """Append a batch that is encoded already (from Arrow) and has no sequence yet.
 
-        `times` are the records' timestamps, or the one that all have. Raises as `append` does.
+        `times` has the timestamp of each record in ms, or is a single int for all records. Raises the same
+        errors as `append`.
         """
         self._check_append(len(data))
         queue = self.current_topic(topic).queue(partition, None, 0, 0)
@@ -282,7 +304,7 @@ class ProducerCore:
         self.check_size(size_bytes)
 
     def check_size(self, size_bytes: int) -> None:
-        """Raise MessageTooLarge for a record that no request may carry."""
+        """Raise MessageTooLarge for a record that is larger than max.request.size."""
         max_bytes = self.options.max_request_bytes
         if size_bytes > max_bytes:
             raise MessageTooLarge(
@@ -290,7 +312,7 @@ class ProducerCore:
             )
 
     def current_topic(self, name: str) -> TopicQueues:
-        """Return a known topic's queues, after adding those of partitions in newer metadata."""
+        """Return a known topic's queues, after adding queues for partitions that newer metadata have."""
         topic = self.topics[name]
         count = self.metadata.partition_count(name)
         if count and count != topic.count:
@@ -313,11 +335,13 @@ class ProducerCore:
         return not self.buffered_bytes or self.buffered_bytes + size_bytes <= self.buffer_bytes
 
     def can_append(self, size_bytes: int) -> bool:
-        """Return True if `append` takes the record or raises: there is no need to wait for room."""
+        """Return True if no wait for room is needed: `append` would take the record, or raise the fatal
+        error.
+        """
         return self.fatal is not None or self.has_room(size_bytes)
 
     def refuse_appends(self, error: OncelogError) -> None:
-        """Raise `error` for every further record. Records taken so far are still sent."""
+        """Let every further `append` raise `error`. Records so far are still sent."""
         if self.fatal is None:
             self.fatal = error
         self.close_open_batches()
@@ -331,9 +355,10 @@ class ProducerCore:
                 self._place(queue)
 
     def detach(self, error: OncelogError) -> None:
-        """Complete every batch with `error`, without callbacks: a forked child sends nothing.
+        """Complete every batch with `error` and without callbacks, in a forked child that cannot send
+        records.
 
-        A caller there that waits for a record taken before the fork would otherwise wait without end.
+        Otherwise a caller in the child that waits for a record from before the fork would wait without end.
         """
         self.fatal = error
         self.is_changing = False
@@ -345,7 +370,9 @@ class ProducerCore:
                 batch.result.complete(None, None, error)
 
     def fail_all(self, error: OncelogError) -> None:
-        """Fail every batch that is not complete, and refuse further records: the producer cannot continue."""
+        """Fail every batch that is not complete, and refuse further records, because the producer cannot
+        continue.
+        """
         if self.transaction is not None:
             self.transaction.session.set_fatal_error(error)
         self.fatal = error
@@ -358,32 +385,32 @@ class ProducerCore:
                     self._fail(batch, error)
 
     def flush(self) -> int:
-        """Let no batch begun so far linger. Return the serial to pass to `is_completed_to`."""
+        """Let no existing batch linger. Return the serial to pass to `is_completed_to`."""
         self._flush_below = self._serial + 1
         for queue in self._schedule.take_lingering():
             self._place(queue)
         return self._serial
 
     def is_completed_to(self, serial: int) -> bool:
-        """Return True once every record taken before `flush` returned this serial is complete."""
+        """Return True once every record from before the `flush` that returned this serial is complete."""
         return not self._incomplete or next(iter(self._incomplete)).serial > serial
 
     @property
     def is_idle(self) -> bool:
-        """Return True if every record taken so far is complete. Callers need no lock."""
+        """Return True if every record so far is complete. Callers need no lock."""
         return not self._incomplete
 
     # Sending
 
     def set_identity(self, producer_id: int, producer_epoch: int) -> None:
-        """Take the producer id and epoch of an InitProducerId response."""
+        """Set the producer id and epoch of an InitProducerId response."""
         self.identity = ProducerIdAndEpoch(producer_id, producer_epoch)
         self.is_identity_needed = False
 
     def drain(self, now_ms: float) -> list[ProduceCall]:
         """Return the requests that may be sent now.
 
-        Each call must end in `on_response`, `on_sent`, `on_refused` or `on_failure`.
+        The driver must end each of them with `on_response`, `on_sent`, `on_refused` or `on_failure`.
         """
         if self.is_append_unfinished:
             self.repair()
@@ -410,7 +437,7 @@ class ProducerCore:
         return calls
 
     def repair(self) -> None:
-        """Rebuild all derived state from the queues, after an exception ended an `append` in the middle.
+        """Rebuild all derived state from the queues, after an exception has interrupted an `append`.
 
         Guard: test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
         """
@@ -429,7 +456,8 @@ class ProducerCore:
         for batch in incomplete:
             if batch.parent is None:
                 self._incomplete.setdefault(batch)
-        self.is_append_unfinished = False  # last: after a second signal, the next drain repairs again
+        # Clear the flag last: if a second signal interrupts this repair, the next drain repairs again.
+        self.is_append_unfinished = False
 
     def _place(self, queue: PartitionQueue, now_ms: float = 0.0) -> None:
         """Put a queue into the part of the schedule where it belongs now."""
@@ -453,18 +481,19 @@ class ProducerCore:
         return self.room_waiter_count > 0 or self.buffered_bytes * 4 > self.buffer_bytes * 3
 
     def _prepare_identity(self, now_ms: float) -> bool:
-        """Restart the sequences that must and can restart. Return False while no batch may be sent.
+        """Restart sequences that must restart, if they can. Return False if no batch may be sent.
 
-        That is while a producer id must be requested or, with transactions, outside of one.
+        No batch may be sent without a producer id or, by a transactional producer, outside a transaction.
         """
         if self.transaction is not None:
-            # The coordinator gives out the epochs, so sequences never restart by themselves.
+            # The coordinator assigns the epochs of transactions, so sequences are not restarted here.
             return self.identity is not None and self.transaction.is_sending
         if self.identity is None:
             self.is_identity_needed = bool(self._incomplete)
             return False
         if len(self._kept_sequences) > MAX_KEPT_SEQUENCES and not self._raise_epoch():
-            return False  # under a new epoch all of them begin at 0
+            # A new epoch restarts the sequences of all partitions at 0, so no sequences need to be kept.
+            return False
         for queue in list(self._restarting):
             if not queue.sequences.is_restart_needed:
                 del self._restarting[queue]
@@ -475,7 +504,7 @@ class ProducerCore:
         return True
 
     def _raise_epoch(self) -> bool:
-        """Change to the next epoch. Return False if none is left: a new producer id is needed."""
+        """Change to the next epoch. Return False if there is none, so that a new producer id is needed."""
         assert self.identity is not None
         self.identity = next_epoch(self.identity)
         self._kept_sequences.clear()
@@ -502,10 +531,10 @@ class ProducerCore:
         while (queue := self._schedule.take_ready(node_id)) is not None:
             candidate = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)
             if candidate is None or candidate[1] > now_ms or self.metadata.leader_of(queue.tp) != node_id:
-                self._place(queue, now_ms)  # it has changed since it was placed
+                self._place(queue, now_ms)  # the queue has changed since it was placed
                 continue
             if self.transaction is not None and not self.transaction.admits(queue.tp):
-                continue  # `on_partitions_added` places it again
+                continue  # `on_partitions_added` places the queue again
             batch = candidate[0]
             batch_bytes = len(batch.data) if batch.data is not None else batch.size_bytes
             if picked and size + batch_bytes > self.options.max_request_bytes:
@@ -536,8 +565,8 @@ class ProducerCore:
     def next_wakeup_ms(self) -> float | None:
         """Return the time at which `drain` must run next if nothing else happens; None for never.
 
-        A batch that is due and could not leave adds no time: it waits for a leader or for a response.
-        Otherwise the loop would never rest. Guard: test_what_waits_for_a_leader_is_not_due_by_itself.
+        A batch that is due, but waits for a leader or a response, does not count. Otherwise the loop would
+        drain without pause. Guard: test_what_waits_for_a_leader_is_not_due_by_itself.
         """
         times = [self._schedule.next_due_ms()]
         if self._incomplete:
@@ -557,9 +586,9 @@ class ProducerCore:
         return self.transaction
 
     def on_partitions_added(self, partitions: set[TopicPartition]) -> None:
-        """Send what waited for these partitions to become part of the transaction."""
+        """Schedule the batches that waited for these partitions to become part of the transaction."""
         self._transaction.on_added(partitions)
-        for tp in sorted(partitions):  # in an order that a seed of the simulator repeats
+        for tp in sorted(partitions):  # sorted, so that a run of the simulator can be repeated
             queue = self._partitions.get(tp)
             if queue is not None:
                 self._place(queue)
@@ -569,7 +598,7 @@ class ProducerCore:
         was_sending = self._transaction.is_sending
         self._transaction.require_abort(error)
         if was_sending:
-            self.close_open_batches()  # so that the next `send` asks the session
+            self.close_open_batches()  # the next `send` then checks the session
 
     def drop_unsent(self) -> None:
         """Fail every record that is not on the wire: the transaction is being aborted."""
@@ -578,16 +607,19 @@ class ProducerCore:
         self._fail_batches(lambda batch: not batch.is_on_wire, error)
 
     def on_transaction_ended(self, identity: ProducerIdAndEpoch | None) -> None:
-        """Return to the state before `begin`, under `identity` (None: the present one)."""
+        """Return to the state before `begin`.
+
+        The next transaction has `identity` (None: the same identity).
+        """
         self._transaction.forget_parts()
         if identity is not None:
             self._restart_under(identity)
         self._transaction.session.enter(State.READY)
 
     def _restart_under(self, identity: ProducerIdAndEpoch) -> None:
-        """Restart all sequences under another epoch or id. Nothing may be in flight."""
+        """Change to another epoch or producer id, and restart all sequences. Nothing may be in flight."""
         self.identity, self._transaction.is_epoch_spent = identity, False
-        for queue in list(self._restarting):  # the others begin at 0 with their first batch
+        for queue in list(self._restarting):  # other partitions start at 0 with their next batch
             self._restart(queue)
 
     # Results of requests
@@ -637,7 +669,7 @@ class ProducerCore:
     def on_failure(
         self, call: ProduceCall, error: OncelogError, now_ms: float, *, was_sent: bool = True
     ) -> None:
-        """Handle a request without a response: no connection, a lost one, or a time-out."""
+        """Handle a request without a response: no connection, a lost connection, or a time-out."""
         self._in_flight_requests[call.node_id] -= 1
         was_sent = was_sent and not isinstance(error, NotConnectedError)
         for batch in call.batches:
@@ -646,7 +678,7 @@ class ProducerCore:
             self._place_again(batch, now_ms)
 
     def on_refused(self, call: ProduceCall, error: OncelogError, now_ms: float) -> None:
-        """Handle a request that could not be encoded for this broker, so that it was surely not sent."""
+        """Handle a request that could not be encoded for this broker. The request was certainly not sent."""
         self._in_flight_requests[call.node_id] -= 1
         for batch in call.batches:
             batch.is_on_wire = batch.is_on_wire and not batch.is_queued
@@ -657,7 +689,7 @@ class ProducerCore:
         self.metrics.on_error(error)
         if batch.is_completed:
             return
-        batch.is_on_wire = False  # an attempt with a response can no longer be stored
+        batch.is_on_wire = False  # after its response, an attempt cannot be stored any more
         policy = error_policy_for(error.code, self.options.mode)
         error.reaction = policy.error_class.value
         queue = self._partitions[batch.tp]
@@ -733,7 +765,7 @@ class ProducerCore:
             queue = self._partitions[oldest.tp]
             for batch in queue.batches():
                 if batch.created_ms + limit_ms <= now_ms:
-                    if batch.is_queued:  # the driver cancels its request before anything is written
+                    if batch.is_queued:  # the driver cancels the request before it is written
                         queue.on_no_outcome(batch, may_be_stored=False)
                     self._fail(batch, self._timed_out(batch))
             self._place(queue, now_ms)
@@ -742,7 +774,7 @@ class ProducerCore:
         limit_ms = self.options.delivery_timeout_ms
         last = f" (last error: {batch.last_error})" if batch.last_error else ""
         text = f"no acknowledgement for {batch.tp} within delivery.timeout.ms={limit_ms}{last}"
-        # "Not stored" is certain only if no attempt ever left. Guard:
+        # "Not stored" is certain only if no attempt was ever sent. Guard:
         # test_after_the_delivery_timeout_nothing_is_missing_or_doubled.
         if not batch.is_on_wire and not batch.may_be_stored:
             return TimedOut(f"{text}; the records were not stored")
@@ -778,9 +810,10 @@ class ProducerCore:
         self._complete(batch, base_offset, log_time_ms, None)
 
     def _note_not_stored(self, queue: PartitionQueue, parent: ProducerBatch | None) -> None:
-        """Note that a batch that was split is not stored as a whole, because one of its children is.
+        """Note that a split batch is not stored as a whole, because one of its children is stored.
 
-        The broker accepts only one of both. The other children were not sent yet: they leave one by one.
+        The broker accepts either the whole batch or its children. Children are sent one by one. So children
+        that are not on the wire were never sent, and cannot be stored.
         """
         while parent is not None and parent.may_be_stored:
             parent.may_be_stored = False
@@ -803,7 +836,7 @@ class ProducerCore:
 
     def _finish(self, batch: ProducerBatch) -> None:
         """Note that a batch is complete, and its parent too if this was the last child."""
-        self._incomplete.pop(batch, None)  # a child has no entry of its own
+        self._incomplete.pop(batch, None)  # a child batch has no entry
         self.completed.append(batch.result)
         self.completed_count += 1
         parent = batch.parent

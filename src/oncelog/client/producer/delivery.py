@@ -1,4 +1,4 @@
-"""The handles that `send` returns: small objects that point at the result of a whole batch."""
+"""The futures that `send` returns: small objects that refer to the result of a whole batch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _wait(result: BatchResult, timeout: float | None) -> None:
         return
     if sys.is_finalizing():
         raise MisuseError("the interpreter is ending: records without a result by now get none")
-    # Not an Event: an interrupt can leave its lock held, and then `set` blocks the producer's thread. Guard:
-    # test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
+    # Do not use an Event: an interrupt can leave the Event's lock held, and `set` would then block the
+    # producer's thread. Guard: test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
     done = threading.Lock()
     done.acquire()
     result.add_listener(done.release)
@@ -34,7 +34,10 @@ def _wait(result: BatchResult, timeout: float | None) -> None:
 
 
 _STATE = frozenset(vars(Future()))
-"""Attributes of every concurrent.futures.Future. A RecordFuture makes them at the first access."""
+"""Attributes of every concurrent.futures.Future.
+
+A RecordFuture creates them at the first access to one of them.
+"""
 
 
 def _is_condition(item: tuple[str, Any]) -> bool:
@@ -42,11 +45,11 @@ def _is_condition(item: tuple[str, Any]) -> bool:
 
 
 class RecordFuture(Future[RecordMetadata]):
-    """The future of one record: a concurrent.futures.Future that cannot be cancelled and costs little.
+    """The future of one record: a small concurrent.futures.Future that cannot be cancelled.
 
-    It raises TimedOut if the record was surely not stored within delivery.timeout.ms, DeliveryUnknown or
-    OutcomeUnknown if it may be stored, and otherwise the broker's error. A lock and lists are made only for
-    `concurrent.futures.wait` and `as_completed`.
+    It raises TimedOut if delivery.timeout.ms has passed and the record is certainly not stored. It raises
+    DeliveryUnknown or OutcomeUnknown if the record may be stored, and otherwise the broker's error. Its lock
+    and lists are created only for `concurrent.futures.wait` and `as_completed`.
     """
 
     __slots__ = ("_batch_result", "_index")
@@ -58,20 +61,21 @@ class RecordFuture(Future[RecordMetadata]):
     def __getattr__(self, name: str) -> Any:
         if name not in _STATE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # First, so that a thread that is interrupted after it leaves no future that never ends.
+        # Add the listener first: if this thread is interrupted after that, the future still completes.
         self._batch_result.add_listener(self._complete)
         self._make_state()
         return self.__dict__[name]
 
     def _make_state(self) -> None:
-        """Make the attributes of a Future, or those that are missing. All threads get the same objects.
+        """Create the attributes of a Future that are missing. All threads get the same objects.
 
-        This takes no lock, because a fork, a signal or another thread may come at any moment.
+        This takes no lock, because a fork, a signal or another thread may interrupt it at any moment.
         """
         attributes = self.__dict__
         made = attributes.setdefault("_made", vars(Future()))
-        # The condition comes last: a thread that finds it finds the rest. Otherwise its `wait` would count
-        # this record as pending, complete it by looking for `_waiters`, and never wake up. Guard:
+        # Set the condition last, so that a thread that sees the condition sees all attributes. Otherwise that
+        # thread's `wait` would count this record as pending. Then its access to `_waiters` would complete the
+        # record, and `wait` would never wake up. Guard:
         # test_a_future_whose_state_is_half_made_loses_no_waiter.
         for name, value in sorted(made.items(), key=_is_condition):
             attributes.setdefault(name, value)
@@ -81,7 +85,7 @@ class RecordFuture(Future[RecordMetadata]):
         if super().done():
             return
         error = self._batch_result.error_of(self._index)
-        with suppress(InvalidStateError):  # two threads may come here at once
+        with suppress(InvalidStateError):  # two threads may run this at once
             if error is None:
                 self.set_result(self._batch_result.metadata(self._index))
             else:
@@ -92,7 +96,7 @@ class RecordFuture(Future[RecordMetadata]):
         return self._batch_result.is_done
 
     def cancel(self) -> bool:
-        """Return False: a record that was taken is sent."""
+        """Return False: a record cannot be cancelled after `send`."""
         return False
 
     def cancelled(self) -> bool:
@@ -122,15 +126,15 @@ class RecordFuture(Future[RecordMetadata]):
         return self._batch_result.error_of(self._index)
 
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
-        """Call `fn(self)` once there is a result: on the producer's thread, or here if there is one already.
+        """Call `fn(self)` when there is a result, on the producer's thread.
 
-        Exceptions that it raises are logged, as in concurrent.futures.
+        If there is a result already, call it here. Exceptions of `fn` are logged, as in concurrent.futures.
         """
 
         def call() -> None:
             try:
                 fn(self)
-            except Exception:  # `notify` logs BaseExceptions; here, they belong to the caller
+            except Exception:  # `notify` logs a BaseException; here the caller gets it
                 _LOG.exception("a done callback raised")
 
         self._batch_result.add_listener(call)
@@ -140,7 +144,7 @@ class RecordFuture(Future[RecordMetadata]):
 class DeliveryResult:
     """The results of many records.
 
-    `delivered` has offset ranges, `failed` pairs of a record count and the error that these records share.
+    `delivered` has offset ranges. `failed` has pairs of a record count and the error of these records.
     """
 
     delivered: list[OffsetRange]
@@ -176,7 +180,7 @@ class Delivery:
     def outcome(self, timeout: float | None = None) -> DeliveryResult:
         """Return all results, failures included.
 
-        Raises TimedOut if one batch takes longer than `timeout` (s).
+        Raises TimedOut if one batch has no result within `timeout` seconds.
         """
         delivered: list[OffsetRange] = []
         failed: list[tuple[int, Exception]] = []
@@ -192,7 +196,7 @@ class Delivery:
     def result(self, timeout: float | None = None) -> DeliveryResult:
         """Return all results if every record was delivered.
 
-        Raises the first failure, and TimedOut as `outcome`.
+        Raises the error of the first failed record, and TimedOut like `outcome`.
         """
         result = self.outcome(timeout)
         if result.failed:

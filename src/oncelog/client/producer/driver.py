@@ -1,15 +1,18 @@
-"""The event loop's part of a producer: it drives a ProducerCore, and shares it with application threads.
+"""Drives a ProducerCore on an event loop, and shares it with application threads.
 
-It sends what the core drains, and brings it responses, producer ids, metadata and the time.
+The driver sends the requests that the core drains. It passes responses, producer ids, metadata and the time
+to the core. Application threads append records, and the loop's thread drains and completes them. Both hold
+`driver.lock`.
 
-Application threads append records, and the loop's thread drains and completes them. Both hold `driver.lock`.
-Python runs a signal handler on the main thread, after any call or at the start of a function, and it may
-raise there. Three rules follow:
+Python runs a signal handler on the main thread, after any call or at the start of a function, and the handler
+may raise. Three rules follow:
 
-- The lock is taken by `with driver.lock` only. A method of our own, or a Condition, could be left holding it.
-- Threads wait on queues. `ProducerCore.repair` completes what an interrupted `append` left unfinished.
-- A handler that calls the producer while the interrupted call holds the lock gets MisuseError. It cannot wait
-  for that call, which continues only after the handler. The lock is reentrant so that this is detected.
+- Take the lock only by `with driver.lock`. If a handler raises within another method that takes the lock, or
+  within a Condition, the lock may stay held.
+- Threads wait on queues. `ProducerCore.repair` completes the work of an interrupted `append`.
+- If a handler calls the producer while the interrupted call holds the lock, the handler gets MisuseError. It
+  cannot wait, because the interrupted call continues only after the handler. The lock is reentrant, so that
+  this case can be detected.
 """
 
 from __future__ import annotations
@@ -96,14 +99,18 @@ class ProducerDriver:
         self.runtime = system.current()
         self.cluster = ClusterConnection(settings)
         self.core = ProducerCore(options, self.cluster.metadata, self.runtime.rng)
-        """Without the lock, only for reading a single field that is replaced as a whole."""
+        """Every use needs the lock, except reading a single field that is replaced as a whole."""
         self.lock = threading.RLock()
-        """Held by every call that touches the core, on any thread. Taken by `with driver.lock` only."""
+        """Every call that touches the core holds this lock, on any thread.
+
+        Take it only by `with driver.lock`.
+        """
         self.notified_count = 0
         """Number of batches whose callbacks have returned; compare ProducerCore.completed_count."""
         self.room_waiters: list[queue.SimpleQueue[None]] = []
-        """One queue per thread that waits for room in buffer.memory; it gets an item when a batch
-        completes.
+        """One queue per thread that waits for room in buffer.memory.
+
+        Each queue gets an item when a batch completes.
         """
         self.loop: asyncio.AbstractEventLoop | None = None
         self._event = asyncio.Event()
@@ -114,7 +121,7 @@ class ProducerDriver:
         self._is_refreshing = False
         self._waiters: list[asyncio.Future[None]] = []
         self._lookups: Counter[str] = Counter()
-        """Number of `look_up_topic` calls under way, by topic."""
+        """Number of running `look_up_topic` calls, by topic."""
         self._is_closing = False
         self._closing: asyncio.Task[None] | None = None
         self._thread_id: int | None = None
@@ -151,7 +158,9 @@ class ProducerDriver:
             waiter.put(None)
 
     def reset_after_fork(self) -> None:
-        """Give a forked child a free lock, since a thread of the parent may hold it, and fail all records."""
+        """In a forked child, replace the lock, which a thread of the parent may hold, and fail all
+        records.
+        """
         self.lock = threading.RLock()
         self.room_waiters = []
         self.core.detach(MisuseError("this producer was made before a fork; make one in the child process"))
@@ -174,19 +183,19 @@ class ProducerDriver:
         self._main = self.loop.create_task(self._run())
 
     def wake(self) -> None:
-        """Drain soon. Called on the loop's thread."""
+        """Let the loop drain soon. Call it on the loop's thread."""
         self._event.set()
 
     async def refuse_appends(self, error: OncelogError) -> None:
-        """Raise `error` for every further record. Records taken so far are still sent."""
+        """Let every further `append` raise `error`. Records so far are still sent."""
         with self.lock:
             self.core.refuse_appends(error)
 
     async def close(self) -> None:
-        """Stop sending, and fail all records that are not complete. Cancelling ends only the wait for this.
+        """Stop sending, and fail all records that are not complete. Cancelling this call ends only its wait.
 
-        Otherwise it would leave connections open, or records without a result. Guard:
-        test_a_close_that_is_cancelled_twice_leaves_nothing_behind.
+        If a cancellation ended the close itself, connections would stay open, or records would get no result.
+        Guard: test_a_close_that_is_cancelled_twice_leaves_nothing_behind.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
@@ -194,11 +203,13 @@ class ProducerDriver:
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        self._is_closing = True  # wait_for of Python 3.11 swallows a cancellation when its event is set, too
+        # This flag ends `_run` even if a cancellation is lost.
+        self._is_closing = True
         for task in [*self._tasks, *([self._main] if self._main else [])]:
             task.cancel()
         await asyncio.gather(*self._tasks, *([self._main] if self._main else []), return_exceptions=True)
-        # Both refer to this object. Without them it is freed at once.
+        # The task and the callback refer to this object. Without these references the object is freed at
+        # once.
         self._main, self.on_drained = None, _do_nothing
         await self.cluster.close()
         with self.lock:
@@ -207,7 +218,7 @@ class ProducerDriver:
 
     async def _run(self) -> None:
         while not self._is_closing:
-            # A timer and not wait_for, which in Python 3.11 can swallow a cancellation.
+            # Use a timer, because wait_for of Python 3.11 can swallow a cancellation.
             timer = asyncio.get_running_loop().call_later(self._drain_or_fail(), self._event.set)
             try:
                 await self._event.wait()
@@ -216,7 +227,10 @@ class ProducerDriver:
             self._event.clear()
 
     def _drain_or_fail(self) -> float:
-        """Drain. An exception fails all records, because their callers would otherwise wait without end."""
+        """Drain, and return the seconds until the next drain.
+
+        If that raises, fail all records, because their callers would otherwise wait without end.
+        """
         try:
             return self._drain()
         except Exception as error:
@@ -255,12 +269,15 @@ class ProducerDriver:
         task.add_done_callback(self._tasks.pop)
 
     def notify(self) -> None:
-        """Call the callbacks of complete batches, then wake all that wait for one. The lock is not held."""
+        """Call the callbacks of complete batches, and wake the tasks that wait for a completion.
+
+        The caller must not hold the lock.
+        """
         with self.lock:
             results, self.core.completed = self.core.completed, []
         if not results:
             return
-        self._wake_room_waiters()  # they need not wait for the callbacks
+        self._wake_room_waiters()  # waiters for room need not wait for the callbacks
         interrupt: BaseException | None = None
         for result in results:
             for error in result.notify():
@@ -274,10 +291,12 @@ class ProducerDriver:
             if not waiter.done():
                 waiter.set_result(None)
         if interrupt is not None and threading.current_thread() is threading.main_thread():
-            raise interrupt  # from a signal, which is meant for the program; only the main thread gets it
+            # Only the main thread gets a KeyboardInterrupt from a signal. It is meant for the program, so
+            # raise it.
+            raise interrupt
 
     async def flush(self) -> None:
-        """Send every record taken so far, and wait until their callbacks have returned."""
+        """Send all records so far, and wait until their callbacks have returned."""
         with self.lock:
             mark = FlushMark(self)
         self.wake()
@@ -317,10 +336,10 @@ class ProducerDriver:
             self.core.on_written(call)
 
     def _cancel_completed(self) -> None:
-        """Cancel requests whose batches expired while they waited for a connection.
+        """Cancel requests that must not be sent: all batches are complete, or one expired before it was sent.
 
-        The application may know already that they are not stored. Other batches of such a request are sent
-        again.
+        The application may already know that an expired batch is not stored. The other batches of a cancelled
+        request are sent again.
         """
         for future, call in list(self._in_flight.items()):
             completed = [batch for batch in call.batches if batch.is_completed]
@@ -350,7 +369,7 @@ class ProducerDriver:
         return NotConnectedError(f"there was no connection to broker {call.node_id} in time")
 
     async def _request_producer_id(self) -> None:
-        """Send InitProducerId until it succeeds. A BrokerError that is not retriable ends the producer."""
+        """Send InitProducerId until it succeeds. A BrokerError that is not retriable fails the producer."""
         attempt = 0
         try:
             while True:
@@ -435,7 +454,8 @@ class ProducerDriver:
         return TimedOut(f"no metadata of topic {topic!r} within max.block.ms={self.options.max_block_ms}")
 
     async def _find_topic(self, topic: str) -> int:
-        # The caller limits this to max.block.ms: a topic that was just created may be unknown for as long.
+        # The caller limits the whole look-up to max.block.ms. A topic that was just created may be unknown
+        # until then.
         await self.cluster.topic(topic, unknown_topic_patience_ms=self.options.max_block_ms)
         await self._start_cluster()  # from here on metadata is refreshed by its age
         count = self.cluster.metadata.partition_count(topic)
@@ -461,10 +481,10 @@ class ProducerDriver:
 
 
 class FlushMark:
-    """The end of a flush: all records taken before it are complete, and their callbacks have returned."""
+    """A flush. It ends when all records from before it are complete and their callbacks have returned."""
 
     def __init__(self, driver: ProducerDriver) -> None:
-        """Begin a flush. The caller holds the lock."""
+        """Begin the flush. The caller holds the lock."""
         self._driver = driver
         self._serial = driver.core.flush()
         self._completed_count: int | None = None

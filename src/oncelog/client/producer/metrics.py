@@ -14,7 +14,7 @@ from oncelog.errors import (
 
 
 class ProducerMetrics:
-    """Counters since the start, and windows of 30 s for rates."""
+    """Counters since the producer was made, and samples of the last 30 s for rates and averages."""
 
     def __init__(self) -> None:
         self.records = SampledStat()
@@ -32,7 +32,7 @@ class ProducerMetrics:
         self.by_error: dict[type[BrokerError], int] = {}
 
     def on_sent(self, batch: ProducerBatch, size_bytes: int, now_ms: float) -> None:
-        """Count a batch that is sent, also if it is sent again."""
+        """Count an attempt to send a batch. Repeated attempts count too."""
         self.sent += batch.record_count
         self.sent_bytes += size_bytes
         self.records.add(batch.record_count, now_ms)

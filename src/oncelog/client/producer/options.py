@@ -45,7 +45,7 @@ class IdempotenceReport:
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """The settings in the form that the core uses. `level` is None for the default of the codec."""
+    """The settings in the form that the core uses. A compression `level` of None is the codec's default."""
 
     mode: Mode
     reason: str

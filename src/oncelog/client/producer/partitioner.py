@@ -1,4 +1,4 @@
-"""The choice of a partition for a record.
+"""Chooses the partition of a record.
 
     default            key: murmur2, as in Java's producer; no key: one partition at a time (sticky)
     round_robin        the next partition, with or without a key
@@ -68,7 +68,7 @@ class Partitioner:
     def __init__(self, name: str, random_below: Callable[[int], int]) -> None:
         self._random_below = random_below
         self.is_sticky = name == "default"
-        """Records without a key stay together until their batch is full."""
+        """True if records without a key go to one partition until the batch is full."""
         self.is_round_robin = name == "round_robin"
         self._hash: KeyHash = positive_murmur2 if name == "default" else zlib.crc32
         self.hashes_empty_keys = name == "default"
@@ -87,7 +87,7 @@ class Partitioner:
     def for_column(self, keys: Any, count: int, otherwise: Partitions | int) -> Partitions:
         """Return the partition of each row of a binary Arrow column of keys.
 
-        Rows whose key is not hashed go to `otherwise`.
+        `otherwise` has the partition of rows whose key is not hashed: one partition, or one per row.
         """
         partitions: Partitions = np.full(len(keys), otherwise, np.int32)
         if self._hash is positive_murmur2:
@@ -100,12 +100,12 @@ class Partitioner:
         return partitions
 
     def next_round_robin(self, count: int) -> int:
-        """Return the partition after the last one."""
+        """Return the partition after the one that was returned last."""
         self._next = (self._next + 1) % count
         return self._next
 
     def any_other(self, count: int, last: int | None) -> int:
-        """Return a random partition; not the last one if there are others."""
+        """Return a random partition, other than `last` if there is another one."""
         if last is None or count == 1 or last >= count:
             return self._random_below(count)
         partition = self._random_below(count - 1)

@@ -1,4 +1,4 @@
-"""Produce requests from batches, and their responses by partition."""
+"""Builds Produce requests from batches, and reads their responses by partition."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import ProduceRequest
 
 MAX_PRODUCE_VERSION = 12
-"""Later versions name topics by their id."""
+"""The last version of Produce that identifies topics by name; later versions use topic ids."""
 REQUEST_OVERHEAD_BYTES = 512
-"""Room kept for a request's own fields below max.request.size."""
+"""The part of max.request.size that is reserved for a request's own fields."""
 
 
 class ProduceCall(NamedTuple):

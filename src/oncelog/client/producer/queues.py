@@ -18,8 +18,8 @@ from oncelog.types import TopicPartition
 class PartitionQueue:
     """The batches of one partition that are not complete.
 
-    `waiting` holds those that were never sent; the last of them may be `open` for more records. Sent batches
-    are in `sequences` or, without idempotence, in `sent`, in order of their serial numbers.
+    `waiting` has the batches that were never sent. The last of these may be `open` for more records. Sent
+    batches are in `sequences` or, without idempotence, in `sent`, in the order of their serial numbers.
     """
 
     def __init__(self, tp: TopicPartition, options: ProducerOptions) -> None:
@@ -43,7 +43,10 @@ class PartitionQueue:
             self.open = None
 
     def drop_empty(self) -> None:
-        """Seal all batches, and drop empty ones: an exception ended the call that began them."""
+        """Seal all batches, and drop the empty ones.
+
+        An exception has interrupted the call that began them.
+        """
         if self.open is not None:
             self.close_open()
         self.waiting = deque(batch for batch in self.waiting if batch.data is not None or batch.rows)
@@ -53,10 +56,10 @@ class PartitionQueue:
     def next_to_send(
         self, identity: ProducerIdAndEpoch | None, flush_below: int, is_urgent: bool
     ) -> tuple[ProducerBatch, float] | None:
-        """Return the batch to send next, and the time (ms) from which it may leave: 0 for now.
+        """Return the batch to send next, and the earliest time (ms) at which it may be sent; 0 means now.
 
-        Return None if there is none, or if a response must come first. Batches with a serial below
-        `flush_below` do not linger; with `is_urgent` none does.
+        Return None if there is no such batch, or if a response must come first. Batches with a serial below
+        `flush_below` do not linger. With `is_urgent`, no batch lingers.
         """
         if self._options.is_idempotent:
             retry = self.sequences.next_retry()
@@ -76,7 +79,7 @@ class PartitionQueue:
         return batch, batch.created_ms + self._options.linger_ms
 
     def take(self, batch: ProducerBatch, identity: ProducerIdAndEpoch | None) -> None:
-        """Put the batch that `next_to_send` returned on the wire."""
+        """Mark the batch that `next_to_send` returned as sent."""
         is_new = bool(self.waiting) and self.waiting[0] is batch
         if is_new:
             self.waiting.popleft()
@@ -92,7 +95,7 @@ class PartitionQueue:
             self.sequences.send(batch)
 
     def on_no_outcome(self, batch: ProducerBatch, may_be_stored: bool) -> None:
-        """Keep a batch for another attempt: the last one ended without a result."""
+        """Keep a batch for another attempt, because its last attempt ended without a result."""
         if self._options.is_idempotent:
             self.sequences.on_no_outcome(batch, may_be_stored=may_be_stored)
         else:
@@ -126,17 +129,18 @@ class PartitionQueue:
             self.sent[index : index + 1] = children
 
     def batches(self) -> list[ProducerBatch]:
-        """Return all batches, those that were sent first."""
+        """Return all batches: first the sent batches, then the waiting ones."""
         sent = self.sequences.in_flight if self._options.is_idempotent else self.sent
         return [*sent, *self.waiting]
 
 
 class TopicQueues:
-    """The queues of a topic's partitions, and the rule that chooses between them.
+    """The queues of a topic's partitions, and the choice between them.
 
-    Only the first `count` of `queues` exist on the cluster. A topic that was created again with fewer
-    partitions leaves more, whose batches end by delivery.timeout.ms. Records without a key go to
-    `sticky_queue` until its batch is full (KIP-480). `used_ms` is when a batch was begun last.
+    Only the first `count` of `queues` exist on the cluster. There are more if the topic was created again
+    with fewer partitions. The batches of those queues fail after delivery.timeout.ms. Records without a key
+    go to `sticky_queue` until its batch is full (KIP-480). `used_ms` is the time at which the latest batch
+    was begun.
     """
 
     __slots__ = ("count", "hashes_keys", "name", "partitioner", "queues", "sticky_queue", "used_ms")
@@ -151,7 +155,7 @@ class TopicQueues:
         self.used_ms = used_ms
 
     def set_count(self, count: int) -> None:
-        """Note the topic's number of partitions. `queues` must have as many."""
+        """Set the topic's number of partitions. `queues` must have at least `count` queues."""
         self.count = count
         if self.sticky_queue is not None and self.sticky_queue.tp.partition >= count:
             self.sticky_queue = None
@@ -186,9 +190,9 @@ class TopicQueues:
         return self.sticky_queue
 
     def choose_many(self, keys: Any, rows: int) -> Partitions | int:
-        """Return the partition of each row of a table, or the one that all rows go to.
+        """Return the partition of each row of a table, or one partition for all rows.
 
-        `keys` is a binary Arrow column or None. Rows without a key go to one partition.
+        `keys` is a binary Arrow column or None. All rows without a key go to one partition.
         """
         if self.partitioner.is_round_robin:
             return np.array([self.partitioner.next_round_robin(self.count) for _ in range(rows)], np.int32)

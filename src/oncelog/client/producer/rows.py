@@ -1,4 +1,4 @@
-"""Records as they wait in a batch: plain tuples, checked and converted from what the application passed."""
+"""Rows: records in a batch as plain tuples, made from the checked arguments of the application."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from oncelog.errors import MisuseError
 from oncelog.types import Header, Headers
 
 Row = tuple[int, bytes | None, bytes | None, tuple[Header, ...]]
-"""Timestamp (ms since the epoch), key, value, headers.
-
-A tuple, because an object per record would cost more.
-"""
+"""Timestamp (ms since the epoch), key, value, headers. A plain tuple costs less than an object."""
 
 RECORD_OVERHEAD_BYTES = 21
-"""Upper bound of a record's bytes in a batch besides key, value and headers: lengths and deltas."""
+"""Upper bound of the bytes that a record needs besides key, value and headers: lengths and deltas."""
 
 
 def make_row(
@@ -25,7 +22,7 @@ def make_row(
     headers: Headers,
     wall_ns: Callable[[], int],
 ) -> Row:
-    """Return a record as a row, with the time of `wall_ns` if it has no timestamp.
+    """Return a record as a row. `wall_ns` gives the time of a record without a timestamp.
 
     Raises MisuseError for text, because only the caller knows its encoding, and for a timestamp before 1970.
     """

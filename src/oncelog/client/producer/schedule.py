@@ -1,11 +1,12 @@
-"""The schedule of a producer: partitions with something to send, by what they wait for.
+"""The schedule of a producer: partitions that have batches to send, grouped by what they wait for.
 
     ready            for a place among the requests in flight to their leader
-    without leader   for metadata that names a leader
+    without leader   for metadata that name a leader
     timed            for a time: the end of linger.ms or of a retry's backoff
 
-A partition is in one of them, or in none if it has nothing to send or waits for a response. So a drain costs
-as much as there are partitions to send, not as many as were ever used. Source: Kafka's RecordAccumulator.
+A partition is in one of these groups, or in none if it has no batch to send or waits for a response. So the
+cost of a drain depends on the partitions that have batches to send, not on all partitions that were ever
+used. Source: Kafka's RecordAccumulator.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from collections.abc import Iterator
 from oncelog.client.producer.queues import PartitionQueue
 
 _COMPACT_FROM = 64
-"""A smaller heap is not worth rebuilding."""
+"""The minimum number of entries of a heap that is worth rebuilding."""
 
 Timer = tuple[float, int, PartitionQueue]
 
 
 class SendSchedule:
-    """Partition queues by what they wait for. An operation costs at most the logarithm of the timed ones."""
+    """Partition queues, grouped by what they wait for. Operations take O(log n) for n timed queues."""
 
     def __init__(self) -> None:
         self._ready: dict[int, OrderedDict[PartitionQueue, None]] = {}
@@ -32,7 +33,7 @@ class SendSchedule:
         self._timers: dict[PartitionQueue, Timer] = {}
         self._lingering: dict[PartitionQueue, None] = {}
         self._heap: list[Timer] = []
-        """By time. Entries that `_timers` no longer has are void."""
+        """A heap of timers, the earliest first. A timer that is no longer in `_timers` is void."""
         self._timer_count = 0
 
     def remove(self, queue: PartitionQueue) -> None:
@@ -46,7 +47,10 @@ class SendSchedule:
             self._without_leader.pop(queue, None)
 
     def put_ready(self, queue: PartitionQueue, node_id: int | None) -> None:
-        """Put a queue behind those that are ready for its leader. `node_id` is None for an unknown leader."""
+        """Put a queue after the other queues that are ready for its leader.
+
+        A `node_id` of None is an unknown leader.
+        """
         if node_id is not None and self._node_of.get(queue) == node_id:
             return
         self.remove(queue)
@@ -59,7 +63,7 @@ class SendSchedule:
     def put_timed(self, queue: PartitionQueue, due_ms: float, *, is_lingering: bool) -> None:
         """Put a queue that may be sent from `due_ms` on.
 
-        One that `is_lingering` may be sent earlier if urgent.
+        `is_lingering` is True if the queue waits only for linger.ms; `take_lingering` takes it earlier.
         """
         self.remove(queue)
         self._timer_count += 1
@@ -73,7 +77,7 @@ class SendSchedule:
             heapq.heapify(self._heap)
 
     def take_due(self, now_ms: float) -> list[PartitionQueue]:
-        """Remove and return the queues whose time has come."""
+        """Remove and return the queues whose time has passed."""
         due = []
         while (first_ms := self.next_due_ms()) is not None and first_ms <= now_ms:
             queue = heapq.heappop(self._heap)[2]
@@ -89,7 +93,7 @@ class SendSchedule:
         return lingering
 
     def take_all_ready(self) -> list[PartitionQueue]:
-        """Remove and return all queues that wait for a place or a leader, because the metadata changed."""
+        """Remove and return all queues that are ready or without leader."""
         queues = [*self._node_of, *self._without_leader]
         for queue in queues:
             self.remove(queue)
@@ -114,7 +118,7 @@ class SendSchedule:
         return [node_id for node_id, ready in self._ready.items() if ready]
 
     def without_leader(self) -> Iterator[PartitionQueue]:
-        """Return the queues that wait for a known leader."""
+        """Return the queues whose leader is unknown."""
         return iter(self._without_leader)
 
     def next_due_ms(self) -> float | None:

@@ -1,8 +1,8 @@
 """The current transaction of a producer: its partitions, its epoch, and what may be sent.
 
-A batch leaves only once its partition is part of the transaction. That is after AddPartitionsToTxn, or at
-once if the broker raises the epoch with each transaction (`transaction.version` 2) and adds partitions
-itself. The state machine of the calls is `rules.transactions.client_session`.
+A batch is sent only when its partition is part of the transaction. With `transaction.version` 2, the broker
+adds partitions itself and raises the epoch with each transaction, so a batch may be sent at once. Otherwise
+the batch waits for AddPartitionsToTxn. The state machine of the calls is `rules.transactions.client_session`.
 
 Source: behaviours T4 and T5 (docs/behaviours.md); KIP-98, KIP-360, KIP-890; Kafka's TransactionManager.
 """
@@ -16,7 +16,7 @@ from oncelog.types import TopicPartition
 
 _SENDING = (State.IN_TRANSACTION, State.COMMITTING)
 LAST_CLASSIC_PRODUCE_VERSION = 11
-"""Produce 12 adds partitions to the transaction, and expects each end to raise the epoch (KIP-890)."""
+"""The last version of Produce that does not add partitions to the transaction itself (KIP-890)."""
 
 
 class ProducerTransaction:
@@ -25,16 +25,18 @@ class ProducerTransaction:
     def __init__(self) -> None:
         self.session = Session()
         self.raises_epoch = False
-        """The broker raises the epoch when a transaction ends."""
+        """True if the broker raises the epoch when a transaction ends (`transaction.version` 2)."""
         self.is_epoch_spent = False
-        """Sequences cannot continue under this epoch, so the next transaction needs another one."""
+        """True if sequences cannot continue under this epoch, so that the next transaction needs another
+        epoch.
+        """
         self.added: set[TopicPartition] = set()
         self.pending: set[TopicPartition] = set()
         """Partitions with records to send, to be added to the transaction first."""
         self.has_offsets = False
-        """The transaction commits offsets of a group."""
+        """True if the transaction commits offsets of a group."""
         self.may_have_begun = False
-        """The coordinator was asked to add something and may not have answered."""
+        """True once a request to add partitions or offsets was sent, even if there is no response."""
 
     def begin(self, *, raises_epoch: bool) -> None:
         """Begin locally. The coordinator learns of the transaction with its first partition."""
@@ -44,26 +46,27 @@ class ProducerTransaction:
 
     @property
     def is_sending(self) -> bool:
-        """Return True in the states in which records may leave."""
+        """Return True in the states in which records may be sent."""
         return self.session.state in _SENDING
 
     @property
     def has_begun(self) -> bool:
-        """Return True if the coordinator knows of the transaction, so that it needs to hear its end.
+        """Return True if the coordinator knows of the transaction, so that EndTxn must be sent.
 
-        If the broker adds partitions itself, True means that the coordinator may know. It then accepts any
-        abort.
+        If the broker adds partitions itself, True means only that the coordinator may know of the
+        transaction. The coordinator accepts an abort in both cases.
         """
         return bool(self.added or self.has_offsets)
 
     @property
     def max_produce_version(self) -> int:
-        """Return the highest Produce version that suits how this transaction adds its partitions."""
+        """Return the highest Produce version for the way in which this transaction adds partitions."""
         return MAX_PRODUCE_VERSION if self.raises_epoch else LAST_CLASSIC_PRODUCE_VERSION
 
     def admits(self, tp: TopicPartition) -> bool:
-        """Return True if records of a partition may be sent now; otherwise note that it must be
-        added first.
+        """Return True if records of a partition may be sent now.
+
+        If not, note that the partition must be added.
         """
         if tp in self.added:
             return True

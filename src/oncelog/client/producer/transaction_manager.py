@@ -1,7 +1,7 @@
-"""The transactions of a producer over asyncio: requests to coordinators, repeated until they are answered.
+"""Runs a producer's transactions over asyncio: requests to coordinators, repeated until there is a response.
 
-A request without a response is sent again unchanged. An abort never follows a commit whose response was lost:
-the commit may have happened, and the abort would end the transaction after it (KAFKA-17754).
+A request without a response is sent again unchanged. An abort never follows a commit whose response was lost.
+The commit may have happened, and then the abort would end the next transaction (KAFKA-17754).
 
 Source: behaviours T3 to T5 and T13 (docs/behaviours.md); Kafka's TransactionManager.
 """
@@ -68,13 +68,18 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 _LOG = logging.getLogger("oncelog.producer")
 _FEATURE, _EPOCH_PER_TRANSACTION = "transaction.version", 2
 _LAST_ADD_VERSION = 3
-"""Later versions of AddPartitionsToTxn are for brokers."""
+"""The last version of AddPartitionsToTxn for clients; later versions are for brokers."""
 _FIRST_EPOCH_VERSION = {COMMIT_OFFSETS.name: 5, END.name: 5}
-"""From these versions on, each end of a transaction raises the epoch (KIP-890)."""
+"""By kind of request: from this version on, each end of a transaction raises the epoch (KIP-890)."""
 _IDLE_CHECK_S = 0.1
-"""Pause between checks for idleness. Completions wake the wait; batches that wait for a retry do not."""
+"""Seconds between checks that all records are complete.
+
+A completed batch ends this pause. A batch whose retry is due does not.
+"""
 _CONCURRENT_PAUSE_S = 0.02
-"""Pause after CONCURRENT_TRANSACTIONS: the previous transaction usually completes within milliseconds."""
+"""Seconds to pause after CONCURRENT_TRANSACTIONS: the previous transaction usually completes within
+milliseconds.
+"""
 
 
 def transaction_manager_of(driver: ProducerDriver) -> TransactionManager | None:
@@ -96,7 +101,7 @@ def require_manager(manager: TransactionManager | None) -> TransactionManager:
 class TransactionManager:
     """The transactions of one producer, on its driver's loop.
 
-    A time-out is in seconds, None for max.block.ms.
+    Time-outs are in seconds; None means max.block.ms.
     """
 
     def __init__(self, driver: ProducerDriver) -> None:
@@ -104,20 +109,20 @@ class TransactionManager:
         assert transaction is not None and transactional_id is not None
         self._driver, self._cluster = driver, driver.cluster
         self._core = driver.core
-        """Methods that touch records are called with `driver.lock` held."""
+        """Calls of methods that touch records need `driver.lock`."""
         self._transaction = transaction
         self.session = transaction.session
         self._transactional_id: str = transactional_id
         self._coordinators: dict[tuple[int, str], int] = {}
         self._is_adding = False
-        """AddPartitionsToTxn is under way."""
+        """True while AddPartitionsToTxn is in flight."""
         self._may_be_committed = False
-        """A commit was requested whose response is missing: only another commit may follow.
+        """True if a commit was sent and has no response. Then only another commit may follow.
 
         Guard: test_a_commit_without_a_response_can_be_called_again.
         """
         self._is_joined = False
-        """Another producer began the transaction and will end it."""
+        """True if another producer began the transaction and will end it."""
         driver.on_drained = self._on_drained
 
     @property
@@ -144,7 +149,7 @@ class TransactionManager:
             self._transaction.begin(raises_epoch=self._raises_epoch())
 
     def share(self) -> TransactionShare:
-        """Return what other producers need to write into this transaction."""
+        """Return the TransactionShare with which other producers join this transaction."""
         self.session.check(Operation.SEND)
         identity = self._core.identity
         assert identity is not None
@@ -161,10 +166,11 @@ class TransactionManager:
             self._transaction.begin(raises_epoch=share.raises_epoch)
 
     async def hand_over(self, timeout_s: float | None = None) -> TransactionShare:
-        """Send the remaining records, and leave the open transaction to another producer, which ends it.
+        """Send the remaining records, and hand the open transaction over to another producer.
 
-        The session stays IN_TRANSACTION until then, so that close() aborts if this fails. In COMMITTING,
-        close() would commit what the other producer has not decided.
+        While records are sent, the session stays IN_TRANSACTION, so that close() aborts if this call fails.
+        If the session were COMMITTING, close() would commit, although only the other producer may decide
+        that.
         """
         self.session.check(Operation.SEND)
         self.session.check(Operation.COMMIT)
@@ -180,7 +186,7 @@ class TransactionManager:
         return share
 
     async def take_over(self, share: TransactionShare) -> None:
-        """Take a transaction that was handed over, to end it."""
+        """Take over a transaction from another producer, to end it."""
         await self.join(share)
         self._is_joined = False  # this producer owns it now
         self._transaction.has_offsets = True  # so that `commit` and `abort` send EndTxn
@@ -193,8 +199,8 @@ class TransactionManager:
     ) -> None:
         """Commit the group's positions with the transaction.
 
-        Raises the error after which the transaction must be aborted. After TimedOut or a cancellation, repeat
-        the same call or abort.
+        Raises an error after which the transaction must be aborted, or TimedOut. After TimedOut or a
+        cancellation, repeat the same call or abort.
         """
         self.session.check(Operation.SEND_OFFSETS)
         positions = offsets_of(offsets)
@@ -217,10 +223,10 @@ class TransactionManager:
         self.session.confirm_offsets(call)
 
     async def commit(self, timeout_s: float | None = None) -> None:
-        """Make everything that was sent visible at once.
+        """Commit the transaction: everything in it becomes visible at once.
 
-        Raises the first failure, and TimedOut: call it again. A transaction that can only be aborted never
-        raises TimedOut, but TransactionAbortable. See
+        Raises the error of the first failed record. After TimedOut, call it again. A transaction that can
+        only be aborted raises TransactionAbortable and never TimedOut. See
         test_what_ran_out_of_time_is_to_be_aborted_and_not_to_be_committed_again.
         """
         deadline_ms = self._deadline_ms(timeout_s)
@@ -231,7 +237,7 @@ class TransactionManager:
             self._core.on_transaction_ended(identity)
 
     async def _flush_records(self, deadline_ms: float) -> None:
-        """Send all records, and wait for them. Raises the first failure of a record."""
+        """Send all records, and wait for their results. Raises the error of the first failed record."""
         self.session.check(Operation.COMMIT)
         with self._driver.lock:
             self.session.enter(State.COMMITTING)
@@ -240,7 +246,7 @@ class TransactionManager:
         self.session.check(Operation.COMMIT)
 
     async def abort(self, timeout_s: float | None = None) -> None:
-        """Discard the transaction. Raises TimedOut: call it again."""
+        """Abort the transaction. After TimedOut, call it again."""
         self.session.check(Operation.ABORT)
         deadline_ms = self._deadline_ms(timeout_s)
         with self._driver.lock:
@@ -250,7 +256,8 @@ class TransactionManager:
         await self._wait_until_idle(deadline_ms)
         self.session.check(Operation.ABORT)
         if self.session.unconfirmed and not self._transaction.raises_epoch:
-            # Another epoch keeps offsets that arrive late out of the next transaction.
+            # Offsets that were sent without a response may arrive late. A new epoch keeps them out of the
+            # next transaction.
             self._transaction.is_epoch_spent = True
         identity = await self._end_aborted(deadline_ms)
         # If the next request times out, a repeated abort must not end the transaction twice.
@@ -261,10 +268,12 @@ class TransactionManager:
             self._core.on_transaction_ended(identity)
 
     async def end_open(self, timeout_s: float | None = None) -> None:
-        """End the open transaction before the producer closes; readers would wait for transaction.timeout.ms.
+        """End the open transaction before the producer closes.
 
-        Aborts it, or repeats a commit that was called. Leaves a transaction that was joined to its owner.
-        Logs an end that fails or takes too long, and does not raise: the coordinator aborts the transaction.
+        Otherwise read_committed readers would wait until transaction.timeout.ms has passed. Abort the
+        transaction, or repeat a commit that was called before. Leave a joined transaction to the producer
+        that began it. Log failures and time-outs instead of raising them, because the coordinator will abort
+        the transaction.
         """
         deadline_ms = self._deadline_ms(timeout_s)
         try:
@@ -285,9 +294,10 @@ class TransactionManager:
             )
 
     async def _end_aborted(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
-        """End the transaction if the coordinator may know of it. Return the next identity, None for the same.
+        """Abort the transaction if the coordinator may know of it.
 
-        A new epoch alone would not end it: InitProducerId fences a producer whose own transaction is open.
+        Return the next identity, None for the same one. InitProducerId cannot replace EndTxn here: the
+        coordinator fences a producer that sends InitProducerId while its own transaction is open.
         """
         if not self._transaction.has_begun and not self._transaction.may_have_begun:
             return None
@@ -301,12 +311,16 @@ class TransactionManager:
         except BrokerError as error:
             if error_action(kind, error) is not ErrorAction.ABORT:
                 raise
-            # The coordinator no longer knows this producer or transaction: the next one needs a new epoch.
+            # The coordinator no longer knows this producer or transaction. The next transaction needs a new
+            # epoch.
             self._transaction.is_epoch_spent = True
             return None
 
     async def _abort_own_epoch(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
-        """Abort a transaction that has an epoch of its own, once the previous transaction is complete."""
+        """Abort a transaction that has its own epoch.
+
+        If it is fenced, wait until the previous transaction is complete.
+        """
         entry = None
         for attempt in itertools.count():
             try:
@@ -338,10 +352,10 @@ class TransactionManager:
         )
 
     async def _wait_until_idle(self, deadline_ms: float) -> None:
-        """Wait until every record is complete. An abort drops those that would need a retry.
+        """Wait until every record is complete and no partition is being added.
 
-        Also waits until no partition is being added: one that is added after the end would open a
-        transaction.
+        An abort drops records that would need a retry. A partition that is added after the end would open
+        another transaction.
         """
         while not self._core.is_idle or self._is_adding:
             self._driver.wake()
@@ -431,7 +445,7 @@ class TransactionManager:
             self._driver.spawn(self._add_pending())
 
     async def _add_pending(self) -> None:
-        """Add the partitions whose records wait. Those that come meanwhile are added by the next request."""
+        """Add the partitions that have records to send. The next request adds partitions that come later."""
         identity, pending = self._core.identity, set(self._transaction.pending)
         assert identity is not None
         topics: dict[str, list[int]] = {}
@@ -471,9 +485,9 @@ class TransactionManager:
     ) -> Any:
         """Send a request until its response has no error, and return the response.
 
-        It goes to the group's coordinator or, without a `group_id`, to the transaction's. `number` is that of
-        the transaction that the request belongs to. Once that has ended, an error raises TransactionAborted,
-        because it says nothing about the next transaction.
+        The request goes to the group's coordinator or, if `group_id` is None, to the transaction coordinator.
+        `number` identifies the transaction that the request belongs to. If this transaction has ended, an
+        error raises TransactionAborted, because the error does not concern the next transaction.
         """
         key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
         attempt, is_commit = 0, kind is END and request.committed
@@ -482,7 +496,7 @@ class TransactionManager:
             may_be_committed = self._may_be_committed
             try:
                 node_id = await self._coordinator(key, deadline_ms)
-                # Noted first, since this call may be cancelled while the request is under way.
+                # Set this first, because this call may be cancelled while the request is in flight.
                 self._may_be_committed = may_be_committed or is_commit
                 response = await self._request(kind, node_id, request, deadline_ms)
                 response_error = first_error(response)
@@ -531,7 +545,7 @@ class TransactionManager:
     async def _pause(
         self, kind: RequestKind, pause_s: float, deadline_ms: float, error: OncelogError
     ) -> None:
-        """Wait before a request is sent again. Raises TimedOut if that would be after the deadline."""
+        """Wait before a request is sent again. Raises TimedOut if the wait would end after the deadline."""
         if self._driver.now_ms() + pause_s * 1000 > deadline_ms:
             raise TimedOut(f"{kind.name} was not answered in time; the last error: {error}") from error
         await asyncio.sleep(pause_s)
@@ -566,8 +580,9 @@ class TransactionManager:
         return level >= _EPOCH_PER_TRANSACTION if level else self._transaction.raises_epoch
 
     def _request_timeout_ms(self, deadline_ms: float) -> float:
-        """Return how long to wait for one response, so that a silent broker does not delay a call past its
-        time.
+        """Return the time to wait for one response in ms.
+
+        A silent broker must not delay a call past its deadline.
         """
         remaining_ms = max(deadline_ms - self._driver.now_ms(), 1)
         return min(remaining_ms, self._driver.options.request_timeout_ms)
