@@ -1,6 +1,6 @@
 """Write docs/behaviours.md: every row of docs/behaviours.toml with the tests marked `behaviour("<row>")`.
 
-The tests are parsed, not imported, so this needs no Java and no broker, and takes less than a second.
+The tests are parsed, not imported. So the tool needs no Java and no broker, and takes less than a second.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ not built yet.
 """
 
 Marked = tuple[str, str]
-"""Id of a behaviour, and a test as `file::[Class::]function`, followed by SOAK if only `make soak` runs it."""
+"""(id of a behaviour, test).
+
+A test is `file::[Class::]function`, followed by SOAK if only `make soak` runs it.
+"""
 SOAK = " (soak)"
 
 
 def load_rows() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the titles by section letter and the statements by id, in the file's order."""
+    """Return the titles of the sections by their letters, and the statements by their ids, in the file's
+    order.
+    """
     data = tomllib.loads(ROWS_FILE.read_text())
     return data["sections"], data["rows"]
 
@@ -50,7 +55,10 @@ def marker_ids(node: ast.AST) -> Iterator[str]:
 
 
 def module_ids(tree: ast.Module) -> set[str]:
-    """Return the ids of a `pytestmark = ...` at the top of a test file, which hold for all its tests."""
+    """Return the ids of a `pytestmark = ...` at the top of a test file.
+
+    They apply to all tests of the file.
+    """
     return {row for mark in _module_marks(tree) for row in marker_ids(mark)}
 
 
@@ -63,7 +71,7 @@ def _module_marks(tree: ast.Module) -> Iterator[ast.expr]:
 
 
 def marked_in(body: list[ast.stmt], prefix: str, inherited: set[str]) -> Iterator[Marked]:
-    """Yield the marked tests of a module's or a class's body; `inherited` ids hold for all of them."""
+    """Yield the marked tests in the body of a module or class. The `inherited` ids apply to all of them."""
     for node in body:
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
@@ -81,7 +89,7 @@ def _is_soak(mark: ast.AST) -> bool:
 
 
 def collect(tests: Path = ROOT / "tests") -> dict[str, list[str]]:
-    """Return the sorted names of the tests of each behaviour, over every test file."""
+    """Return the sorted names of the tests of each behaviour, from all test files."""
     found: dict[str, list[str]] = {}
     for path in sorted(tests.rglob("test_*.py")):
         tree = ast.parse(path.read_text())
@@ -93,7 +101,7 @@ def collect(tests: Path = ROOT / "tests") -> dict[str, list[str]]:
 
 
 def render(tests_by_row: dict[str, list[str]]) -> str:
-    """Return the page."""
+    """Return docs/behaviours.md."""
     sections, rows = load_rows()
     parts = [PREAMBLE]
     for letter, title in sections.items():

@@ -1,4 +1,4 @@
-"""Check a commit message as git's commit-msg hook: `commit_message.py FILE`. See CONTRIBUTING.md."""
+"""Check a commit message. Git runs `commit_message.py FILE` as its commit-msg hook; see CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _DRAFT = re.compile(r"\b(?:wip|fixup!|squash!|tmp)\b|(?:fixup|squash)!", re.IGNO
 
 
 def problems(message: str) -> list[str]:
-    """Return what is wrong with a message, one sentence each; nothing if it follows the style.
+    """Return a sentence for each thing that is wrong with a message. Empty if the message follows the style.
 
-    Lines that begin with "#" are git's own; merges and reverts keep the subject that git wrote.
+    Lines that begin with "#" are git's own and are skipped. The subject of a merge or revert is git's, and is
+    accepted.
     """
     lines = [line for line in message.splitlines() if not line.startswith("#")]
     while lines and not lines[-1].strip():

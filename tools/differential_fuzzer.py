@@ -1,11 +1,11 @@
-"""Send random sequences of requests to our broker and to Apache Kafka, and compare the responses.
+"""Send random sequences of requests to Oncelog's broker and to Apache Kafka, and compare the responses.
 
     python tools/differential_fuzzer.py --sequences 0..1000 [--subject transactions] [--jobs 4]
     python tools/differential_fuzzer.py --subject transactions --seed 17 [--keep 0,3,5]
 
-Each difference that no rule explains is shrunk and printed as a transcript; the exit code is then 1.
-`--ours` and `--kafka` name running brokers: the plaintext listener, and the one with SASL. The tool does not
-restart such brokers.
+A difference that no rule explains is shrunk and printed as a transcript, and the exit code is then 1.
+`--ours` and `--kafka` name running brokers, each by its plaintext listener and its SASL listener. The tool
+does not restart such brokers.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _search(pair: Pair, chosen: list[Subject], arguments: argparse.Namespace) ->
 
 
 def _one_of_each(failed: list[Outcome]) -> list[Outcome]:
-    """Return the shortest outcome of each signature."""
+    """Return one outcome per signature, the shortest."""
     best: dict[object, Outcome] = {}
     for outcome in sorted(failed, key=lambda outcome: len(outcome.sequence.steps)):
         assert outcome.difference is not None

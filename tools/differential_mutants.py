@@ -1,8 +1,8 @@
-"""Break a rule of our broker on purpose, and check that differential fuzzing notices.
+"""Break a rule of Oncelog's broker on purpose, and check that differential fuzzing finds a difference.
 
-Each mutant patches our broker in this process. Random sequences of requests go to it and Apache Kafka until
-one shows a difference. The exit code is 0 if every mutant is found. `--write` writes the table of
-docs/internals/differential-fuzzing.md.
+Each mutant patches the broker in this process. Random sequences of requests go to this broker and to Apache
+Kafka until one of them shows a difference. The exit code is 0 if every mutant is found. `--write` writes the
+table of docs/internals/differential-fuzzing.md.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LISTENERS = {"listeners": f"PLAINTEXT://127.0.0.1:0,{SASL}://127.0.0.1:0"}
 
 
 class Mutant(NamedTuple):
-    """A broken rule. `patches`: the owner, the attribute and its replacement."""
+    """A broken rule. `patches` are tuples of an owner, an attribute and its replacement."""
 
     name: str
     subject: str
@@ -65,13 +65,13 @@ class Mutant(NamedTuple):
 
 
 def _wrapped(owner: Any, name: str, change: Callable[..., Any]) -> tuple[Any, str, Any]:
-    """Return a patch that calls `change(original, *arguments)`."""
+    """Return a patch that replaces `owner.name` by a call of `change(original, *arguments)`."""
     original = getattr(owner, name)
     return owner, name, lambda *args, **kwargs: change(original, *args, **kwargs)
 
 
 def _without(*names: str) -> Callable[..., Any]:
-    """Return a change that calls the original without these keyword arguments."""
+    """Return a change that calls the original without the named keyword arguments."""
 
     def change(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **{key: value for key, value in kwargs.items() if key not in names})
@@ -508,7 +508,10 @@ def main() -> int:
 
 
 def _sequences_until_found(mutant: Mutant, kafka: Any, limit: int) -> int | None:
-    """Return the number of sequences until one shows the mutant again when it is repeated."""
+    """Return the number of sequences that are needed to find the mutant, or None if `limit` do not.
+
+    A difference counts only if the sequence shows it again when it is repeated.
+    """
     subject = all_subjects()[mutant.subject]
     drawn = ((draw(subject, seed), subject.rules) for seed in range(limit))
     with ExitStack() as stack:

@@ -1,12 +1,12 @@
-"""Hooks of mkdocs.yml: make pages that are written for readers of the repository work on the site, too.
+"""Hooks of mkdocs.yml that make pages written for readers of the repository work on the site, too.
 
 - ARCHITECTURE.md, CHANGELOG.md and CONTRIBUTING.md at the root of the repository become pages of the site.
 - A link to a page leads to that page, and a link to README.md to the first page.
-- A link to another file of the repository leads to `repo_url`, or becomes plain text if that is not set.
+- A link to another file of the repository leads to `repo_url`, or becomes plain text without `repo_url`.
   A link to a file that does not exist is a warning, which `mkdocs build --strict` makes an error.
 - A list may follow a paragraph without an empty line, and code in a table may escape `|`, as on GitHub.
 - A page that a docstring mentions becomes a link, such as docs/spark.md or behaviour I7 (docs/behaviours.md).
-- Pages of docs/ and its folders that mkdocs.yml does not list get into the navigation.
+- Pages of docs/ and its folders that mkdocs.yml does not list are added to the navigation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ROOT_PAGES = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 SECTIONS = {".": "Guides", "guides": "Guides", "reference": "Reference", "internals": "Internals"}
-"""Folder of docs/ -> the section of the navigation that its pages belong to."""
+"""Each folder of docs/, and the section of the navigation to which its pages belong."""
 
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 _CODE = re.compile(r"`[^`]*`")
@@ -61,7 +61,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Rewrite the links of a page, and separate its lists from what is above them."""
+    """Rewrite the links of a page, and insert an empty line before each list."""
     uri = page.file.src_uri
     if uri == "behaviours.md":
         markdown = _BEHAVIOUR.sub(r'<span id="\1"></span>**\1**', markdown)
@@ -81,7 +81,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Link the pages that docstrings mention."""
+    """Turn the names of pages that docstrings mention into links."""
     folder = os.path.dirname(page.file.src_uri)
     if folder != "reference/api":
         return html
@@ -100,7 +100,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def _link(match: re.Match[str], uri: str, repo_url: str | None) -> str:
-    """Return the link as it must be on the page `uri` of the site."""
+    """Return the link in the form that the page `uri` of the site needs."""
     is_image, text, target = match.groups()
     path, hash_sign, anchor = target.partition("#")
     if not path or ":" in path:
@@ -119,7 +119,7 @@ def _link(match: re.Match[str], uri: str, repo_url: str | None) -> str:
 
 
 def _page(name: str) -> str | None:
-    """Return where a file of the repository is on the site, or None."""
+    """Return the page of the site that shows a file of the repository, or None if no page does."""
     if name == "README.md":
         return "index.md"
     if name in ROOT_PAGES:

@@ -1,4 +1,4 @@
-"""Check that Spark finds Java 17 or newer, or say how to install it. Exit code 0 if it does, else 1."""
+"""Check that Spark finds Java 17 or newer. If it does not, print how to install Java and fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ setup: no Java {NEEDED} or newer found. Spark needs it; the broker and the clien
 
 
 def java_version(command: str) -> int | None:
-    """Return the major version of a `java` command; None if it cannot be run or prints none."""
+    """Return the major version of a `java` command.
+
+    None if the command cannot be run or prints no version.
+    """
     try:
         run = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -28,11 +31,14 @@ def java_version(command: str) -> int | None:
     if found is None:
         return None
     major = int(found[1])
-    return int(found[2] or 0) if major == 1 else major  # 1.8 is Java 8
+    return int(found[2] or 0) if major == 1 else major  # java 1.8 is Java 8
 
 
 def find_java() -> tuple[str, int] | None:
-    """Return the Java that Spark takes (JAVA_HOME before PATH) and its version; None if it is too old."""
+    """Return the command and the version of the Java that Spark uses (JAVA_HOME before PATH).
+
+    None if it is too old.
+    """
     home = os.environ.get("JAVA_HOME")
     command = os.path.join(home, "bin", "java") if home else shutil.which("java")
     version = java_version(command) if command else None

@@ -3,9 +3,9 @@
     python tools/fuzz.py [TARGET...] [--seconds 60] [--keep]
 
 The targets are those of tests/support/fuzz/targets.py, one after the other. A search starts from the target's
-seeds and its file in tests/fuzz/corpus (one input per line, base64), and works in out/fuzz. A finding ends
-the search of its target; its bytes are printed, and `--replay FILE` replays them. `--keep` writes the inputs
-that reached new code back to the corpus. The exit code is 1 if there was a finding.
+seeds and from its file in tests/fuzz/corpus (one input per line, base64). Its files are in out/fuzz. A
+finding ends the search of its target, and its bytes are printed. `--replay FILE` runs such bytes again.
+`--keep` adds the inputs that reached new code to the corpus. The exit code is 1 if there was a finding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORPUS, WORK = ROOT / "tests/fuzz/corpus", ROOT / "out/fuzz"
 MAX_INPUT_BYTES, MEMORY_LIMIT_MB, INPUT_TIMEOUT_S = 4096, 2048, 20
 KEPT_BYTES = 200_000
-"""Limit of a target's corpus in the repository; the smallest inputs are kept."""
+"""Limit of a target's corpus in the repository, in bytes. The smallest inputs are kept."""
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def _all_targets() -> list[str]:
 
 
 def _run(name: str, arguments: argparse.Namespace) -> bool:
-    """Search in a child process, which a finding ends; return True if there was none."""
+    """Search in a child process, which a finding ends. Return True if there was no finding."""
     from support.fuzz.seeds import seeds
 
     directory = WORK / name
@@ -71,7 +71,10 @@ def _run(name: str, arguments: argparse.Namespace) -> bool:
 
 
 def _search(name: str, seconds: int) -> None:
-    """Search until the time is over or there is a finding. Does not return: atheris ends the process."""
+    """Search until the given time has passed or there is a finding.
+
+    Never return: atheris ends the process.
+    """
     import atheris
 
     with atheris.instrument_imports(include=["oncelog"]):
@@ -92,7 +95,7 @@ def _search(name: str, seconds: int) -> None:
 
 
 def read_corpus(name: str) -> list[bytes]:
-    """Return the inputs that the repository keeps for a target."""
+    """Return the inputs in the repository's corpus for a target."""
     path = CORPUS / f"{name}.txt"
     return [base64.b64decode(line) for line in path.read_text().splitlines()] if path.exists() else []
 

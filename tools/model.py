@@ -1,7 +1,8 @@
-"""Check the models of docs/model with spin: all properties hold, and each broken variant violates one.
+"""Check the models of docs/model with spin. All properties must hold, and each broken variant must violate
+one.
 
-Exit code 0 if all results are as expected, 1 if not, 2 if spin or a C compiler is missing. `--fast` skips
-the runs that take longer than about a second. `--write` writes the table of docs/model/README.md.
+Exit code 0 if all results are as expected, 1 if not, 2 if spin or a C compiler is missing. `--fast` skips the
+runs that take longer than about a second. `--write` writes the table of docs/model/README.md.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ MODELS = Path(__file__).parents[1] / "docs" / "model"
 COMPILE = ["gcc", "-w", "-DCOLLAPSE", "-DMEMLIM=1800", "-o", "pan", "pan.c"]
 TIME_LIMIT_S = 900
 ENDS = "ENDS"
-"""A liveness property, not an assertion: every run ends, and none ends before everything has its outcome."""
+"""A liveness property instead of an assertion: every run ends, and by then everything has its outcome."""
 
 
 class Run(NamedTuple):
-    """One check of a model. `flags`: values for -D. `refutes`: the violated property; None if all hold."""
+    """One check of a model.
+
+    `flags` are values for spin's option -D. `refutes` is the property that the run must violate, or None if
+    all must hold.
+    """
 
     model: str
     what: str
@@ -37,7 +42,7 @@ class Run(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The result of a check. `said`: "proved", "refuted", or the error."""
+    """The result of a check. `said` is "proved", "refuted", or the error."""
 
     said: str
     state_count: int
@@ -115,7 +120,7 @@ def check(run: Run) -> Result:
     flags = [flag for flag in run.flags.split() if flag != ENDS]
     arguments = [f"-D{flag}" for flag in flags]
     compile_flags, pan_flags = ["-DSAFETY"], ["-E" if run.refutes else "-n"]
-    # A violation is found in less time than the optimizer takes.
+    # Without the optimizer, compiling takes less time. A violation is found faster than the optimizer runs.
     optimize = "-O0" if run.refutes else "-O2"
     if run.refutes == ENDS:
         arguments, pan_flags = [*arguments, "-DONLY=0"], ["-n"]
@@ -177,7 +182,7 @@ def tabulate(runs: Iterable[Run], results: dict[Run, Result]) -> str:
 
 
 def missing() -> str | None:
-    """Return which tools are missing and the command that installs them; None if there are all."""
+    """Return which tools are missing and the command that installs them, or None if none is missing."""
     gone = [tool for tool in ("spin", "gcc") if shutil.which(tool) is None]
     return f"not found: {', '.join(gone)}; on Debian: apt-get install {' '.join(gone)}" if gone else None
 

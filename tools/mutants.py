@@ -1,15 +1,17 @@
-"""Break a rule on purpose, and check that the simulator notices.
+"""Break a rule on purpose, and check that the simulator finds a violation.
 
-Each mutant patches one function of the product. It is simulated with one seed after the other until a check
-fails: first the seed in the table of docs/internals/mutants.md, then from 0; `--afresh` starts at 0. The
-exit code is 0 if every mutant is caught or has a reason why it cannot be, else 1. `--write` updates the rows
-of the chosen mutants. `--seeds N` and `--seconds N` limit the search for each mutant. Names choose mutants.
+Each mutant patches one function of the product. The simulator runs one seed after the other until a check
+fails: first the seed in the table of docs/internals/mutants.md, then those from 0. `--afresh` starts at 0.
+The exit code is 0 if every mutant is caught or has a reason why it cannot be caught, else 1.
 
-`--guards` runs the guard tests of the chosen mutants, each with its mutant in place. The exit code is 0 if
-all of them fail, else 1.
+`--write` updates the rows of the chosen mutants; names on the command line choose them. `--seeds N` and
+`--seconds N` limit the search for each mutant.
 
-`--findings` simulates nothing. It writes the second table of the page: the mutant or the other means by which
-each finding of findings.md is caught.
+`--guards` runs the guard tests of the chosen mutants, each with its mutant applied. The exit code is 0 if all
+of these tests fail, else 1.
+
+`--findings` simulates nothing. It writes the second table of the page, which says how each finding of
+findings.md is caught: by a mutant or by other means.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "internals"
 PAGE, FINDINGS = DOCS / "mutants.md", DOCS / "findings.md"
 IN_PLACE = "ONCELOG_MUTANT"
-"""Environment variable with the name of the mutant under which a guard test runs."""
+"""The environment variable that names the mutant to apply before a guard test runs."""
 GUARD_RESULTS = {0: "passes", 1: "fails"}
-"""Exit codes of pytest, and what they mean for a guard test."""
+"""The exit codes of pytest, and the result of a guard test that each of them means."""
 MUTANT_MARKS = "<!-- mutants -->", "<!-- /mutants -->"
 FINDING_MARKS = "<!-- findings -->", "<!-- /findings -->"
 MUTANT_HEAD = ["| broken rule | findings | caught at seed | what it violates |", "| --- | --- | ---: | --- |"]
@@ -78,13 +80,13 @@ def main() -> int:
 
 
 def by_guards(mutant: Mutant | ClientMutant) -> str:
-    """Return the table's cell for a mutant that no seed notices."""
+    """Return the table's cell for a mutant that no seed catches but guard tests do."""
     names = ", ".join(f"`{guard}`" for guard in mutant.guards)
     return f"{names or 'not caught'}; {NOT_CAUGHT.get(mutant.name, 'why?')}"
 
 
 def run_guards(chosen: list[Mutant | ClientMutant]) -> int:
-    """Run each guard test with its mutant in place; return 0 if all fail, as they must."""
+    """Run each guard test with its mutant applied. Return 0 if all of them fail, else 1."""
     passed = 0
     for mutant, guard in [(owner, guard) for owner in chosen for guard in owner.guards]:
         paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -102,7 +104,10 @@ def run_guards(chosen: list[Mutant | ClientMutant]) -> int:
 
 
 def pytest_sessionstart() -> None:
-    """Apply a mutant before tests are imported: `run_guards` loads this file as a plugin of pytest."""
+    """Apply the mutant in the environment before tests are imported.
+
+    `run_guards` loads this file as a plugin of pytest.
+    """
     (mutant,) = [mutant for mutant in MUTANTS if mutant.name == os.environ[IN_PLACE]]
     for owner, attribute, instead in mutant.patches:
         patch.object(owner, attribute, instead, **_created(owner, attribute)).start()
@@ -113,7 +118,7 @@ def _created(owner: object, attribute: str) -> dict[str, bool]:
 
 
 def candidates(first: int | None, count: int, seconds: float) -> Iterator[int]:
-    """Yield the seeds to simulate: `first`, then those from 0, while there is time."""
+    """Yield the seeds to simulate: `first`, then those from 0, until `seconds` have passed."""
     end_s = time.monotonic() + seconds
     for seed in itertools.chain([] if first is None else [first], range(count)):
         if time.monotonic() > end_s:
@@ -135,19 +140,19 @@ def write_row(name: str, row: str) -> None:
 
 
 def write_findings() -> None:
-    """Write the table of findings. Raises ValueError like `finding_rows`."""
+    """Write the table of findings. Raises ValueError if a finding has neither a mutant nor a reason."""
     PAGE.write_text(with_table(PAGE.read_text(), FINDING_MARKS, [*FINDING_HEAD, *finding_rows()]))
 
 
 def with_table(page: str, marks: tuple[str, str], lines: list[str]) -> str:
-    """Return the page with these lines between its two marks."""
+    """Return the page with `lines` between the two marks."""
     begin, end = marks
     before, rest = page.split(begin)
     return "\n".join([before + begin, *lines, end]) + rest.split(end)[1]
 
 
 def finding_rows() -> list[str]:
-    """Return a row for each finding. Raises ValueError for one without a mutant and without a reason."""
+    """Return a row for each finding. Raises ValueError if a finding has neither a mutant nor a reason."""
     seeds = seeds_of(PAGE.read_text())
     mutants: dict[str, list[str]] = {}
     for mutant in MUTANTS:
@@ -167,12 +172,12 @@ def finding_rows() -> list[str]:
 
 
 def findings_of(page: str) -> dict[str, str]:
-    """Return the ids of findings.md, each with the rest of its row."""
+    """Return the rows of findings.md by the finding's id, without the id."""
     return {finding: row["cells"] for row in _FINDING.finditer(page) for finding in row["ids"].split(", ")}
 
 
 def means_of(cells: str) -> str:
-    """Return the other means that guard a finding, derived from the names of its tests."""
+    """Return the means other than mutants that catch a finding, derived from the names of its tests."""
     kinds = {
         "differential fuzzer, scenario": "test_interop_conformance.py",
         "state machine": "Machine::",

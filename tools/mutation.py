@@ -8,9 +8,9 @@ of the module. It runs only the tests that call the function, cheapest first, un
     .venv/bin/python tools/mutation.py rules/idempotence/append --tests tests/rules/test_rules_append.py
 
 A module is a path below src/oncelog without `.py`, or a directory. Each module runs in its own process.
-Without `--tests`, the test files are those that import the module, have its name, or are in MORE_TESTS.
-tools/equivalent_mutants.txt lists the accepted survivors, each with a reason.
-`--seconds` counts from the end of the first run. `--write` updates the rows in docs/internals/mutation.md.
+Without `--tests`, the test files of a module are those that import it, have its name, or are in MORE_TESTS.
+tools/equivalent_mutants.txt lists the accepted survivors, each with a reason. `--seconds` counts from the end
+of the first run. `--write` updates the rows in docs/internals/mutation.md.
 
 The exit code is 0 if each mutant was killed or is accepted, 1 if some survived, and 2 if the time ran out.
 """
@@ -48,7 +48,7 @@ PAGE = ROOT / "docs" / "internals" / "mutation.md"
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.txt"
 MARKS = "<!-- mutation -->", "<!-- /mutation -->"
 TEST_DIRECTORIES = ("rules", "wire", "log", "broker", "client", "faults", "load", "spark", "security")
-"""Folders of tests/ that are searched for the test files of a module."""
+"""The folders of tests/ in which the test files of a module are searched."""
 MORE_TESTS = {
     "log/cleaner": ["tests/broker/test_broker_compaction.py"],
     "log/index": ["tests/log/test_log_recovery.py", "tests/log/test_log_time_index.py"],
@@ -70,11 +70,11 @@ MORE_TESTS = {
     "rules/transactions/entry": ["tests/broker/test_broker_transactions.py"],
     "rules/transactions/hanging": ["tests/client/test_client_admin_broker.py"],
 }
-"""Test files that test a module without importing it or having its name."""
+"""Test files that test a module, although they do not import it and do not have its name in theirs."""
 MAX_TEST_SECONDS = 5.0
-"""Limit for the tests of one mutant; the most expensive tests beyond it are skipped."""
+"""Limit for the tests of one mutant, in seconds. The most expensive tests beyond the limit are skipped."""
 CPU_FACTOR, CPU_EXTRA = 5, 3
-"""A mutant times out when its tests exceed their processor time by this factor and these seconds."""
+"""A mutant times out after CPU_FACTOR times its tests' usual processor time plus CPU_EXTRA seconds."""
 WALL_FACTOR, WALL_EXTRA = 30, 60
 
 MODULE_LEVEL = "<module>"
@@ -111,7 +111,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }
 _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _NOT_MUTATED = {"__repr__", "__str__", "__rich__"}
-"""Functions whose result only people read."""
+"""Functions whose result only people read, so that no test needs to check it."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Mutant:
     module: str
     """Path of the module below src/oncelog, without `.py`."""
     function: str
-    """The qualified name of the outermost function, or MODULE_LEVEL and the name of a constant."""
+    """The qualified name of the outermost function. For a constant: MODULE_LEVEL and the constant's name."""
     line: int
     change: str
     """The original source and its replacement."""
@@ -150,7 +150,7 @@ def mutants_of(module: str, source: str) -> Iterator[Mutant]:
 
 
 def _text(node: ast.AST) -> str:
-    """Return a node's source in one line; of a statement with a body only its head."""
+    """Return a node's source in one line. A statement with a body is shortened to its first line."""
     match node:
         case ast.match_case(pattern=pattern, guard=guard):
             return f"case {ast.unparse(pattern)}" + (f" if {ast.unparse(guard)}" if guard else "")
@@ -166,7 +166,7 @@ def _text(node: ast.AST) -> str:
 
 
 def _mutable_nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int]]:
-    """Yield the nodes that may be changed, each with the name of its function or constant, and its line."""
+    """Yield the nodes that may be changed, each with its line and the name of its function or constant."""
     for statement in tree.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
@@ -187,13 +187,14 @@ def _within(statement: ast.stmt, prefix: str) -> Iterator[tuple[ast.AST, str, in
 
 
 def _walk(node: ast.AST, function: str, line: int) -> Iterator[tuple[ast.AST, str, int]]:
-    """Yield a node and those below it, without the texts of errors and without annotations."""
+    """Yield a node and the nodes below it, except texts of errors and annotations."""
     if isinstance(node, ast.Assert) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
         return
     line = getattr(node, "lineno", line)
     yield node, function, line
     if isinstance(node, ast.Raise | ast.JoinedStr):
-        return  # the text of an error
+        # The arguments of an exception are its text.
+        return
     for name, value in ast.iter_fields(node):
         if name not in ("annotation", "returns", "decorator_list"):
             for child in value if isinstance(value, list) else [value]:
@@ -264,7 +265,10 @@ def _negated(test: ast.expr) -> ast.expr:
 
 
 def _is_falsy(node: ast.AST) -> bool:
-    """Return True for None and False, which callers treat alike."""
+    """Return True for None and False.
+
+    Callers treat both alike, so one replacing the other is no useful mutant.
+    """
     return isinstance(node, ast.Constant) and node.value in (None, False)
 
 
@@ -336,7 +340,7 @@ def _rebind(loaded: ModuleType, name: str, value: Any) -> None:
 
 
 def loaded_functions(paths: set[str]) -> dict[CodeType, list[FunctionType]]:
-    """Return the functions of these files by their code, decorated functions and properties included."""
+    """Return the functions of these files, by their code. Decorated functions and properties are included."""
     functions: dict[CodeType, list[FunctionType]] = {}
     for value in gc.get_objects():
         if isinstance(value, FunctionType) and value.__code__.co_filename in paths:
@@ -347,7 +351,7 @@ def loaded_functions(paths: set[str]) -> dict[CodeType, list[FunctionType]]:
 # The tests, collected once and run in forks.
 
 RAN, FAILED, NOT_POSSIBLE = 0, 1, 3
-"""Exit codes of a fork."""
+"""Exit codes of a fork: all tests passed, a test failed, the mutant cannot be applied."""
 
 
 @dataclass
@@ -355,14 +359,14 @@ class Baseline:
     """The result of the first run of all tests."""
 
     seconds: dict[int, float]
-    """Index of a test -> its processor time."""
+    """Each test's processor time in seconds, by the test's index."""
     calls: dict[tuple[str, str], set[int]]
-    """File and qualified name of a function -> the tests that call it."""
+    """The indices of the tests that call a function. The key is the function's file and qualified name."""
     failed: list[str]
 
 
 class Runner:
-    """A pytest plugin that runs mutants instead of pytest's own loop."""
+    """A pytest plugin that runs mutants instead of pytest's own loop over the tests."""
 
     def __init__(
         self,
@@ -385,7 +389,8 @@ class Runner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        # The settings of test modules inherit from the profile that is loaded when they are imported.
+        # Hypothesis settings of a test module inherit from the profile that is loaded when the module is
+        # imported.
         phases = (Phase.explicit, Phase.generate)
         settings.register_profile("mutation", deadline=None, derandomize=True, database=None, phases=phases)
         settings.load_profile("mutation")
@@ -398,7 +403,8 @@ class Runner:
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all forks
         functions = loaded_functions({str(path) for path in self.modules.values()})
         gc.collect()
-        gc.freeze()  # forks share the memory that they do not write to
+        # After gc.freeze(), forks share the memory that they do not write to.
+        gc.freeze()
         self.baseline = self._first_run()
         self.deadline = time.monotonic() + self.seconds
         self._run_mutants(functions)
@@ -409,7 +415,7 @@ class Runner:
             self._on_failure(report.nodeid)
 
     def _run_items(self, indices: list[int]) -> Iterator[int]:
-        """Run the tests, and yield the index of each before it runs."""
+        """Run the tests. Yield the index of each test before it runs."""
         for position, index in enumerate(indices):
             item = self._items[index]
             following = self._items[indices[position + 1]] if position + 1 < len(indices) else None
@@ -417,7 +423,7 @@ class Runner:
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
 
     def _first_run(self) -> Baseline:
-        """Run all tests in a fork, and record the cost and the calls of each."""
+        """Run all tests in a fork. Return the processor time and the called functions of each."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -495,7 +501,7 @@ class Runner:
         mutants = [
             mutant for module, path in self.modules.items() for mutant in mutants_of(module, path.read_text())
         ]
-        # A fixed random order: the mutants that run before the time is over are a sample of all.
+        # The order is random but fixed. If the time runs out, the mutants that ran are a sample of all.
         random.Random(0).shuffle(mutants)
         for mutant in mutants[self.max_mutants :] if self.max_mutants is not None else []:
             self.results[mutant] = LEFT
@@ -554,7 +560,7 @@ class Runner:
         return Fork(mutant, pid, reading, time.monotonic() + seconds * WALL_FACTOR + WALL_EXTRA)
 
     def _collect(self, running: dict[int, Fork]) -> None:
-        """Wait until a fork ends or its time is over, and record its result."""
+        """Wait until a fork ends or times out, and record its result."""
         first = min(fork.deadline for fork in running.values())
         ended, _, _ = select.select(list(running), [], [], max(0.0, first - time.monotonic()))
         late = [pipe for pipe, fork in running.items() if fork.deadline < time.monotonic()]
@@ -579,7 +585,7 @@ class Fork:
     mutant: Mutant
     pid: int
     pipe: int
-    """Pipe that is closed when the process ends; nothing is written to it."""
+    """The read end of a pipe that the process closes by ending. Nothing is written to the pipe."""
     deadline: float
 
 
@@ -601,7 +607,7 @@ def _end_group(pid: int) -> None:
 
 
 def modules_of(names: list[str]) -> dict[str, Path]:
-    """Return the files of these modules and directories."""
+    """Return the files of the modules with these names. A directory stands for all its modules."""
     files: dict[str, Path] = {}
     for name in names:
         path = SOURCE / name
@@ -613,7 +619,7 @@ def modules_of(names: list[str]) -> dict[str, Path]:
 
 
 def read_accepted(text: str) -> dict[str, str]:
-    """Return the reason for each accepted survivor by its name. The lines are `name | reason`."""
+    """Return the reason for each accepted survivor, by its name. Each line of `text` is `name | reason`."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return {name.strip(): reason.strip() for name, _, reason in (line.rpartition(" | ") for line in lines)}
 
@@ -632,7 +638,7 @@ def row_of(module: str, results: list[str], commit: str) -> str:
 
 
 def write_rows(rows: dict[str, str]) -> None:
-    """Replace the rows of these modules in the table of the page."""
+    """Replace the rows of these modules in the table of docs/internals/mutation.md."""
     text = PAGE.read_text()
     before, rest = text.split(MARKS[0])
     table, after = rest.split(MARKS[1])
@@ -642,10 +648,10 @@ def write_rows(rows: dict[str, str]) -> None:
 
 
 def tests_of(module: str) -> list[str]:
-    """Return the test files that import a module, have its name, or are in MORE_TESTS."""
+    """Return the test files that import a module, contain its name in theirs, or are in MORE_TESTS."""
     dotted = re.compile(rf"oncelog\.{module.replace('/', '.')}\b")
     directory, stem = module.split("/")[0], module.split("/")[-1]
-    # The rules are tested without Spark, whose tests start a session.
+    # Modules of rules/ skip the Spark tests, because these start a session.
     names = [name for name in TEST_DIRECTORIES if directory != "rules" or name != "spark"]
     files = [file for name in names for file in sorted((ROOT / "tests" / name).glob("test_*.py"))]
     named = re.compile(rf"test_{directory}_{stem}(_|$)")
@@ -654,7 +660,7 @@ def tests_of(module: str) -> list[str]:
 
 
 def run_each(modules: list[str], options: argparse.Namespace) -> int:
-    """Run each module in its own process, with a share of the time that is left."""
+    """Run each module in its own process. Each process gets a share of the remaining time."""
     until, worst = time.monotonic() + options.seconds, 0
     for index, module in enumerate(modules):
         share = max(1.0, (until - time.monotonic()) / (len(modules) - index))

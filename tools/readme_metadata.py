@@ -1,6 +1,6 @@
-"""Metadata hook of hatchling: the README as a package index shows it.
+"""A metadata hook of hatchling that adapts the README to a package index.
 
-A package index does not have the files of this repository, so links to them become their names.
+A package index does not have the files of this repository, so links to files become their names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 class ReadmeHook(MetadataHookInterface):
-    """Sets the project's `readme`."""
+    """The hook that sets the project's `readme`."""
 
     def update(self, metadata: dict[str, object]) -> None:
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
@@ -20,7 +20,10 @@ class ReadmeHook(MetadataHookInterface):
 
 
 def without_local_links(text: str) -> str:
-    """Return the Markdown with each link to a file replaced by its text, and by the path if that differs."""
+    """Return the Markdown with each link to a file replaced by the link's text.
+
+    If the file's path differs from the text, the path is appended.
+    """
 
     def replaced(link: re.Match[str]) -> str:
         words, target = link.groups()

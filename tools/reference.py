@@ -39,14 +39,14 @@ def _cell(value: object) -> str:
 
 
 def code(value: object) -> str:
-    """Return a value in code font; nothing for an empty one."""
+    """Return a value in code font, or nothing if the value is empty."""
     return f"`{value}`" if str(value) else ""
 
 
 def prose(text: str, to_docs: str = "..") -> str:
-    """Return text of the code as Markdown: pages of docs/ become links, and angle brackets stay visible.
+    """Return text of the code as Markdown: pages of docs/ become links, and angle brackets are escaped.
 
-    `to_docs`: the path from the page to docs/.
+    `to_docs` is the path from the page to docs/.
     """
     text = text.replace("<", "&lt;").replace("*", "\\*")
     return re.sub(
@@ -72,7 +72,7 @@ _LARGEST = {2**31 - 1: "2147483647 (no limit)", 2**63 - 1: "9223372036854775807 
 
 
 def default_text(key: str, value: object) -> str:
-    """Return a default, and how long or how large that is."""
+    """Return a default as text. A time or size is repeated in a readable unit."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
@@ -189,8 +189,8 @@ ENVIRONMENT = (
     ),
 )
 _CONFIGURATION_INTRODUCTION = """\
-Names, defaults and meanings are Kafka's unless the description says otherwise. A name that begins with `oncelog.` is
-ours. A name or value that is not legal raises `ConfigError` before anything starts.
+Names, defaults and meanings are Kafka's unless the description says otherwise. A name that begins
+with `oncelog.` is Oncelog's own. A name or value that is not legal raises `ConfigError` before anything starts.
 
 In Python a client takes a mapping with these names, or keywords with underscores for the dots. Commands take
 `-X NAME=VALUE`, or an environment variable: `ONCELOG_` and the name in capitals with underscores, such as
@@ -198,15 +198,14 @@ In Python a client takes a mapping with these names, or keywords with underscore
 bytes unless the name says otherwise.
 """
 _BROKER_INTRODUCTION = """\
-`oncelog serve --set NAME=VALUE` and a file for `--config` set these, and so does `oncelog.Broker(config)`.
+Set these settings with `oncelog serve --set NAME=VALUE`, in a file for `--config`, or in `oncelog.Broker(config)`.
 Dynamic settings can be changed while the broker runs, for this broker or for the cluster, with `Admin.alter_configs` or
-Kafka's kafka-configs. A change for this broker wins over one for the cluster, and both win over the start's value.
-These can also be set for one listener, as `listener.name.NAME.SETTING`: {scoped}.
+Kafka's kafka-configs. A change for this broker overrides a change for the cluster. Both override the value at the start.
+The following settings can also be set for one listener, as `listener.name.NAME.SETTING`: {scoped}.
 """
 _TOPIC_INTRODUCTION = """\
-`oncelog topics create` sets these with `--config NAME=VALUE`, and `oncelog topics alter` changes them at any time: all
-of them are dynamic.
-A topic without a value of its own follows the broker setting in the column "default from".
+`oncelog topics create` sets these settings with `--config NAME=VALUE`. All of them are dynamic: `oncelog topics alter`
+changes them at any time. A topic that does not set a value uses the broker setting in the column "default from".
 """
 
 
@@ -241,8 +240,8 @@ def _command_options() -> Iterator[str]:
     for title, introduction, name in (
         ("Spark audit", "Options of `oncelog audit`. `audit_topic` and `audit_files` take them as arguments: "
          "see [oncelog.spark](api/spark.md).", "audit"),
-        ("Loader", "Options of `oncelog load`. `Load` and `Options` take the same as fields: "
-         "see [oncelog.load](api/load.md). The producer settings above come with `-X`.", "load"),
+        ("Loader", "Options of `oncelog load`. `Load` and `Options` have the same options as fields: "
+         "see [oncelog.load](api/load.md). Set the producer settings above with `-X`.", "load"),
     ):  # fmt: skip
         command, context = _command(name)
         yield f"## {title}\n"
@@ -280,7 +279,7 @@ def _command(*names: str) -> tuple[click.Command, click.Context]:
 
 
 def commands() -> Iterator[tuple[click.Command, click.Context]]:
-    """Yield every command of `oncelog`, those of packages/ included; a group comes before its commands."""
+    """Yield every command of `oncelog`, including those of packages/. A group comes before its commands."""
     yield from _commands_under(*_command())
 
 
@@ -334,7 +333,7 @@ CONNECTION_OPTIONS = {"bootstrap_servers", "properties", "command_config"}
 
 
 def _shared_options(group: click.Group, context: click.Context) -> str:
-    """Return the options that most commands of a large group have alike; empty for other groups."""
+    """Return the options that most commands of a large group share. Empty for other groups."""
     below = [
         (child, child_context)
         for child, child_context in _commands_under(group, context)
@@ -346,7 +345,7 @@ def _shared_options(group: click.Group, context: click.Context) -> str:
 
 
 def _help(command: click.Command) -> str:
-    """Return a command's help as Markdown; a paragraph after \\b keeps its lines."""
+    """Return a command's help as Markdown. A paragraph after \b keeps its lines."""
     paragraphs = []
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         before, mark, kept = paragraph.partition("\b\n")
@@ -363,7 +362,7 @@ def _options(command: click.Command) -> list[click.Option]:
 
 
 def _parameters(command: click.Command, context: click.Context) -> str:
-    """Return the table of a command's options; those for the connection are one line below it."""
+    """Return the table of a command's options. One line below the table mentions the connection options."""
     options = _options(command)
     if not {option.name for option in options} >= CONNECTION_OPTIONS:
         return _option_table(options, context) if options else ""
@@ -383,7 +382,10 @@ def _option_table(options: Iterable[click.Option], context: click.Context) -> st
         text = prose(option.help or "")
         if option.envvar and str(option.envvar) not in text:
             text += f" Environment: `{option.envvar}`."
-        properties = (("required", option.required), ("repeatable", option.multiple))
+        properties = (
+            ("required", option.required),
+            ("repeatable", option.multiple and "Repeatable." not in (option.help or "")),
+        )
         notes = ", ".join(name for name, is_so in properties if is_so)
         rows.append((names, values, _default_of(option, context), f"{text} ({notes})" if notes else text))
     return table(("option", "value", "default", "meaning"), rows)
@@ -445,9 +447,9 @@ def render_metrics() -> str:
 
 
 _BROKER_METRICS = """\
-`oncelog serve --metrics-port PORT` serves these at `/metrics` in Prometheus' text format. `Broker.metrics()` returns the same
-as a dictionary, without the prefix `oncelog_` and without `_total`. [alerts.yml](../alerts.yml) has alert rules for
-them. Counters begin at 0 when the broker starts.
+With `oncelog serve --metrics-port PORT`, these metrics are at `/metrics` in Prometheus' text format. `Broker.metrics()`
+returns the same metrics as a dictionary, without the prefix `oncelog_` and without `_total`.
+[alerts.yml](../alerts.yml) has alert rules for them. Counters begin at 0 when the broker starts.
 """
 
 
@@ -456,7 +458,8 @@ def broker_families() -> list[tuple[Any, list[str]]]:
     from oncelog.broker.metrics import GAUGES, Metrics, families
 
     metrics = Metrics()
-    metrics.append_errors["CORRUPT_MESSAGE"] = 1  # a family without samples has no labels
+    # Without a sample, the family would have no labels.
+    metrics.append_errors["CORRUPT_MESSAGE"] = 1
     metrics.observe("Produce", 0.001)
     found = []
     for family in families(metrics, dict.fromkeys(GAUGES, 0.0)):
@@ -538,16 +541,16 @@ def render_errors() -> str:
 
 _ERRORS_INTRODUCTION = """\
 A broker answers a request, or a part of it, with an error code. Each code is a class of
-[oncelog.errors](api/errors.md); all of them are subclasses of `BrokerError`. Its attribute `reaction` says what it means
-for the client that raised it:
+[oncelog.errors](api/errors.md); all of them are subclasses of `BrokerError`. The exception's attribute
+`reaction` says what it means for the client that raised it:
 
 - **retriable**: the client has retried until its time or its retries ran out. Sending again may succeed.
-- **abortable**: the record is given up, and the producer can continue. A transaction must be aborted first.
+- **abortable**: the record has failed, and the producer can continue. A transaction must be aborted first.
 - **fatal**: this producer cannot continue. Close it, and make a new one.
 
-"retriable in Kafka" is the mark of Java's RetriableException. The other columns show what these clients do. A
-transactional producer may treat an error of its coordinator in another way than one in a Produce response. The reaction
-of a group member depends on the request; the section of each error says more.
+The column "retriable in Kafka" says if the error is a RetriableException in Java. The other columns show what Oncelog's
+clients do. A transactional producer may treat an error differently in its coordinator's response and in a Produce
+response. The reaction of a group member depends on the request; the section of each error says more.
 """
 
 
@@ -573,7 +576,7 @@ def _error_row(error: Any, seen_by: str) -> Row:
 
 
 def _is_produce_error(error: Any) -> bool:
-    """Return True if the error can come in a Produce response."""
+    """Return True if a Produce response can contain the error."""
     from oncelog.rules.idempotence import error_policy
 
     return error.code in error_policy._ROWS
@@ -586,7 +589,7 @@ def _mark(error: Any, mode: Any) -> str:
 
 
 def _is_coordinator_error(error: Any, seen_by: str) -> bool:
-    """Return True if the error can come in a response of the transaction coordinator."""
+    """Return True if a response of the transaction coordinator can contain the error."""
     from oncelog.rules.transactions import client_session
 
     return error.code in client_session._DEFAULT_ACTIONS or _is_for(seen_by, "transactional")
@@ -649,7 +652,7 @@ def _transactional_text(error: Any, seen_by: str) -> str:
 
 
 def _by_coordinator_action(error: Any) -> dict[str, list[str]]:
-    """Return the coordinator's requests by what a transactional producer does about the error in their response."""
+    """Return the coordinator's requests, grouped by what a transactional producer does after this error."""
     from oncelog.errors import error_for_code
     from oncelog.rules.transactions import client_session as session
 
@@ -712,13 +715,14 @@ def _exception_section(name: str, module: str, guide: Any) -> str:
 
 
 def exceptions() -> list[tuple[str, str]]:
-    """Return the name and the module of each public exception without an error code, base classes first."""
+    """Return (name, module) of each public exception without an error code. Base classes come first."""
     from oncelog import errors
 
     classes = [
         (node, ".".join(path.relative_to(SOURCE).with_suffix("").parts))
         for path in sorted(SOURCE.rglob("*.py"))
-        if "broker" not in path.parts  # the broker turns its own exceptions into error codes
+        # The broker turns its own exceptions into error codes.
+        if "broker" not in path.parts
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
@@ -771,11 +775,14 @@ API_PAGES: dict[str, tuple[str, str, tuple[tuple[str, tuple[str, ...] | None], .
         ),
     ),
 }
-"""Page -> title, introduction, and modules with their public names; None: `__all__`, or what the module defines."""
+"""Each page's title, introduction, and modules with their public names.
+
+Names None: those in `__all__`, or else those that the module defines.
+"""
 
 
 def public_names(module_name: str) -> list[str]:
-    """Return `__all__` of a module, or the public functions, classes and constants that it defines."""
+    """Return `__all__` of a module. Without `__all__`, return the public names that the module defines."""
     module = importlib.import_module(module_name)
     listed = getattr(module, "__all__", None)
     if listed is not None:
@@ -793,7 +800,7 @@ def public_names(module_name: str) -> list[str]:
 
 
 def summary(module_name: str, name: str) -> str:
-    """Return the first sentence of the documentation of a name; empty if it has none."""
+    """Return the first sentence of a name's documentation, or nothing if it has none."""
     value = getattr(importlib.import_module(module_name), name)
     if hasattr(value, "kafka_name") and module_name == "oncelog.errors":
         return value.kafka_name if name != "BrokerError" else "An error code of the Kafka protocol."
@@ -804,7 +811,10 @@ def summary(module_name: str, name: str) -> str:
 
 
 def _constant_doc(module_name: str, name: str) -> str | None:
-    """Return the text below the assignment of a constant, also of an imported one; None for anything else."""
+    """Return the docstring below the assignment of a constant, even of an imported one.
+
+    None for other names.
+    """
     body = ast.parse(Path(str(importlib.import_module(module_name).__file__)).read_text()).body
     for node, after in zip(body, [*body[1:], None], strict=True):
         match node:
@@ -821,7 +831,7 @@ def _constant_doc(module_name: str, name: str) -> str | None:
 
 
 def render_api(page: str) -> str:
-    """Return one page of docs/reference/api: a table of the names, then what mkdocstrings writes about each."""
+    """Return one page of docs/reference/api: a table of the names, then a mkdocstrings block for each."""
     title, introduction, modules = API_PAGES[page]
     parts = [f"# {title}\n", MADE, introduction + "\n"]
     details = []
@@ -841,7 +851,7 @@ def render_api(page: str) -> str:
 
 
 def pages() -> dict[Path, Callable[[], str]]:
-    """Return every generated page with what writes it."""
+    """Return every generated page, with the function that renders it."""
     found: dict[Path, Callable[[], str]] = {
         REFERENCE / "configuration.md": render_configuration,
         REFERENCE / "cli.md": render_cli,

@@ -1,11 +1,11 @@
-"""Run a command against our broker or Apache Kafka, with the listeners and users that foreign suites need.
+"""Run a command against Oncelog or Apache Kafka, with the listeners and users that foreign test suites need.
 
     python tools/foreign_suites/run.py oncelog -- COMMAND ...
     python tools/foreign_suites/run.py kafka -X num.partitions=2 -- COMMAND ...
 
-The command finds the addresses in its environment; docs/internals/foreign-suites.md lists the variables.
-Without a command the broker runs until SIGTERM. The exit code is the command's, or 124 when the command ran
-longer than --limit seconds.
+The environment of the command contains the broker's addresses; docs/internals/foreign-suites.md lists the
+variables. Without a command the broker runs until SIGTERM. The exit code is the command's, or 124 if the
+command ran longer than --limit seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from oncelog.testing.process import NodeProcess, dying_with_parent, free_ports
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 USERS = {"admin": "admin", "test": "test", "testuser": "testpass", "alice": "alice-secret"}
-"""SCRAM users, PLAIN too. The first is a super user."""
+"""Users for SCRAM and PLAIN, with their passwords. The first one is a super user."""
 
 COMMON: dict[str, object] = {
     "node.id": 0,
@@ -52,14 +52,14 @@ SINGLE_KAFKA: dict[str, object] = {
 
 
 def main() -> int:
-    """Start the broker, run the command, stop the broker."""
+    """Start the broker, run the command, stop the broker. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("broker", choices=["oncelog", "kafka"])
     parser.add_argument("--port", action="append", default=[], help="PROTOCOL=PORT; otherwise any free one.")
     parser.add_argument("--certificates", type=Path, help="Directory with server.key, server.crt and ca.crt.")
     parser.add_argument("--limit", type=float, default=1800, help="Seconds that the command may take.")
     parser.add_argument("-X", "--property", action="append", default=[], help="KEY=VALUE of the broker.")
-    # argparse takes the command's own options for ours, wherever `--` stands: it gets what is before it only.
+    # argparse would parse the command's own options, even after `--`. So it gets only the words before `--`.
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     arguments = parser.parse_args(words[:end])
@@ -71,7 +71,7 @@ def main() -> int:
         directory = Path(name)
         properties = COMMON | certificate_properties(arguments.certificates, directory)
         properties |= dict(item.split("=", 1) for item in arguments.property)
-        # kafka-python expects it among the settings of the broker.
+        # kafka-python reads this setting from the broker's properties.
         properties["advertised.listeners"] = ",".join(
             f"{name}://127.0.0.1:{ports[name]}" for name in PROTOCOLS
         )
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def certificate_properties(given: Path | None, directory: Path) -> dict[str, object]:
-    """Return the TLS settings; make a certificate unless a directory with one is given."""
+    """Return the TLS settings. If no directory with a certificate is given, make one."""
     key_store, trust_store = directory / "server.pem", directory / "ca.pem"
     if given is not None:
         key_store.write_text((given / "server.key").read_text() + (given / "server.crt").read_text())
@@ -96,7 +96,7 @@ def certificate_properties(given: Path | None, directory: Path) -> dict[str, obj
         authority = trustme.CA()
         issued = authority.issue_cert("127.0.0.1", "localhost")
         key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
-        # Java reads private keys as PKCS #8 only.
+        # Java reads private keys only in the format PKCS #8.
         text = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -107,7 +107,7 @@ def certificate_properties(given: Path | None, directory: Path) -> dict[str, obj
 
 @contextmanager
 def start_oncelog(directory: Path, ports: dict[str, int], properties: dict[str, object]) -> Iterator[None]:
-    """Run our broker while the block runs."""
+    """Run Oncelog's broker during the block."""
     config = directory / "broker.properties"
     config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
     command = [
@@ -133,7 +133,7 @@ def start_oncelog(directory: Path, ports: dict[str, int], properties: dict[str, 
 
 @contextmanager
 def start_kafka(directory: Path, ports: dict[str, int], properties: dict[str, object]) -> Iterator[None]:
-    """Run Apache Kafka while the block runs."""
+    """Run Apache Kafka during the block."""
     module = "org.apache.kafka.common.security"
     plain = " ".join(f'user_{user}="{password}"' for user, password in USERS.items())
     for protocol in ("sasl_plaintext", "sasl_ssl"):
@@ -156,7 +156,7 @@ def start_kafka(directory: Path, ports: dict[str, int], properties: dict[str, ob
 
 
 def suite_environment(directory: Path, ports: dict[str, int]) -> dict[str, str]:
-    """Return the environment variables that point each suite to a running broker."""
+    """Return the environment variables by which each suite finds the running broker."""
     address = {protocol: f"127.0.0.1:{port}" for protocol, port in ports.items()}
     test_conf = directory / "test.conf"
     test_conf.write_text(
@@ -167,7 +167,8 @@ def suite_environment(directory: Path, ports: dict[str, int]) -> dict[str, str]:
         f"bootstrap.servers={address['SASL_PLAINTEXT']}\ntest.topic.random=true\ntest.timeout.multiplier=3\nsecurity.protocol=SASL_PLAINTEXT\n"
         "sasl.mechanism=SCRAM-SHA-256\nsasl.username=testuser\nsasl.password=testpass\n"
     )
-    kafka_path = directory / "kafka_root"  # as in a release of Apache Kafka: its scripts, its jars
+    # This directory looks like a release of Apache Kafka: its scripts, its jars.
+    kafka_path = directory / "kafka_root"
     kafka_path.mkdir()
     (kafka_path / "bin").symlink_to(Path(__file__).parent / "kafka_root" / "bin")
     (kafka_path / "libs").symlink_to(Path(fetch_jars()).parent)
@@ -194,7 +195,7 @@ def suite_environment(directory: Path, ports: dict[str, int]) -> dict[str, str]:
 
 
 def run(command: list[str], environment: dict[str, str], limit_s: float) -> int:
-    """Run the command in a session of its own and end that session when it takes too long."""
+    """Run the command in a new session. If it takes longer than `limit_s`, kill the session."""
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         return process.wait(limit_s)

@@ -1,4 +1,4 @@
-"""`oncelog acls`: manage ACLs. The options are those of Kafka's kafka-acls, as far as it has them."""
+"""`oncelog acls`: manage ACLs. Options that Kafka's kafka-acls has too have the same names."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ROLES = {
     "producer": {"topic": ("WRITE", "DESCRIBE", "CREATE"), "transactional_id": ("WRITE", "DESCRIBE")},
     "consumer": {"topic": ("READ", "DESCRIBE"), "group": ("READ",)},
 }
-"""Operations that --producer and --consumer stand for. Source: Kafka's AclCommand."""
+"""The operations that --producer and --consumer allow. Source: Kafka's AclCommand."""
 
 
 @click.group("acls")
 def command() -> None:
-    """List, add and remove ACLs. Without an ACL everything is denied, and a denial overrides any permission.
+    """List, add and remove ACLs. Without an ACL everything is denied. A DENY overrides any ALLOW.
 
     \b
     Examples:
@@ -44,12 +44,12 @@ def command() -> None:
 
 def _resource_options(function: F) -> F:
     for option in (
-        click.option("--topic", multiple=True, help="A topic; * is any."),
-        click.option("--group", multiple=True, help="A consumer group; * is any."),
-        click.option("--transactional-id", multiple=True, help="A transactional id; * is any."),
+        click.option("--topic", multiple=True, help="A topic; * means every topic."),
+        click.option("--group", multiple=True, help="A consumer group; * means every group."),
+        click.option("--transactional-id", multiple=True, help="A transactional id; * means every id."),
         click.option("--user", multiple=True, help="A user."),
         click.option("--cluster", is_flag=True, help="The cluster itself."),
-        click.option("--prefixed", is_flag=True, help="The names given are prefixes."),
+        click.option("--prefixed", is_flag=True, help="Treat the given names as prefixes."),
     ):
         function = option(function)
     return function
@@ -63,7 +63,7 @@ def _admin(client_config: dict[str, Any]) -> Any:
 
 
 def _resources(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Return (type, name) of the resource in the options."""
+    """Yield (type, name) of each resource in the options."""
     for kind in _RESOURCES:
         for name in given[kind]:
             yield kind, name
@@ -73,7 +73,7 @@ def _resources(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 @command.command("list")
 @_resource_options
-@click.option("--principal", help="Only of this principal, as User:alice.")
+@click.option("--principal", help="Only ACLs of this principal, for example User:alice.")
 @bootstrap_options
 @output_option
 def list_acls(output: str, client_config: dict[str, Any], **given: Any) -> None:
@@ -108,12 +108,23 @@ def _filters(given: dict[str, Any]) -> list[Any]:
 
 @command.command("add")
 @_resource_options
-@click.option("--allow-principal", multiple=True, help="Whom to allow, as User:alice; User:* is anybody.")
-@click.option("--deny-principal", multiple=True, help="Whom to deny.")
-@click.option("--operation", "operations", multiple=True, help="READ, WRITE, ... or ALL; may be repeated.")
-@click.option("--producer", is_flag=True, help="What a producer needs of --topic (and --transactional-id).")
-@click.option("--consumer", is_flag=True, help="What a consumer needs of --topic and --group.")
-@click.option("--host", default="*", show_default=True, help="Only from this address.")
+@click.option(
+    "--allow-principal",
+    multiple=True,
+    help="The principal to allow, for example User:alice. User:* means every user.",
+)
+@click.option("--deny-principal", multiple=True, help="The principal to deny.")
+@click.option("--operation", "operations", multiple=True, help="READ, WRITE, ... or ALL. Repeatable.")
+@click.option(
+    "--producer", is_flag=True, help="All operations that a producer needs on --topic and --transactional-id."
+)
+@click.option("--consumer", is_flag=True, help="All operations that a consumer needs on --topic and --group.")
+@click.option(
+    "--host",
+    default="*",
+    show_default=True,
+    help="The ACL applies to clients at this address; * means every address.",
+)
 @bootstrap_options
 def add(client_config: dict[str, Any], **given: Any) -> None:
     """Add ACLs."""
@@ -164,8 +175,8 @@ def _operations(given: dict[str, Any], kind: str) -> list[str]:
 
 @command.command("remove")
 @_resource_options
-@click.option("--principal", help="Only of this principal, as User:alice.")
-@click.option("--yes", is_flag=True, help="Remove; without it only say what would go.")
+@click.option("--principal", help="Only ACLs of this principal, for example User:alice.")
+@click.option("--yes", is_flag=True, help="Remove the ACLs. Without --yes, only print them.")
 @bootstrap_options
 def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
     """Remove the ACLs of a resource (with exactly this name or prefix), of a principal, or of both."""

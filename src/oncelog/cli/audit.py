@@ -1,4 +1,4 @@
-"""`oncelog audit`: prove or refute, on Spark, that topics or segment files hold each record once."""
+"""`oncelog audit`: prove or refute, on Spark, that topics or segment files contain each record once."""
 
 from __future__ import annotations
 
@@ -33,19 +33,24 @@ _WIDE = (
     "--compacted",
     multiple=True,
     metavar="TOPIC",
-    help="This topic is or was compacted: gaps in it prove nothing.",
+    help="A topic that is or was compacted: its gaps are no violations. Repeatable.",
 )
-@click.option("--keys", is_flag=True, help="Check too that each record key occurs once per topic.")
+@click.option("--keys", is_flag=True, help="Also check that each record key occurs once per topic.")
 @click.option(
     "--key-expr",
     metavar="SQL",
-    help="Check or compare this key instead: an SQL expression over the source's columns (key, value, ...).",
+    help="Check or compare this key: an SQL expression over the source's columns (key, value, ...).",
 )
-@click.option("--against", multiple=True, metavar="TOPIC|DIR", help="Compare with this one, key by key.")
 @click.option(
-    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the report as a page too."
+    "--against",
+    multiple=True,
+    metavar="TOPIC|DIR",
+    help="Compare keys with this topic or directory. Repeatable.",
 )
-@click.option("--master", default="local[*]", show_default=True, help="Spark master.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as an HTML page."
+)
+@click.option("--master", default="local[*]", show_default=True, help="The Spark master.")
 @output_option
 def command(
     names: tuple[str, ...],
@@ -61,10 +66,10 @@ def command(
 ) -> None:
     """Audit topics of any Kafka-protocol cluster, or directories of segment files, as a Spark job.
 
-    Read the header of every stored batch. Check that each producer's sequence is complete, without duplicates
-    and in order, that each transaction has one outcome, which read_committed readers see, and that every
-    checksum is right. Findings go to standard output, one per row with its offsets; the summary goes to
-    standard error.
+    The audit reads the header of every stored batch. It checks that each producer's sequence is complete, in
+    order and without duplicates. It checks that each transaction has one outcome, that read_committed readers
+    see this outcome, and that every checksum is right. Findings go to standard output, one per row with its
+    offsets. The summary goes to standard error.
 
     \b
     oncelog audit payments
@@ -74,7 +79,7 @@ def command(
     oncelog audit --files /var/lib/kafka/data      # or partition directories: .../payments-0
     oncelog audit --files copies/enriched-0 --against copies/payments-0
 
-    Exit code 0: nothing found. 1: the audit failed, or could not check keys. 3: violations found.
+    Exit codes: 0 nothing found, 1 the audit failed or could not check keys, 3 violations found.
     """
     from oncelog.config import CONSUMER
     from oncelog.spark.session import check_spark, local_session

@@ -19,13 +19,13 @@ _SERVERS = "bootstrap.servers"
 _PIPED_COLUMNS = 400
 
 _HARMLESS = "\n\t\u00a0\u2009\u202f\u3000\u200c\u200d"
-"""Characters that Python calls not printable but terminals show safely: white space, joiners."""
+"""White space and joiners. Python calls them not printable, but a terminal shows them safely."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
-    """Parse `key=value` strings. Raises click.BadParameter (exit code 2) for a malformed one."""
+    """Parse `key=value` strings. Raises click.BadParameter (exit code 2) if one is malformed."""
     properties = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
@@ -45,7 +45,8 @@ def bootstrap_options(function: F) -> F:
         "bootstrap_servers",
         multiple=True,
         metavar="HOST:PORT[,...]",
-        help="Brokers to start from.  [default: bootstrap.servers of -X, else ONCELOG_BOOTSTRAP_SERVERS, "
+        help="Brokers to connect to first.  [default: bootstrap.servers of -X, else "
+        "ONCELOG_BOOTSTRAP_SERVERS, "
         f"else bootstrap.servers of --command-config, else {DEFAULT_SERVERS}]",
     )
     @click.option(
@@ -54,14 +55,14 @@ def bootstrap_options(function: F) -> F:
         "properties",
         multiple=True,
         metavar="KEY=VALUE",
-        help="A client setting by its Kafka name; also as ONCELOG_KEY_NAME in the environment. "
-        "-X is taken before the environment, and the environment before --command-config.",
+        help="A client setting by its Kafka name. ONCELOG_KEY_NAME in the environment sets it too. "
+        "-X overrides the environment, and the environment overrides --command-config. Repeatable.",
     )
     @click.option(
         "--command-config",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         envvar="ONCELOG_COMMAND_CONFIG",
-        help="A .properties file with client settings, for example of TLS and SASL.",
+        help="A .properties file with client settings, for example those of TLS and SASL.",
     )
     @functools.wraps(function)
     def wrapper(
@@ -84,12 +85,12 @@ def make_client_config(
 ) -> dict[str, str]:
     """Return the client settings of the command line, the environment, the file and the default.
 
-    Each takes precedence over the next one. Raises click.UsageError if one of them names two clusters,
-    because a command that deletes must not guess.
+    The command line overrides the environment, and so on in this order. Raises click.UsageError if the
+    command line or the environment names two clusters, because a command that deletes must not guess.
     """
     of_command_line = _canonical(parse_properties(properties))
     of_file = _canonical(of_file)
-    # All pairs, because `of_command_line` keeps only the last one.
+    # Each pair is parsed by itself, because `of_command_line` has only the last value of a setting.
     pairs = [(pair, _canonical(parse_properties([pair])).get(_SERVERS)) for pair in properties]
     named = _only_cluster(
         [(f"-b {value}", value) for value in servers]
@@ -103,16 +104,20 @@ def make_client_config(
 
 
 def _canonical(given: Mapping[str, str]) -> dict[str, str]:
-    """Return settings under their names with dots. Clients also accept underscores.
+    """Return settings under their names with dots.
 
-    Without this, a merge could keep two values of one setting, and the wrong one would win.
+    Clients also accept names with underscores. With both spellings, a merge could keep two values of one
+    setting, and the wrong one would win.
     """
     known = {key.replace(".", "_"): key for key in _known_keys()}
     return {known.get(key, key): value for key, value in given.items()}
 
 
 def environment_servers() -> str | None:
-    """Return the cluster in the environment, which has two names for it. Raises click.UsageError."""
+    """Return the bootstrap servers in the environment, or None.
+
+    Raises click.UsageError if the two variables name different clusters.
+    """
     names = ("ONCELOG_BOOTSTRAP_SERVERS", "ONCELOG_BOOTSTRAP_SERVER")
     return _only_cluster(
         [(f"{name}={os.environ[name]}", os.environ[name]) for name in names if os.environ.get(name)]
@@ -120,7 +125,10 @@ def environment_servers() -> str | None:
 
 
 def _only_cluster(named: Sequence[tuple[str, str]]) -> str | None:
-    """Return the value of (text of the user, value) pairs, None without pairs. Raises click.UsageError."""
+    """Return the first value of (user's text, bootstrap servers) pairs, or None without pairs.
+
+    Raises click.UsageError if the pairs name different clusters.
+    """
     different = {_servers_of(value): way for way, value in named}
     if len(different) > 1:
         raise click.UsageError(f"{' and '.join(different.values())} name different clusters: leave one out")
@@ -132,12 +140,12 @@ def _servers_of(value: str) -> frozenset[str]:
 
 
 def cluster_text(client_config: Mapping[str, Any]) -> str:
-    """Return the name of the cluster for a confirmation: the address that the command goes to."""
+    """Return the text that names the cluster in a confirmation: its bootstrap servers."""
     return f"the cluster at {client_config[_SERVERS]}"
 
 
 def say_target(client_config: Mapping[str, Any]) -> None:
-    """Print the name of the cluster before a destructive command."""
+    """Print on standard error which cluster a destructive command changes."""
     say(f"on {cluster_text(client_config)}:", err=True)
 
 
@@ -158,9 +166,10 @@ def _environment_properties() -> dict[str, str]:
 
 
 def only_settings_of(table: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without environment properties of other clients.
+    """Return `config` without settings of the environment that `table` lacks.
 
-    Those of -X stay and are checked.
+    The environment may contain settings for other clients. Settings of -X stay, so that a wrong name is
+    refused.
     """
     environment = _environment_properties()
     return {key: value for key, value in config.items() if table.get(key) or key not in environment}
@@ -177,9 +186,9 @@ output_option = click.option(
 
 
 def printable(text: str) -> str:
-    """Return text with escaped control characters. Names come from the cluster and may be hostile.
+    """Return text with escaped control characters. Line ends, tabs and spaces stay.
 
-    A terminal would execute control sequences in a name. Line ends, tabs and spaces stay.
+    Names come from the cluster and may be hostile: a terminal executes control sequences in them.
     """
     if text.isprintable():
         return text
@@ -190,12 +199,13 @@ def printable(text: str) -> str:
 
 
 def time_text(timestamp_ms: int | None) -> str | None:
-    """Return a time as ISO 8601; None stays None."""
+    """Return a time in ms since the epoch as ISO 8601, or None if the time is None."""
     if timestamp_ms is None:
         return None
     try:
         moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    except (OverflowError, ValueError, OSError):  # a client may set any 64-bit timestamp
+    # A client may set any 64-bit timestamp.
+    except (OverflowError, ValueError, OSError):
         return f"{timestamp_ms} ms"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -212,7 +222,11 @@ def emit(
     columns: Sequence[str] | None = None,
     wide: Sequence[str] = (),
 ) -> None:
-    """Print rows. `columns`: by default the keys of the first row. `wide`: additional columns of -o wide."""
+    """Print rows in the format `output`.
+
+    `columns` are those of a table, by default the keys of the first row. `wide` are additional columns of
+    -o wide.
+    """
     rows = list(rows)
     if output == "json":
         click.echo(json.dumps(rows, indent=2, default=str))
@@ -226,7 +240,7 @@ def emit(
 
 
 def held_back_cells(ends: Any) -> dict[str, Any]:
-    """Return the stable end offset of a `PartitionEnds`, and the transaction that holds it back."""
+    """Return table cells: the stable end offset, and the transaction that holds it back."""
     holder = ends.held_by
     judged = holder.judged if holder else None
     return {
@@ -237,7 +251,7 @@ def held_back_cells(ends: Any) -> dict[str, Any]:
 
 
 def _yaml(rows: Sequence[Mapping[str, Any]]) -> str:
-    # JSON scalars and flow values are valid YAML: one list item per row, one key per line.
+    # JSON is valid YAML. Each row is a list item, and each key is on its own line.
     lines = []
     for row in rows:
         for index, (key, value) in enumerate(row.items()):
@@ -246,12 +260,12 @@ def _yaml(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return printable text without line ends and tabs, for a row of a table."""
+    """Return printable text with escaped line ends and tabs, for a row of a table."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def padded(text: str, width: int) -> str:
-    """Return text followed by spaces up to a width in columns, of which a wide character takes two."""
+    """Return text padded with spaces to `width` terminal columns. A wide character takes two."""
     from rich.cells import cell_len
 
     return text + " " * (width - cell_len(text))
@@ -278,6 +292,6 @@ def _emit_table(
     for row in rows:
         # Text, because rich interprets brackets in a str as markup.
         table.add_row(*(Text(_cell(row.get(name))) for name in names))
-    # Piped output keeps a row on one line, for grep.
+    # In piped output each row stays on one line, for grep.
     piped = None if sys.stdout.isatty() else _PIPED_COLUMNS
     Console(width=piped).print(table)

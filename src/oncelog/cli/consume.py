@@ -1,4 +1,4 @@
-"""`oncelog consume`: print records as they come."""
+"""`oncelog consume`: print the records of a topic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORMATS = ["value", "table", "wide", "json", "jsonl", "yaml"]
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Limits: a number of records, a time without a record, or the end offsets as of startup."""
+    """The limits: a number of records, a time without a record (ms), or the end offsets as of startup."""
 
     max_messages: int | None
     timeout_ms: int | None
@@ -31,17 +31,19 @@ class _Limits:
 
 @click.command("consume")
 @click.argument("topic")
-@click.option("--from-beginning", is_flag=True, help="Start at the first record (default: new ones only).")
-@click.option("--offset", type=click.IntRange(min=0), help="Start here; needs --partition.")
-@click.option("-p", "--partition", type=click.IntRange(min=0), help="Only this partition (default: all).")
-@click.option("-g", "--group", help="As a member of this consumer group, from its committed offsets on.")
+@click.option("--from-beginning", is_flag=True, help="Start at the first record (default: only new records).")
+@click.option("--offset", type=click.IntRange(min=0), help="Start at this offset. Needs --partition.")
+@click.option(
+    "-p", "--partition", type=click.IntRange(min=0), help="Read only this partition (default: all)."
+)
+@click.option("-g", "--group", help="Join this consumer group, and start at its committed offsets.")
 @click.option("-n", "--max-messages", type=click.IntRange(min=1), help="Stop after this many records.")
-@click.option("--timeout-ms", type=click.IntRange(min=1), help="Stop after this long without a record.")
-@click.option("--until-end", is_flag=True, help="Stop at what is the end now.")
+@click.option("--timeout-ms", type=click.IntRange(min=1), help="Stop after this time without a record.")
+@click.option("--until-end", is_flag=True, help="Stop at the end offsets as of startup.")
 @click.option(
     "--isolation-level",
     type=click.Choice(["read_committed", "read_uncommitted"]),
-    help="Whether records of open and aborted transactions are shown.  [default: read_committed]",
+    help="read_uncommitted also prints records of open and aborted transactions.  [default: read_committed]",
 )
 @click.option(
     "-o",
@@ -49,7 +51,7 @@ class _Limits:
     type=click.Choice(_FORMATS),
     default="value",
     show_default=True,
-    help="value prints the values alone, one per line; wide adds key, time and headers.",
+    help="value prints only the values, one per line. wide adds key, time and headers to the table.",
 )
 @bootstrap_options
 def command(
@@ -72,7 +74,7 @@ def command(
       oncelog consume flights --from-beginning --max-messages 10
       oncelog consume flights -p 0 --offset 42 -o jsonl --until-end
       oncelog consume flights --group dashboards --from-beginning
-    With --group, --from-beginning applies to partitions without a committed offset of the group.
+    With --group, --from-beginning applies to partitions for which the group has no committed offset.
     Exit code 4: --timeout-ms passed before --max-messages records arrived.
     """
     if offset is not None and partition is None:
@@ -150,16 +152,20 @@ def _records(consumer: Any, limits: _Limits) -> Iterator[list[Any]]:
 
 
 def _print(polls: Iterator[list[Any]], output: str) -> int:
-    """Print records as they arrive; return their number. Ctrl-C and a closed pipe end it normally."""
+    """Print records as they arrive; return their number.
+
+    Ctrl-C and a closed pipe end the output without an error.
+    """
     count, has_head = 0, False
     try:
         try:
             for rows in polls:
-                # Print the header with the first records, not for a topic that does not exist.
+                # Print the header only with the first records: the topic may not exist.
                 if rows and output in ("table", "wide") and not has_head:
                     click.echo(_table_line(_HEAD, output == "wide"))
                     has_head = True
-                # One write, so that an interrupt leaves only whole records, which are counted.
+                # All records of a poll are one write, so that an interrupt leaves only whole,
+                # counted records.
                 text = "".join(_text_of(record, output, index) for index, record in enumerate(rows, count))
                 count += len(rows)
                 sys.stdout.write(text)
@@ -167,7 +173,7 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
         except KeyboardInterrupt:
             pass
         except OncelogError:
-            # Close the document even if the connection to the broker is lost in the middle.
+            # Close the JSON document also if the connection to the broker is lost.
             sys.stdout.write("\n]\n" if output == "json" and count else "")
             sys.stdout.flush()
             raise
@@ -177,7 +183,7 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
             sys.stdout.write("[]\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # Otherwise Python's flush at exit raises again.
+        # Python flushes standard output at exit. Without this, the flush would raise BrokenPipeError again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return count
 
@@ -185,7 +191,7 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
 def _text_of(record: Any, output: str, index: int) -> str:
     if output == "value":
         value = _plain(record.value)
-        # A pipe gets the raw value; a terminal would execute control sequences in it.
+        # A pipe gets the raw value. A terminal would execute control sequences in the value.
         return (printable(value) if sys.stdout.isatty() else value) + "\n"
     row = record_row(record)
     if output == "json":
@@ -208,7 +214,7 @@ def _table_line(cells: Sequence[str], wide: bool) -> str:
 
 
 def record_row(record: Any) -> dict[str, Any]:
-    """Return a record for JSON: bytes as text, or as `..._base64` if they are not UTF-8."""
+    """Return a record as a row. Bytes become text, or the field `..._base64` if they are not UTF-8."""
     return {
         "topic": record.topic,
         "partition": record.partition,

@@ -15,7 +15,7 @@ _WIDE = ("partition_leader_epoch", "timestamp_type", "max_timestamp_ms", "crc")
 
 @click.command("dump")
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
-@click.option("--print-data-log", "print_records", is_flag=True, help="Decode and print the records as well.")
+@click.option("--print-data-log", "print_records", is_flag=True, help="Also decode and print the records.")
 @click.option("--verify-index-only", is_flag=True, help="Check indexes against their log; print only errors.")
 @output_option
 def command(files: tuple[str, ...], print_records: bool, verify_index_only: bool, output: str) -> None:

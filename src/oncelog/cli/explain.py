@@ -34,14 +34,16 @@ def _list_stories(context: click.Context, _parameter: click.Parameter, value: bo
 @click.argument("name", metavar="STORY")
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_stories,
-    help="Name the stories and exit.",
+    help="List the stories and exit.",
 )  # fmt: skip
 @click.option(
     "-b", "--bootstrap-server", default=environment_servers, metavar="HOST:PORT",
-    help="Play on this cluster (Apache Kafka, too); also as ONCELOG_BOOTSTRAP_SERVERS in the environment.  "
-    "[default: a broker of its own]",
+    help="Play on this cluster (it may be Apache Kafka). ONCELOG_BOOTSTRAP_SERVERS sets it too.  "
+    "[default: a new broker in this process]",
 )  # fmt: skip
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write the drawing there, too.")
+@click.option(
+    "--svg", type=click.Path(dir_okay=False, path_type=Path), help="Also write the drawing to this file."
+)
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="Format on standard output.",
@@ -52,8 +54,8 @@ def command(
 ) -> None:
     """Play STORY for real and draw what crossed the wire.
 
-    A producer, a broker and a network that loses, delays or repeats chosen messages take part; then the log
-    is read and counted. Exit code 1: the story ended differently than described.
+    A producer sends records through a network that loses, delays or repeats chosen messages. Then the log is
+    read and its records are counted. Exit code 1: the story ended differently than described.
 
     \b
     Examples:

@@ -46,7 +46,7 @@ def _admin(client_config: dict[str, Any]) -> Any:
 
 
 @command.command("list")
-@click.option("--state", multiple=True, help="Only in this state (Stable, Empty, ...).")
+@click.option("--state", multiple=True, help="Only groups in this state (Stable, Empty, ...). Repeatable.")
 @bootstrap_options
 @output_option
 def list_groups(state: tuple[str, ...], output: str, client_config: dict[str, Any]) -> None:
@@ -67,16 +67,17 @@ def list_groups(state: tuple[str, ...], output: str, client_config: dict[str, An
 
 @command.command("describe")
 @click.argument("group")
-@click.option("--members", is_flag=True, help="The members instead of the offsets.")
+@click.option("--members", is_flag=True, help="Show the members instead of the offsets.")
 @bootstrap_options
 @output_option
 def describe(group: str, members: bool, output: str, client_config: dict[str, Any]) -> None:
-    """Show committed offsets with their lag and the member that reads each partition; or the members.
+    """Show the committed offset, the lag and the member of each partition, or all members.
 
     \b
-    END OFFSET         the high watermark, where the next record goes; LAG counts up to it
-    STABLE END OFFSET  the last stable offset: where readers with read_committed stop
-    HELD BACK BY       the producer whose open transaction keeps it below the end offset
+    END OFFSET         the high watermark, the offset of the next record
+    LAG                END OFFSET minus the committed offset
+    STABLE END OFFSET  the last stable offset, at which read_committed readers stop
+    HELD BACK BY       the producer whose open transaction keeps STABLE END OFFSET below END OFFSET
     """
     with _admin(client_config) as admin:
         described = admin.describe_groups([group])[group]
@@ -116,7 +117,7 @@ def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
                 "topic": tp.topic,
                 "partition": tp.partition,
                 "offset": offset,
-                # As in Kafka's tool, the lag is negative for an offset beyond the end.
+                # As in Kafka's tool, the lag is negative if the committed offset is above the end.
                 "end_offset": ends.end,
                 "lag": ends.end - offset if ends.end is not None and offset is not None else None,
                 **held_back_cells(ends),
@@ -129,7 +130,7 @@ def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
 
 
 def _remark(offset: int | None, ends: Any) -> str | None:
-    """Return the problem with a committed offset, None without one."""
+    """Return the problem with a committed offset, or None if there is none."""
     if offset is None or ends.end is None or ends.start is None:
         return None if ends.end is not None else "no broker tells its offsets"
     by_setting = "auto.offset.reset decides where reading starts"
@@ -142,26 +143,28 @@ def _remark(offset: int | None, ends: Any) -> str | None:
 
 @command.command("reset-offsets")
 @click.argument("group")
-@click.option("--topic", multiple=True, required=True, help="Of this topic, all partitions; may be repeated.")
-@click.option("--to-earliest", is_flag=True, help="To the first record.")
-@click.option("--to-latest", is_flag=True, help="Behind the last record.")
-@click.option("--to-offset", type=click.IntRange(min=0), help="To this offset.")
-@click.option("--to-datetime", help="To the first record at or after this time (ISO 8601).")
-@click.option("--shift-by", type=int, help="Number of records by which offsets move; negative: back.")
-@click.option("--yes", is_flag=True, help="Commit; without it only say what would change.")
+@click.option("--topic", multiple=True, required=True, help="Reset all partitions of this topic. Repeatable.")
+@click.option("--to-earliest", is_flag=True, help="Reset to the first record.")
+@click.option("--to-latest", is_flag=True, help="Reset to the end, after the last record.")
+@click.option("--to-offset", type=click.IntRange(min=0), help="Reset to this offset.")
+@click.option("--to-datetime", help="Reset to the first record at or after this time (ISO 8601).")
+@click.option(
+    "--shift-by", type=int, help="Add this number to the offsets. A negative number moves them back."
+)
+@click.option("--yes", is_flag=True, help="Commit the new offsets. Without --yes, only print them.")
 @bootstrap_options
 @output_option
 def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **given: Any) -> None:
     """Reset a group's offsets. The group must have no members."""
     client_config = given.pop("client_config")
     say_target(client_config)
-    asked = {name: value for name, value in given.items() if value not in (None, False)}
-    if len(asked) != 1:
+    targets = {name: value for name, value in given.items() if value not in (None, False)}
+    if len(targets) != 1:
         raise click.UsageError(
             "give one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
         )
     with _admin(client_config) as admin:
-        rows, offsets = _planned(admin, group, topic, *next(iter(asked.items())))
+        rows, offsets = _planned(admin, group, topic, *next(iter(targets.items())))
         emit(rows, output, columns=["topic", "partition", "offset", "new_offset"])
         if yes:
             admin.alter_group_offsets(group, offsets)
@@ -172,29 +175,29 @@ def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **
 def _planned(
     admin: Any, group: str, topics: tuple[str, ...], way: str, value: Any
 ) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
-    """Return rows to print, and offsets to commit, which are limited to those that each partition holds."""
+    """Return rows to print, and offsets to commit. Each offset is moved into its partition's range."""
     from oncelog.types import OffsetAndMetadata, TopicPartition
 
     described = admin.describe_topics(list(topics))
     places = [TopicPartition(name, part.partition) for name in topics for part in described[name].partitions]
     held = admin.group_offsets(group)
-    first = {at: found.offset for at, found in admin.list_offsets(dict.fromkeys(places, "earliest")).items()}
-    last = {at: found.offset for at, found in admin.list_offsets(dict.fromkeys(places, "latest")).items()}
-    wanted = _wanted(admin, places, held, first, last, way, value)
-    new = {at: min(max(wanted[at], first[at]), last[at]) for at in places}
+    first = {tp: found.offset for tp, found in admin.list_offsets(dict.fromkeys(places, "earliest")).items()}
+    last = {tp: found.offset for tp, found in admin.list_offsets(dict.fromkeys(places, "latest")).items()}
+    requested = _requested(admin, places, held, first, last, way, value)
+    new = {tp: min(max(requested[tp], first[tp]), last[tp]) for tp in places}
     rows = [
         {
-            "topic": at.topic,
-            "partition": at.partition,
-            "offset": held[at].offset if at in held else None,
-            "new_offset": new[at],
+            "topic": tp.topic,
+            "partition": tp.partition,
+            "offset": held[tp].offset if tp in held else None,
+            "new_offset": new[tp],
         }
-        for at in places
+        for tp in places
     ]
-    return rows, {at: OffsetAndMetadata(offset) for at, offset in new.items()}
+    return rows, {tp: OffsetAndMetadata(offset) for tp, offset in new.items()}
 
 
-def _wanted(
+def _requested(
     admin: Any, places: list[Any], held: Any, first: Any, last: Any, way: str, value: Any
 ) -> dict[Any, int]:
     if way == "to_earliest":
@@ -204,18 +207,20 @@ def _wanted(
     if way == "to_offset":
         return dict.fromkeys(places, value)
     if way == "shift_by":
-        return {at: (held[at].offset if at in held else first[at]) + value for at in places}
+        return {tp: (held[tp].offset if tp in held else first[tp]) + value for tp in places}
     try:
         moment_ms = int(datetime.fromisoformat(value).timestamp() * 1000)
     except ValueError as error:
         raise click.BadParameter(f"--to-datetime {value!r}: {error}") from None
     found = admin.list_offsets(dict.fromkeys(places, moment_ms))
-    return {at: last[at] if found[at].offset is None else found[at].offset for at in places}
+    return {tp: last[tp] if found[tp].offset is None else found[tp].offset for tp in places}
 
 
 @command.command("delete")
 @click.argument("groups", nargs=-1, required=True, metavar="GROUP...")
-@click.option("--yes", is_flag=True, help="Delete; without it only say what would go.")
+@click.option(
+    "--yes", is_flag=True, help="Delete the groups. Without --yes, only print what would be deleted."
+)
 @bootstrap_options
 def delete(groups: tuple[str, ...], yes: bool, client_config: dict[str, Any]) -> None:
     """Delete groups without members, and their committed offsets."""

@@ -26,38 +26,45 @@ def _one_character(context: click.Context, option: click.Parameter, value: str |
 @click.argument(
     "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option("--topic", required=True, help="Where the records go; it must exist.")
-@click.option("--id", "load_id", required=True, help="Id of the load. A run with the same id resumes it.")
+@click.option("--topic", required=True, help="The topic of the records. It must exist.")
+@click.option(
+    "--id",
+    "load_id",
+    required=True,
+    help="The name of the load. A command with the same name continues the load.",
+)
 @click.option(
     "--format",
     "layout",
     type=click.Choice(["csv", "jsonl", "parquet", "lines"]),
-    help="How the files are read (default: by their names).",
+    help="The format of the files (default: by their extensions).",
 )
-@click.option("--key", metavar="COLUMN", help="The record's key, and so its partition, is this column.")
+@click.option("--key", metavar="COLUMN", help="Use this column as the record's key.")
 @click.option(
     "--delimiter",
     metavar="C",
     callback=_one_character,
-    help=r"Between CSV columns; \t is a tab (default: comma, in .tsv files tab).",
+    help=r"The separator of CSV columns; \t is a tab (default: comma, in .tsv files tab).",
 )
-@click.option("--null", "nulls", multiple=True, metavar="TEXT", help="CSV text that means null.")
-@click.option("--text", is_flag=True, help="Take every CSV column as text, numbers as well.")
+@click.option(
+    "--null", "nulls", multiple=True, metavar="TEXT", help="A CSV text that means null. Repeatable."
+)
+@click.option("--text", is_flag=True, help="Read every CSV column as text, also numbers.")
 @click.option(
     "--batch-records",
     type=click.IntRange(min=1),
     default=100_000,
     show_default=True,
-    help="Most records of a transaction.",
+    help="The maximum number of records in a transaction.",
 )
 @click.option(
     "--batch-bytes",
     type=click.IntRange(min=1, max=_MAX_BATCH_BYTES),
     default=8 << 20,
     show_default=True,
-    help="Bytes of the files at which a transaction is closed.",
+    help="Commit a transaction after this many bytes of the files.",
 )
-@click.option("--spark", is_flag=True, help="Load the files side by side on Spark, a task for each.")
+@click.option("--spark", is_flag=True, help="Load the files in parallel on Spark, with one task per file.")
 @click.option("--master", help="With --spark: the Spark master.  [default: local[*]]")
 @output_option
 @bootstrap_options
@@ -85,15 +92,16 @@ def command(
       oncelog load part-*.parquet --topic trips --id trips-2024-01 --key trip_id
       oncelog load events.jsonl.gz --topic events --id events-17 -X compression.type=zstd
       oncelog load part-*.parquet --topic trips --id trips-2024 --spark --master spark://HOST:7077
-    After a kill or an error, the same command continues where it stopped; once the load is complete, it does
-    nothing and says so. Checkpoints are stored in the transactions of the records (topic oncelog-loads).
-    A file that changed since it was read is refused, and so is another key. Files may be appended to a load.
-    A second loader with the same id takes over, and the first one ends with an error.
+    After a kill or an error, the same command continues the load at its last checkpoint. If the load is
+    complete, the command prints that and does nothing. Checkpoints are stored in topic oncelog-loads, in the
+    transactions of the records. A file that changed since it was read is refused, and so is another --key.
+    More files may be added to a load. A second loader with the same id takes over, and the first one
+    fails with an error.
 
     \b
     csv, parquet  the value is a JSON object per row
     jsonl, lines  the value is the line
-    .gz and .zst are decompressed. Keys choose partitions as Kafka's own clients do.
+    Files that end in .gz or .zst are decompressed. The partition follows from the key as in Kafka's clients.
     Exit codes: 0 complete, 1 error (a changed file, another loader), 2 usage, 4 time-out.
     """
     from oncelog.config import PRODUCER
@@ -116,7 +124,7 @@ def _on_spark(load: Any, config: dict[str, Any], master: str | None, show: Calla
     from oncelog.load.on_spark import run_load_on_spark
     from oncelog.spark.session import local_session
 
-    # A speculative copy would take over from the running task.
+    # A speculative copy of a task would take the load over from the running task.
     with local_session("oncelog load", master or "local[*]", {"spark.speculation": "false"}) as session:
         return run_load_on_spark(session, load, config, show if sys.stderr.isatty() else None)
 
@@ -134,12 +142,12 @@ def _row(load: Any, report: Any) -> dict[str, Any]:
 
 
 def _progress() -> AbstractContextManager[Callable[[Any], object]]:
-    """Yield a progress bar on standard error if that is a terminal."""
+    """Return a context that shows a progress bar if standard error is a terminal."""
     return _Bar() if sys.stderr.isatty() else nullcontext(lambda report: None)
 
 
 class _Bar(AbstractContextManager[Callable[[Any], object]]):
-    """A progress bar of click over the bytes of the files, with records per second."""
+    """A progress bar over the bytes of the files, with records per second."""
 
     def __init__(self) -> None:
         self._bar: Any = None

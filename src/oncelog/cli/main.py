@@ -1,6 +1,6 @@
-"""`oncelog`: one file per command, loaded when it is called, so that `serve` starts fast.
+"""The command `oncelog`. Each subcommand is a file, imported when it is called, so that `serve` starts fast.
 
-Other packages add commands by the entry point group `oncelog.commands`.
+Other packages add subcommands through the entry point group `oncelog.commands`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ COMMANDS = {
     "produce": "Send lines or files as records.",
     "load": "Load files, exactly once over any number of runs.",
     "consume": "Print records.",
-    "producers": "Show the producer ids a partition remembers.",
+    "producers": "Show the producer state of partitions.",
     "groups": "List, describe, reset and delete consumer groups.",
     "acls": "List, add and remove ACLs.",
     "users": "List, set and delete SCRAM users.",
     "quotas": "List, set and remove client quotas.",
-    "transactions": "List and describe transactions; find and abort those that hang.",
-    "web": "Pages about transactions, producers and groups of a cluster.",
+    "transactions": "List and describe transactions; find and abort hanging ones.",
+    "web": "Serve web pages about a cluster's transactions, producers and groups.",
     "dump": "Print segment files batch by batch.",
-    "explain": "Run a fault story for real and draw what crossed the wire.",
-    "proxy": "Stand between clients and a broker and lose, delay, repeat or cut.",
-    "pipeline": "Run a streaming query of Spark and keep it running.",
-    "audit": "Prove or refute that a log is exactly-once.",
+    "explain": "Run a fault story and draw the messages that crossed the wire.",
+    "proxy": "Run a proxy that loses, delays or repeats messages, or cuts connections.",
+    "pipeline": "Run a Spark streaming query and restart it after failures.",
+    "audit": "Check that topics or segment files contain each record once.",
 }
 
 EXIT_ERROR, EXIT_USAGE, EXIT_VIOLATIONS, EXIT_TIMEOUT = 1, 2, 3, 4
@@ -91,7 +91,10 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line; typed errors become one line on standard error and an exit code."""
+    """Run the command line.
+
+    An OncelogError becomes one line on standard error and an exit code.
+    """
     try:
         cli(standalone_mode=True)
     except (ConfigError, MisuseError) as error:
@@ -105,7 +108,7 @@ def main() -> None:
 def _fail(error: Exception, code: int) -> None:
     from oncelog.cli.common import say
 
-    # The text of a broker's error already begins with the error's name.
+    # The text of a BrokerError already begins with the error's name.
     kind = "" if isinstance(error, BrokerError) else f"{type(error).__name__}: "
     say(f"oncelog: {kind}{error}", err=True)
     sys.exit(code)

@@ -22,14 +22,16 @@ def command() -> None:
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting of the pipeline; before environment.",
+    help="A setting of the pipeline. It overrides the environment. Repeatable.",
 )
-@click.option("--master", default="local[*]", show_default=True, help="Spark master.")
-@click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark, as for spark-submit.")
+@click.option("--master", default="local[*]", show_default=True, help="The Spark master.")
+@click.option(
+    "--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting, as for spark-submit. Repeatable."
+)
 @click.option(
     "--status-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep the state and the last micro-batch there, as JSON.",
+    help="Write the state and the last micro-batch to this file, as JSON.",
 )
 @click.option(
     "-X",
@@ -37,7 +39,7 @@ def command() -> None:
     "properties",
     multiple=True,
     metavar="KEY=VALUE",
-    help="restart.backoff.ms and the like.",
+    help="A setting of the supervisor, for example restart.backoff.ms. Repeatable.",
 )
 def run(
     file: Path,
@@ -49,22 +51,28 @@ def run(
 ) -> None:
     """Run the streaming query of FILE until it ends, and restart it when it fails.
 
-    FILE defines pipeline(spark, settings), which returns the started query; settings are the environment and
-    the values of --set. See examples/pipelines and docs/pipelines.md.
+    FILE defines a function pipeline(spark, settings) that returns the started query. settings contains the
+    environment and the values of --set. See examples/pipelines and docs/pipelines.md.
 
     \b
     Example:
       oncelog pipeline run enrich.py --set SOURCE=orders --set TARGET=enriched \\
           --set CUSTOMERS=customers.csv --set CHECKPOINT=/var/lib/enrich
-    The query runs in a process of its own. If it fails, or the process or its JVM dies, it is restarted after
-    a pause that doubles. After restart.max.failures within restart.window.ms it is not restarted. SIGTERM or
-    Ctrl-C stops it after the running micro-batch, a second one at once. One line per micro-batch goes to
-    standard error: rows in and out, seconds, lag and, for Oncelog's sink, bytes, commit time, skipped tasks.
+
+    The query runs in a separate process. If the query fails, or its process or JVM dies, it is restarted
+    after a pause that doubles each time. After restart.max.failures within restart.window.ms it is not
+    restarted. SIGTERM or Ctrl-C stops the query after the running micro-batch. A second signal stops it at
+    once.
+
+    One line per micro-batch goes to standard error: rows in and out, seconds and lag. For Oncelog's sink the
+    line also has bytes, commit time and skipped tasks.
 
     \b
-    Exit codes: 0 ended or stopped, 1 too many failures (a later run may succeed),
-    2 cannot succeed without a change (the file, a setting, or a refusal by source or sink),
-    128+N killed by signal N.
+    Exit codes:
+      0      the query ended or was stopped
+      1      too many failures; a later start may succeed
+      2      the file or a setting must be changed first, or source or sink refused the query
+      128+N  signal N ended the supervisor
     """
     from oncelog.config import PIPELINE
     from oncelog.pipeline.restart_policy import Limits
@@ -72,7 +80,8 @@ def run(
     from oncelog.runtime.event_log import log_to_stderr
     from oncelog.spark.session import check_spark
 
-    check_spark()  # checked here, so that no child ends with a traceback
+    # Checked here, so that the error is one line and not the traceback of the child process.
+    check_spark()
     given = PIPELINE.parse(parse_properties(properties))
     limits = Limits(
         backoff_ms=given["restart.backoff.ms"],

@@ -33,9 +33,13 @@ Arguments = dict[str, Any]
 @click.command("produce")
 @click.argument("topic")
 @click.argument("files", nargs=-1, type=click.File("rb", lazy=True))
-@click.option("-k", "--key-separator", metavar="SEP", help=r"Lines are KEY SEP VALUE; \t is a tab.")
-@click.option("--jsonl", is_flag=True, help="Lines are JSON objects, as `consume -o jsonl` prints them.")
-@click.option("-p", "--partition", type=click.IntRange(min=0), help="To this partition (default: by key).")
+@click.option("-k", "--key-separator", metavar="SEP", help=r"Read each line as KEY SEP VALUE; \t is a tab.")
+@click.option(
+    "--jsonl", is_flag=True, help="Read each line as a JSON object, as `consume -o jsonl` prints it."
+)
+@click.option(
+    "-p", "--partition", type=click.IntRange(min=0), help="Send to this partition (default: by key)."
+)
 @output_option
 @bootstrap_options
 def command(
@@ -47,16 +51,17 @@ def command(
     output: str,
     client_config: dict[str, Any],
 ) -> None:
-    """Send each line of FILES, or of standard input, as a record; then print the offsets.
+    """Send each line of FILES or of standard input as a record, and print the offsets at the end.
 
     \b
     Examples:
       oncelog produce flights flights.csv
       printf 'a=1\\nb=2\\n' | oncelog produce numbers --key-separator =
       oncelog consume old --until-end --from-beginning -o jsonl | oncelog produce new --jsonl
-    With --jsonl an object has value, and optionally key, headers (an object, or a list of key and value),
-    partition, timestamp (ms), and key_base64 and value_base64 for bytes. topic and offset are ignored.
-    Ctrl-C sends the records read so far; a second one ends at once. Exit code 1: a record failed.
+    With --jsonl an object has the field value, and optionally key, headers (an object, or a list of objects
+    with key and value), partition and timestamp (ms). key_base64 and value_base64 replace key and value for
+    bytes that are no text. topic and offset are ignored.
+    Ctrl-C sends the records read so far; a second Ctrl-C ends at once. Exit code 1: a record failed.
     """
     if jsonl and key_separator is not None:
         raise click.UsageError("--jsonl and --key-separator exclude each other")
@@ -77,7 +82,7 @@ def command(
 
 @dataclass(slots=True)
 class _Stretch:
-    """The records of one partition. Offsets are None if the broker did not return them."""
+    """The stored records of one partition. Offsets are None if the broker returned none (acks=0)."""
 
     first_offset: int | None
     last_offset: int | None
@@ -86,7 +91,7 @@ class _Stretch:
 
 @dataclass(slots=True)
 class _Tally:
-    """The outcome of the records. `on_delivery` runs on the producer's thread, the rest after it."""
+    """The number and the offsets of sent and failed records. `on_delivery` runs on the producer's thread."""
 
     partitions: dict[tuple[str, int], _Stretch] = field(default_factory=dict)
     sent: int = 0
@@ -123,9 +128,9 @@ class _Tally:
 
 
 class _Interrupt:
-    """A handler of Ctrl-C: the first one ends the input, never during a send;
+    """The handler of Ctrl-C.
 
-    the second one ends the command.
+    The first Ctrl-C ends the input, but never interrupts a send. The second one ends the command.
     """
 
     def __init__(self) -> None:
@@ -146,7 +151,7 @@ class _Interrupt:
             raise KeyboardInterrupt
 
     def until(self, items: Iterable[Arguments]) -> Iterator[Arguments]:
-        """Yield the items until an interrupt."""
+        """Yield the items until Ctrl-C."""
         iterator = iter(items)
         while True:
             try:
@@ -169,7 +174,10 @@ def _send_all(
     records: Iterable[Arguments],
     tally: _Tally,
 ) -> Exception | None:
-    """Send and flush; return the error that ended it early, if any. Earlier records are still sent."""
+    """Send all records and wait for their outcomes.
+
+    Return the error that ended the input early, or None. Records before the error are still sent.
+    """
     from oncelog.client.producer.blocking import Producer
     from oncelog.config import PRODUCER
 
@@ -201,9 +209,10 @@ def _send_all(
 
 
 async def _check_topic(settings: Settings, topic: str) -> None:
-    """Raise UnknownTopicOrPartition soon, where `send` would wait for a topic until max.block.ms.
+    """Raise UnknownTopicOrPartition soon if the topic does not exist.
 
-    An application may start before its topic exists. In a command a typing error is more likely.
+    `Producer.send` waits up to max.block.ms, because an application may start before its topic exists. In a
+    command a typing error is more likely.
     """
     from oncelog.client.connection.cluster import UNKNOWN_TOPIC_PATIENCE_MS, ClusterConnection
 
@@ -214,7 +223,8 @@ async def _check_topic(settings: Settings, topic: str) -> None:
             try:
                 await cluster.refresh_metadata([topic])
             except (DisconnectedError, TimedOut):
-                return  # the producer itself waits for a broker
+                # The producer itself waits for a broker.
+                return
             error = cluster.why_no_leader(TopicPartition(topic, 0))
             if not isinstance(error, UnknownTopicOrPartition):
                 return
@@ -226,24 +236,26 @@ async def _check_topic(settings: Settings, topic: str) -> None:
 
 
 def _occupy_standard_input() -> None:
-    """Reopen a closed standard input:
+    """If standard input is closed, open it as the null device.
 
-    the event loop would get descriptor 0, and libuv aborts when closing it.
+    Otherwise the event loop would get descriptor 0, and libuv aborts when that descriptor is closed.
     """
     if sys.stdin is None and (descriptor := os.open(os.devnull, os.O_RDONLY)) > 2:
-        os.close(descriptor)  # it was not closed
+        # Standard input was not closed: the new descriptor is not needed.
+        os.close(descriptor)
 
 
 def _send(producer: Any, topic: str, record: Arguments, tally: _Tally) -> None:
     tally.sent += 1
     try:
         producer.send(topic, on_delivery=tally.on_delivery, **record)
-    except MessageTooLarge as error:  # only this record; the others continue
+    # Only this record fails; the command continues with the next one.
+    except MessageTooLarge as error:
         tally.on_delivery(None, error)
 
 
 def _progress(tally: _Tally) -> AbstractContextManager[Callable[[], object]]:
-    """Yield a progress line on standard error if that is a terminal and standard input is not."""
+    """Return a context that shows progress if standard error is a terminal and standard input is not."""
     if not sys.stderr.isatty() or (sys.stdin is not None and sys.stdin.isatty()):
         return nullcontext(lambda: None)
     return _Status(tally)
@@ -269,7 +281,7 @@ class _Status(AbstractContextManager[Callable[[], object]]):
 
 
 def _lines(files: tuple[IO[bytes], ...]) -> Iterator[tuple[str, bytes]]:
-    """Yield (place, line without its end) of each line. A closed standard input has none."""
+    """Yield (file name and line number, line without its end). A closed standard input has no lines."""
     if not files and sys.stdin is None:
         return
     for file in files or (sys.stdin.buffer,):
@@ -306,7 +318,7 @@ def _parser(jsonl: bool, key_separator: str | None) -> Callable[[bytes], Argumen
 
 
 def parse_json(line: bytes) -> Arguments:
-    """Convert a JSON object to keyword arguments of Producer.send. Raises ValueError with the reason."""
+    """Convert a JSON object to keyword arguments of Producer.send. Raises ValueError."""
     row = json.loads(line)
     if not isinstance(row, dict) or row.keys() - _FIELDS:
         raise ValueError(f"expected a JSON object with some of {', '.join(sorted(_FIELDS))}")
@@ -324,7 +336,7 @@ def parse_json(line: bytes) -> Arguments:
 
 
 def _bytes_of(row: dict[str, Any], name: str) -> bytes | None:
-    """Encode text as UTF-8, and any other value as JSON."""
+    """Return the field `name` as bytes, or None. Text becomes UTF-8, and any other value JSON."""
     encoded = row.get(f"{name}_base64")
     if encoded is not None:
         try:
@@ -343,8 +355,8 @@ def _headers_of(headers: Any) -> list[Header]:
     if not isinstance(headers, list):
         raise ValueError("headers must be an object, or a list of objects with key and value")
     pairs: list[Header] = []
-    for each in headers:
-        if not isinstance(each, dict) or not isinstance(each.get("key"), str):
-            raise ValueError(f"a header must be an object with key and value, not {each!r}")
-        pairs.append((each["key"], _bytes_of(each, "value")))
+    for header in headers:
+        if not isinstance(header, dict) or not isinstance(header.get("key"), str):
+            raise ValueError(f"a header must be an object with key and value, not {header!r}")
+        pairs.append((header["key"], _bytes_of(header, "value")))
     return pairs

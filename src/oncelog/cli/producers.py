@@ -1,4 +1,4 @@
-"""`oncelog producers`: the producer state that partitions keep for deduplication."""
+"""`oncelog producers`: show the state by which partitions recognise duplicates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDE = ["coordinator_epoch", "transaction_start_offset"]
 
 @click.group("producers")
 def command() -> None:
-    """Show the producer state that partitions keep.
+    """Show the producer state of partitions.
 
     \b
     Examples:
@@ -34,7 +34,7 @@ def list_producers(where: str, output: str, client_config: dict[str, Any]) -> No
 
 @command.command("describe")
 @click.argument("where", metavar="TOPIC[:PARTITION]")
-@click.option("--producer-id", type=int, help="Only this one.")
+@click.option("--producer-id", type=int, help="Only this producer id.")
 @bootstrap_options
 @output_option
 def describe(where: str, producer_id: int | None, output: str, client_config: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Java .properties files, by the rules of `java.util.Properties.load`, as in Kafka's tools.
 
-One difference: a file is read as UTF-8, and as ISO 8859-1, Java's only encoding, if it is not valid UTF-8.
+One difference: a file is read as UTF-8. If it is not valid UTF-8, it is read as ISO 8859-1, Java's only
+encoding.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Return the settings of a file. Raises ConfigError with the line's number."""
+    """Return the settings in a file. Raises ConfigError, whose text has the line number."""
     properties: dict[str, str] = {}
     for number, line in _logical_lines(_text(path)):
         entry = _ENTRY.fullmatch(line)
@@ -43,9 +44,9 @@ def _text(path: Path) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (number of the first line, joined line), without comments and empty lines."""
+    """Yield (number of the first line, line joined with its continuations). Skip comments and empty lines."""
     pending, first = "", 0
-    # Not str.splitlines, which also splits at form feeds and at characters beyond ASCII.
+    # str.splitlines would also split at form feeds and at characters beyond ASCII.
     for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = raw.lstrip(_BLANKS)
         if not pending:
@@ -64,7 +65,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _unescaped(text: str) -> str:
-    """Replace escapes. Raises ValueError for an invalid \\uXXXX; other backslashes are dropped."""
+    """Replace escapes, and drop other backslashes. Raises ValueError for an invalid \\uXXXX."""
 
     def replaced(escape: re.Match[str]) -> str:
         what = escape[1]

@@ -20,14 +20,18 @@ from oncelog.testing.proxy.rules import parse_rule
 
 @click.command("proxy")
 @click.option(
-    "--listen", default="127.0.0.1:9192", show_default=True, metavar="HOST:PORT", help="Port 0: a free one."
+    "--listen",
+    default="127.0.0.1:9192",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Port 0 means a free port.",
 )
 @click.option(
     "--upstream", default="127.0.0.1:9092", show_default=True, metavar="HOST:PORT",
-    help="A broker; the others of its cluster get ports of their own as they are named.",
+    help="A broker. Each other broker of the cluster gets another port when a response first names it.",
 )  # fmt: skip
-@click.option("--rule", "rules", multiple=True, metavar="RULE", help="A fault; may be given several times.")
-@click.option("--seed", default=0, show_default=True, help="Decides which matches a probability strikes.")
+@click.option("--rule", "rules", multiple=True, metavar="RULE", help="A fault. Repeatable.")
+@click.option("--seed", default=0, show_default=True, help="The seed for rules with a probability.")
 @click.option(
     "--advertise",
     metavar="HOST",
@@ -38,7 +42,10 @@ from oncelog.testing.proxy.rules import parse_rule
     help="Format of the messages on standard output.",
 )  # fmt: skip
 @click.option(
-    "--all", "show_all", is_flag=True, help="Show every request, not only producing and what a rule struck."
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="Show every request, not only Produce and those that a rule matched.",
 )
 def command(
     listen: str,
@@ -49,18 +56,19 @@ def command(
     output: str,
     show_all: bool,
 ) -> None:
-    """Stand between clients and a broker and lose, delay, repeat or cut.
+    """Run a proxy that loses, delays or repeats messages, or cuts connections.
 
     \b
     A rule is `[request|response] [API] ACTION [option=value ...]`:
-      drop       lose it; the connection stays open, without later messages
-      cut        lose it with its connection (default: the response, after the broker handled it)
+      drop       lose the message, and all later ones of the connection, which stays open
+      cut        lose the message and close its connection (default: the response is lost)
       delay      wait delay_ms; later messages wait too
-      hold       let later requests overtake it: release_after=N, delay_ms=N
-      duplicate  send the request twice; the copy later with delay_ms or release_after
-      fail       answer Produce with error=NAME; a request then never reaches the broker
+      hold       let later requests overtake the message: release_after=N, delay_ms=N
+      duplicate  send the request twice; delay_ms or release_after delays the copy
+      fail       answer Produce with error=NAME; as a request rule, the broker never gets the request
       throttle   rate_bytes_s=N
-    Options for all: nth=N (first match to act on), count=N, probability=P (with --seed).
+    Options of every rule: nth=N (the first match to act on; without count, the only one), count=N
+    (the number of matches to act on), probability=P (with --seed).
 
     \b
     Examples:
@@ -98,7 +106,7 @@ def _printer(output: str, show_all: bool, stop: threading.Event) -> Any:
         try:
             click.echo(json.dumps(event.to_dict()) if output == "jsonl" else printable(format_line(event)))
         except BrokenPipeError:
-            stop.set()  # the reader closed the pipe, as `| head` does
+            stop.set()  # the reader of standard output closed the pipe
 
     return show
 

@@ -22,9 +22,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group("quotas")
 def command() -> None:
-    """List, set and remove client quotas: of users, client ids, both together, or ip addresses.
+    """List, set and remove quotas of users, client ids, pairs of both, or IP addresses.
 
-    \b Quotas: producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate, and
+    Quotas: producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate, and
     (Oncelog's broker only) producer_ids_rate; for ips connection_creation_rate. All are per second.
 
     \b
@@ -40,12 +40,12 @@ def command() -> None:
 
 def _entity_options(function: F) -> F:
     for option in (
-        click.option("--user", help="A user, as in User:alice without User:."),
-        click.option("--user-default", is_flag=True, help="Every user without quotas of its own."),
+        click.option("--user", help="A user, without the prefix User:."),
+        click.option("--user-default", is_flag=True, help="Every user that has no quotas."),
         click.option("--client-id", help="A client id."),
-        click.option("--client-id-default", is_flag=True, help="Every client id without quotas of its own."),
-        click.option("--ip", help="An address that clients connect from."),
-        click.option("--ip-default", is_flag=True, help="Every address without quotas of its own."),
+        click.option("--client-id-default", is_flag=True, help="Every client id that has no quotas."),
+        click.option("--ip", help="The IP address of clients."),
+        click.option("--ip-default", is_flag=True, help="Every address that has no quotas."),
     ):
         function = option(function)
     return function
@@ -59,7 +59,7 @@ def _admin(client_config: dict[str, Any]) -> Any:
 
 
 def _parts(given: dict[str, Any]) -> dict[str, str]:
-    """Return a map from type to name of the entity in the options."""
+    """Return the entity in the options as a map from type to name."""
     parts = {}
     for kind in ("user", "client-id", "ip"):
         option = kind.replace("-", "_")
@@ -87,7 +87,7 @@ def _entity(given: dict[str, Any]) -> Any:
 @bootstrap_options
 @output_option
 def list_quotas(output: str, client_config: dict[str, Any], **given: Any) -> None:
-    """List quotas; with options, those of all entities that include the named ones."""
+    """List quotas. With options, list those of all entities that include the named user, id or address."""
     from oncelog.rules.limits.quotas import QuotaFilter
 
     with _admin(client_config) as admin:
@@ -115,7 +115,7 @@ def _shown(name: str | None) -> str | None:
 @_entity_options
 @bootstrap_options
 def set_quotas(quotas: tuple[str, ...], client_config: dict[str, Any], **given: Any) -> None:
-    """Set quotas of an entity; its other quotas stay."""
+    """Set quotas of an entity. Its other quotas stay."""
     values = dict(_pair(each) for each in quotas)
     entity = _entity(given)
     with _admin(client_config) as admin:
@@ -137,10 +137,10 @@ def _pair(text: str) -> tuple[str, float]:
 @command.command("remove")
 @click.argument("quotas", nargs=-1, metavar="[QUOTA...]")
 @_entity_options
-@click.option("--yes", is_flag=True, help="Remove; without it only say what would go.")
+@click.option("--yes", is_flag=True, help="Remove the quotas. Without --yes, only print them.")
 @bootstrap_options
 def remove(quotas: tuple[str, ...], yes: bool, client_config: dict[str, Any], **given: Any) -> None:
-    """Remove quotas of exactly this entity; without names, all of them."""
+    """Remove quotas of exactly this entity. Without names, remove all of them."""
     from oncelog.rules.limits.quotas import QuotaFilter
 
     entity = _entity(given)

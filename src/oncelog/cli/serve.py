@@ -1,4 +1,4 @@
-"""`oncelog serve`: the broker in the foreground."""
+"""`oncelog serve`: run the broker in the foreground."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def default_data_dir() -> Path:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to the allowed maximum, because each active partition needs one."""
+    """Raise the limit of open files to the allowed maximum. Each active partition needs an open file."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -37,10 +37,10 @@ def raise_file_limit() -> None:
 
 
 def say(lines: Iterable[str]) -> None:
-    """Write lines to standard output; after a failure, write nothing more there.
+    """Write lines to standard output. After a failure, write nothing more.
 
-    A broker starts on a full disk, and keeps running when nobody reads its output (`oncelog serve | head
-    -1`).
+    Standard output may be a file on a full disk, or a pipe that nobody reads (`oncelog serve | head -1`).
+    Neither must stop the broker.
     """
     from oncelog.runtime.event_log import log_event
 
@@ -49,7 +49,7 @@ def say(lines: Iterable[str]) -> None:
             click.echo(line)
     except OSError as error:
         log_event("warning", "standard output cannot be written", error=error)
-        # Otherwise Python would write the rest again at exit and fail.
+        # Python would try to write the buffered rest again at exit, and fail.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -60,42 +60,50 @@ def say(lines: Iterable[str]) -> None:
     "--data-dir",
     type=click.Path(file_okay=False, readable=False, path_type=Path),
     envvar="ONCELOG_DATA_DIR",
-    help="Where the data lives; made if missing.  [default: a directory under your data home]",
+    help="The data directory; created if missing.  [default: oncelog in $XDG_DATA_HOME or ~/.local/share]",
 )
 @click.option(
     "--listen",
     multiple=True,
     metavar="[NAME://]HOST:PORT",
-    help="Address to listen on, port 0 takes a free one; may be repeated. NAME: PLAINTEXT, SSL, SASL_SSL, "
-    "SASL_PLAINTEXT, or one that listener.security.protocol.map knows.  [default: 127.0.0.1:9092]",
+    help="Address to listen on; port 0 means a free port. NAME is PLAINTEXT, SSL, SASL_SSL, SASL_PLAINTEXT, "
+    "or a name in listener.security.protocol.map. Repeatable.  [default: 127.0.0.1:9092]",
 )
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Listen beyond loopback although clients need not say who they are (docs/security.md).",
+    help="Allow listeners beyond loopback without authentication (docs/security.md).",
 )
 @click.option(
     "--config",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A .properties file with Kafka's broker keys.",
+    help="A .properties file with broker settings by their Kafka names.",
 )
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="One setting; wins over --config.")
 @click.option(
-    "--metrics-port", type=click.IntRange(0, 65_535), help="Serve Prometheus metrics there; 0 is free."
+    "--set",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="One setting. It overrides --config. Repeatable.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65_535),
+    help="Serve Prometheus metrics on this port; 0 means a free port.",
 )
 @click.option(
     "--metrics-host",
     default="127.0.0.1",
     show_default=True,
-    help="Address of the metrics; beyond loopback with oncelog.metrics.token (docs/security.md).",
+    help="Address of the metrics. Beyond loopback, set oncelog.metrics.token (docs/security.md).",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="Least level of events on standard error.",
+    help="The minimum level of events on standard error.",
 )
 def command(
     data_dir: Path | None,
@@ -109,8 +117,8 @@ def command(
 ) -> None:
     """Run the broker until SIGTERM, SIGHUP or Ctrl-C.
 
-    The first line on standard output is `listening on HOST:PORT`; with several listeners there is a line per
-    listener, with NAME://. The log goes to standard error. A second broker on the same data directory ends
+    The first line on standard output is `listening on HOST:PORT`. With several listeners, each has a line
+    with NAME://HOST:PORT. The log goes to standard error. A second broker on the same data directory fails
     with exit code 1.
     """
     from oncelog.runtime.event_log import log_to_stderr

@@ -47,7 +47,7 @@ def _admin(client_config: dict[str, Any]) -> Any:
 
 
 @command.command("list")
-@click.option("--internal", is_flag=True, help="Also topics that the broker keeps for itself.")
+@click.option("--internal", is_flag=True, help="Also list internal topics.")
 @bootstrap_options
 @output_option
 def list_topics(internal: bool, output: str, client_config: dict[str, Any]) -> None:
@@ -63,19 +63,19 @@ def list_topics(internal: bool, output: str, client_config: dict[str, Any]) -> N
 
 @command.command("describe")
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--configs", is_flag=True, help="The settings of the topics instead of their partitions.")
-@click.option("--all-configs", is_flag=True, help="The same with those that stand at their default.")
+@click.option("--configs", is_flag=True, help="Show the topics' settings instead of their partitions.")
+@click.option("--all-configs", is_flag=True, help="Show all settings, also those at their default.")
 @bootstrap_options
 @output_option
 def describe(
     topics: tuple[str, ...], configs: bool, all_configs: bool, output: str, client_config: dict[str, Any]
 ) -> None:
-    """Show partitions with leaders, replicas and offsets; or settings.
+    """Show partitions with leaders, replicas and offsets, or the topics' settings.
 
     \b
-    END OFFSET         the high watermark, where the next record goes
-    STABLE END OFFSET  the last stable offset: where readers with read_committed stop
-    HELD BACK BY       (-o wide) the producer whose open transaction keeps it below the end offset
+    END OFFSET         the high watermark, the offset of the next record
+    STABLE END OFFSET  the last stable offset, at which read_committed readers stop
+    HELD BACK BY       (-o wide) the producer whose open transaction keeps STABLE END OFFSET back
     """
     with _admin(client_config) as admin:
         if configs or all_configs:
@@ -106,7 +106,7 @@ def _partition_rows(admin: Any, topics: tuple[str, ...]) -> list[dict[str, Any]]
     from oncelog.types import TopicPartition
 
     parts = [part for topic in admin.describe_topics(topics).values() for part in topic.partitions]
-    # A partition without a leader is shown with the known values.
+    # A partition without a leader has no offsets to ask for. The row shows the other values.
     tps = [TopicPartition(part.topic, part.partition) for part in parts if part.leader is not None]
     ends_by_tp = partition_ends(admin, tps)
     rows = []
@@ -132,10 +132,16 @@ def _partition_rows(admin: Any, topics: tuple[str, ...]) -> list[dict[str, Any]]
 
 @command.command("create")
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("-p", "--partitions", type=int, help="How many; default: the broker's num.partitions.")
-@click.option("--replication-factor", type=int, help="Default: the broker's default.replication.factor.")
-@click.option("--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic setting.")
-@click.option("--if-not-exists", is_flag=True, help="Topics that are there already are no error.")
+@click.option(
+    "-p", "--partitions", type=int, help="The number of partitions (default: the broker's num.partitions)."
+)
+@click.option(
+    "--replication-factor",
+    type=int,
+    help="Replicas per partition (default: the broker's default.replication.factor).",
+)
+@click.option("--config", "configs", multiple=True, metavar="KEY=VALUE", help="A topic setting. Repeatable.")
+@click.option("--if-not-exists", is_flag=True, help="Skip topics that exist already.")
 @bootstrap_options
 def create(
     topics: tuple[str, ...],
@@ -150,9 +156,9 @@ def create(
     from oncelog.client.admin.core import raise_first
     from oncelog.errors import TopicAlreadyExists
 
-    wanted = [NewTopic(name, partitions, replication_factor, parse_properties(configs)) for name in topics]
+    requested = [NewTopic(name, partitions, replication_factor, parse_properties(configs)) for name in topics]
     with _admin(client_config) as admin:
-        created = admin.create_topics(wanted, raise_errors=False)
+        created = admin.create_topics(requested, raise_errors=False)
     for topic in created.values():
         if topic.error is None:
             say(f"created {topic.name}")
@@ -167,10 +173,16 @@ def create(
 
 @command.command("alter")
 @click.argument("topic")
-@click.option("-p", "--partitions", type=int, help="Grow to this many partitions.")
-@click.option("--config", "configs", multiple=True, metavar="KEY=VALUE", help="Set a topic setting.")
+@click.option("-p", "--partitions", type=int, help="The new number of partitions; more than now.")
 @click.option(
-    "--delete-config", "deleted", multiple=True, metavar="KEY", help="Take one back to its default."
+    "--config", "configs", multiple=True, metavar="KEY=VALUE", help="Set a topic setting. Repeatable."
+)
+@click.option(
+    "--delete-config",
+    "deleted",
+    multiple=True,
+    metavar="KEY",
+    help="Reset a setting to its default. Repeatable.",
 )
 @bootstrap_options
 def alter(
@@ -197,7 +209,9 @@ def alter(
 
 @command.command("delete")
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@click.option("--yes", is_flag=True, help="Do it; without this only what would be deleted is shown.")
+@click.option(
+    "--yes", is_flag=True, help="Delete the topics. Without --yes, only print what would be deleted."
+)
 @bootstrap_options
 def delete(topics: tuple[str, ...], yes: bool, client_config: dict[str, Any]) -> None:
     """Delete topics with all their records. Without --yes, only print what would be deleted."""

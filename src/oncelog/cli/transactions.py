@@ -21,12 +21,12 @@ from oncelog.cli.producers import parse_where
 LIST_COLUMNS = ["transactional_id", "producer_id", "state", "coordinator"]
 OPEN_COLUMNS = ["topic", "partition", "producer_id", "epoch", "first_offset", "since", "hanging"]
 DEFAULT_AGE_S = 1_200
-"""Kafka's maximum transaction timeout plus five minutes: younger transactions may still end."""
+"""Kafka's maximum transaction timeout plus five minutes. Younger transactions may still end."""
 
 
 @click.group("transactions")
 def command() -> None:
-    """List and describe transactions; find and abort those that hang.
+    """List and describe transactions; find and abort hanging ones.
 
     \b
     Examples:
@@ -46,8 +46,14 @@ def _admin(client_config: dict[str, Any]) -> Any:
 
 
 @command.command("list")
-@click.option("--state", multiple=True, help="Only in this state (Empty, Ongoing, CompleteCommit, ...).")
-@click.option("--producer-id", type=int, multiple=True, help="Only of this producer id.")
+@click.option(
+    "--state",
+    multiple=True,
+    help="Only transactions in this state (Empty, Ongoing, CompleteCommit, ...). Repeatable.",
+)
+@click.option(
+    "--producer-id", type=int, multiple=True, help="Only transactions of this producer id. Repeatable."
+)
 @bootstrap_options
 @output_option
 def list_transactions(
@@ -58,12 +64,12 @@ def list_transactions(
         found = admin.list_transactions(state, producer_id)
     rows = [
         {
-            "transactional_id": each.transactional_id,
-            "producer_id": each.producer_id,
-            "state": each.state,
-            "coordinator": each.coordinator_id,
+            "transactional_id": transaction.transactional_id,
+            "producer_id": transaction.producer_id,
+            "state": transaction.state,
+            "coordinator": transaction.coordinator_id,
         }
-        for each in found
+        for transaction in found
     ]
     emit(rows, output, columns=LIST_COLUMNS)
 
@@ -78,40 +84,40 @@ def describe(transactional_ids: tuple[str, ...], output: str, client_config: dic
         found = admin.describe_transactions(transactional_ids)
     rows = [
         {
-            "transactional_id": each.transactional_id,
-            "producer_id": each.producer_id,
-            "epoch": each.producer_epoch,
-            "state": each.state,
-            "timeout_ms": each.timeout_ms,
-            "start": time_text(each.start_ms),
-            "partitions": " ".join(map(str, each.partitions)),
+            "transactional_id": transaction.transactional_id,
+            "producer_id": transaction.producer_id,
+            "epoch": transaction.producer_epoch,
+            "state": transaction.state,
+            "timeout_ms": transaction.timeout_ms,
+            "start": time_text(transaction.start_ms),
+            "partitions": " ".join(map(str, transaction.partitions)),
         }
-        for each in found.values()
+        for transaction in found.values()
     ]
     emit(rows, output)
 
 
 @command.command("find-hanging")
-@click.option("--topic", multiple=True, help="Only in this topic (default: all).")
+@click.option("--topic", multiple=True, help="Only partitions of this topic (default: all). Repeatable.")
 @click.option(
     "--older-than-s",
     type=click.IntRange(min=0),
     default=DEFAULT_AGE_S,
     show_default=True,
-    help="Hanging ones whose last record is younger are not judged.",
+    help="Do not judge transactions whose last record is younger than this.",
 )
 @bootstrap_options
 @output_option
 def find_hanging(
     topic: tuple[str, ...], older_than_s: int, output: str, client_config: dict[str, Any]
 ) -> None:
-    """Show the transactions that hold back last stable offsets, since when, and whether they hang.
+    """Show which transactions hold back last stable offsets, since when, and if they hang.
 
     Exit code 3: a transaction hangs.
     """
     with _admin(client_config) as admin:
         found = admin.find_hanging(topic or None, older_than_ms=older_than_s * 1000)
-    rows = [_held_back_row(each) for each in found]
+    rows = [_held_back_row(transaction) for transaction in found]
     emit(rows, output, columns=OPEN_COLUMNS, wide=["what_to_do"])
     if any(row["hanging"].startswith("yes") for row in rows):
         from oncelog.cli.main import EXIT_VIOLATIONS
@@ -142,17 +148,19 @@ def _held_back_row(held_back: Any) -> dict[str, Any]:
 
 @command.command("abort")
 @click.argument("where", metavar="TOPIC:PARTITION")
-@click.option("--producer-id", type=int, required=True, help="Whose transaction.")
-@click.option("--start-offset", type=int, help="Only the transaction that is open from this offset.")
-@click.option("--yes", is_flag=True, help="Write the marker; without it only say what would be written.")
+@click.option("--producer-id", type=int, required=True, help="The producer id of the transaction.")
+@click.option("--start-offset", type=int, help="Abort only a transaction whose first offset is this one.")
+@click.option(
+    "--yes", is_flag=True, help="Write the marker. Without --yes, only print what would be written."
+)
 @bootstrap_options
 def abort(
     where: str, producer_id: int, start_offset: int | None, yes: bool, client_config: dict[str, Any]
 ) -> None:
     """Abort a hanging transaction on one partition (see find-hanging).
 
-    read_committed readers will never see its records there. Set --start-offset, because its producer may have
-    ended it and begun another one in the meantime.
+    read_committed readers will never see the transaction's records on this partition. Set --start-offset: the
+    producer may have ended the transaction and begun another one since you looked.
     """
     say_target(client_config)
     topic, partition = parse_where(where)
@@ -160,9 +168,9 @@ def abort(
         raise click.UsageError(f"{where!r}: name the partition, as in {topic}:0")
     with _admin(client_config) as admin:
         found = [
-            each
-            for each in admin.open_transactions([topic])
-            if each.tp.partition == partition and each.producer_id == producer_id
+            transaction
+            for transaction in admin.open_transactions([topic])
+            if transaction.tp.partition == partition and transaction.producer_id == producer_id
         ]
         if not found:
             raise click.ClickException(f"producer id {producer_id} has no transaction open at {where}")

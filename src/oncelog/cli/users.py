@@ -1,4 +1,4 @@
-"""`oncelog users`: SCRAM users, of a running cluster or of a data directory before the first start."""
+"""`oncelog users`: manage SCRAM users, in a running cluster or in the data directory of a stopped broker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command() -> None:
 
     \b
     Examples:
-      oncelog users set admin --data-dir /var/lib/oncelog      (the first one, while the broker is stopped)
+      oncelog users set admin --data-dir /var/lib/oncelog      (the first user, while the broker is stopped)
       oncelog users set alice --command-config admin.properties
       oncelog users list --command-config admin.properties
       oncelog users delete alice --command-config admin.properties --yes
@@ -61,16 +61,16 @@ def list_users(output: str, client_config: dict[str, Any]) -> None:
     type=click.IntRange(4_096, 16_384),
     default=8_192,
     show_default=True,
-    help="SCRAM iterations: more make guessing a stolen password slower, and each login too.",
+    help="SCRAM iterations. More of them make guessing a stolen password slower, and every login too.",
 )
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write into this directory of a broker that is not running, instead of asking one that is.",
+    help="Write to the data directory of a stopped broker instead of to a running cluster.",
 )
 @bootstrap_options
 def set_user(user: str, iterations: int, data_dir: Path | None, client_config: dict[str, Any]) -> None:
-    """Add a user, or change its password, for SCRAM-SHA-256 and SCRAM-SHA-512."""
+    """Add a user for SCRAM-SHA-256 and SCRAM-SHA-512, or change the user's password."""
     password = _ask_password(user)
     if data_dir is not None:
         _set_offline(data_dir, user, password, iterations)
@@ -110,7 +110,7 @@ def _set_offline(data_dir: Path, user: str, password: str, iterations: int) -> N
 @click.option("--yes", is_flag=True, help="Delete; without it only say what would go.")
 @bootstrap_options
 def delete(user: str, yes: bool, client_config: dict[str, Any]) -> None:
-    """Remove a user. Its open connections stay until they end (see connections.max.reauth.ms)."""
+    """Remove a user. The user's open connections stay open (see connections.max.reauth.ms)."""
     say_target(client_config)
     with _admin(client_config) as admin:
         mechanisms = admin.list_users([user])[user]

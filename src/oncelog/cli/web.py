@@ -1,4 +1,4 @@
-"""`oncelog web`: web pages about a cluster's transactions, producers and groups."""
+"""`oncelog web`: serve web pages about a cluster's transactions, producers and groups."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from oncelog.cli.common import bootstrap_options, only_settings_of
     default="127.0.0.1:8080",
     show_default=True,
     metavar="HOST:PORT",
-    help="Address of the pages; port 0 takes a free one.",
+    help="Address of the pages; port 0 means a free port.",
 )
-@click.option("--insecure", is_flag=True, help="Beyond loopback, although the pages have no log-in.")
+@click.option(
+    "--insecure", is_flag=True, help="Allow an address beyond loopback, although the pages have no login."
+)
 @bootstrap_options
 def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
-    """Show a cluster's transactions, producers and groups as web pages until Ctrl-C.
+    """Serve web pages about a cluster's transactions, producers and groups until Ctrl-C.
 
-    The pages show the transactions that hold back last stable offsets, since when, and a button to abort
-    those that hang. The first line on standard output is `pages on http://HOST:PORT/`.
+    The pages show which transactions hold back last stable offsets and since when. Hanging transactions have
+    a button that aborts them. The first line on standard output is `pages on http://HOST:PORT/`.
     """
     import contextlib
 

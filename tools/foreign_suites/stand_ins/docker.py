@@ -1,4 +1,4 @@
-"""Stand in for the `docker` package in aiokafka's fixtures: `containers.run` starts SUITE_BROKER.
+"""A replacement for the package `docker` in aiokafka's fixtures: `containers.run` starts SUITE_BROKER.
 
 See docs/internals/foreign-suites.md.
 """
@@ -27,7 +27,7 @@ OPTIONS = (*RESOURCES, "allow-principal", "deny-principal", "operation", "author
 
 
 class Container:
-    """A running broker, or the place in which certificates are made."""
+    """A running broker, or the container in which aiokafka's fixtures make certificates."""
 
     def __init__(self, folder: str, port: object = None, process: Any = None) -> None:
         self._folder, self._bootstrap, self._process = folder, f"127.0.0.1:{port}", process
@@ -38,13 +38,14 @@ class Container:
             self._process.wait(60)
 
     def exec_run(self, command: str | list[str], user: str = "") -> tuple[int, bytes]:
-        """Do what aiokafka's fixtures do inside a container: certificates, ACLs, SCRAM users."""
+        """Do what a command in the container would do: make certificates, add ACLs or SCRAM users."""
         if isinstance(command, list):
             return _done(["bash", os.path.abspath("gen-ssl-certs.sh")], self._folder)
         program, *words = shlex.split(command)
         if program.endswith("kafka-acls.sh"):
             return _done([os.environ["SUITE_ONCELOG"], *_acl_command(words), "-b", self._bootstrap])
-        return 0, b""  # kafka-configs.sh: run.py has added the users
+        # The command is kafka-configs.sh, but run.py has already added the users.
+        return 0, b""
 
 
 def _done(command: list[str], folder: str | None = None) -> tuple[int, bytes]:
@@ -86,7 +87,8 @@ class _Containers:
         **_: object,
     ) -> Container:
         folders = [str(folder) for folder, place in volumes.items() if place["bind"] == "/ssl_cert"]
-        if environment is None:  # the container that only makes certificates
+        # Only the container that makes certificates has no environment.
+        if environment is None:
             return Container(folders[0])
         command = [os.environ["SUITE_PYTHON"], RUN, os.environ["SUITE_BROKER"], "--certificates", folders[0]]
         command += ["-X", f"num.partitions={environment['NUM_PARTITIONS']}", "-X", "ssl.client.auth=required"]

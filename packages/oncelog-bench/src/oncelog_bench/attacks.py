@@ -1,8 +1,8 @@
-"""Hostile clients for `oncelog bench hostile`: many connections of one kind, kept open until the process
-ends.
+"""Hostile clients for `oncelog bench hostile`: many connections of one kind, open until the process is
+killed.
 
-`python -m oncelog_bench.attacks JSON` reads an AttackSpec and opens its connections. Once all of them have
-begun, it prints `ready`. It reopens every connection that the broker closes.
+`python -m oncelog_bench.attacks JSON` reads an AttackSpec and opens its connections. It prints `ready` as
+soon as all of them have begun the attack. If the broker closes a connection, the attack opens a new one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oncelog_bench.raw_wire import CLIENT_ID, connect
 
 IDLE, SLOW_LORIS, NEVER_READS = "idle", "slow-loris", "never reads"
 CLAIMED_BYTES = 100_000
-"""The request size that a slow-loris connection announces."""
+"""The request size, in bytes, that a slow-loris connection announces."""
 TURNS_PER_S = 20
 FETCHES = 50
 MAX_FETCH_BYTES = 16 << 20
@@ -33,10 +33,10 @@ MAX_FETCH_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class AttackSpec:
-    """The specification of an attack.
+    """The parameters of an attack.
 
-    `kind` is one of: connections that do nothing; connections that send one byte of a request per second;
-    connections that keep fetching the topic's data but never read a response.
+    `kind` says what each connection does: nothing, or send one byte of a request per second, or keep fetching
+    the topic's data without ever reading a response.
     """
 
     bootstrap_servers: str
@@ -61,7 +61,7 @@ def attacked(spec: AttackSpec) -> Iterator[None]:
 
 
 def attack(spec: AttackSpec) -> None:
-    """Attack until the process is killed; never return."""
+    """Attack until the process is killed. Never return."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     opening = _opening(spec)

@@ -1,4 +1,4 @@
-"""Cost of idempotence in broker processor time per batch: off and on, ours and Kafka's."""
+"""Processor time of the broker per batch, with idempotence off and on, for Oncelog and Apache Kafka."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size: full batches and single records. The difference is small, so it takes more
-    pairs than other measurements.
+    """The measurement's size: full batches and single records.
+
+    The difference between off and on is small, so this measurement has more pairs than others.
     """
 
     brokers: tuple[str, ...] = BROKERS

@@ -1,6 +1,4 @@
-"""The two brokers of a measurement, ours and Apache Kafka. Both run for its whole length, under load in
-turns.
-"""
+"""The two brokers of a measurement, Oncelog and Apache Kafka. Both run all the time and get load in turns."""
 
 from __future__ import annotations
 
@@ -24,16 +22,21 @@ from oncelog_bench.process import idle_cores, settle
 from oncelog_bench.raw_produce import ProduceReport, ProduceSpec
 
 SETTINGS = {"log.segment.delete.delay.ms": 0, "max.connections": 20_000}
-"""Settings of both brokers; the others keep their defaults. A sample's topic is deleted at once, before its
-pages are written back. The connection limit leaves room for ten thousand connections and the generator's.
+"""Settings of both brokers.
+
+All other settings are the defaults. A sample's topic is deleted at once, before the system writes its pages
+to the disk. The limit allows ten thousand connections and those of the load generator.
 """
 
 KAFKA_HEAP_MB = 1_024
-"""The heap size of Kafka's own start script."""
+"""The heap size, in MiB, that Kafka's own start script sets."""
 
 BROKERS = (OURS, KAFKA)
 RECORD_OVERHEAD_BYTES = 10
-"""Approximate overhead of a record with a value of some hundred bytes, without key and headers."""
+"""Approximate overhead of a record in bytes.
+
+The record has a value of some hundred bytes, no key and no headers.
+"""
 
 _FILLED_AT_ONCE = 1_000
 
@@ -43,10 +46,10 @@ _kept: tuple[ExitStack, dict[str, Side]] | None = None
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A running broker. `directory` holds its data.
+    """A running broker.
 
-    `idle_cores` is its processor use when idle, as a fraction of a core. `run_tool` runs one of Kafka's
-    tools; it is None for our broker.
+    `directory` contains its data. `idle_cores` is its processor use when idle, as a fraction of a core.
+    `run_tool` runs one of Kafka's command-line tools, and is None for Oncelog.
     """
 
     name: str
@@ -59,9 +62,9 @@ class Side:
 
     @contextmanager
     def topic(self, partitions: int, configs: Mapping[str, object] | None = None) -> Iterator[str]:
-        """Create a new topic for the block, and delete it afterwards.
+        """Create a new topic for the block, and delete the topic afterwards.
 
-        Return once the broker is idle again.
+        After the deletion, wait until the broker is idle again.
         """
         name = f"bench-{next(_numbers):06}"
         self.admin.create_topics([NewTopic(name, partitions, 1, configs or {})])
@@ -76,7 +79,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The running brokers, and the reason why another one is left out."""
+    """The running brokers, and per missing broker the reason why it was left out."""
 
     every: Sequence[Side]
     left_out: Mapping[str, str]
@@ -89,7 +92,10 @@ class Sides:
         return next(side for side in self.every if side.name == name)
 
     def run_tool(self, main_class: str, *arguments: str) -> str:
-        """Run one of Kafka's tools against any of the brokers. Raises MisuseError without Apache Kafka."""
+        """Run one of Kafka's command-line tools, against any broker.
+
+        Raises MisuseError without Apache Kafka.
+        """
         tool = next((side.run_tool for side in self.every if side.run_tool), None)
         if tool is None:
             raise MisuseError("Kafka's tools need Apache Kafka among the brokers")
@@ -98,7 +104,7 @@ class Sides:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep the brokers that `running` starts, warm, for all measurements of the block."""
+    """During the block, let all measurements use the same warm brokers: those that `running` starts first."""
     global _kept
     with ExitStack() as stack:
         _kept = stack, {}
@@ -110,12 +116,12 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def running(names: Sequence[str], *, warm_up_seconds: float) -> Iterator[Sides]:
-    """Run the requested brokers during the block. Apache Kafka is left out, with the reason, if Java is
-    missing.
+    """Run the requested brokers during the block. If Java is missing, leave out Apache Kafka, with the
+    reason.
 
-    The warm-up makes Kafka's JVM compile the measured code. It loads Kafka for `warm_up_seconds` each with
-    full batches, with single records, and with batches without sequence numbers. Our broker compiles nothing
-    and gets at most a second of each.
+    The warm-up makes Kafka's JVM compile the measured code. Three loads run for `warm_up_seconds` each: full
+    batches, single records, and batches without sequence numbers. Oncelog compiles nothing, so each load runs
+    there for a second at most.
     """
     with ExitStack() as own:
         stack, started = _kept or (own, {})
@@ -161,7 +167,7 @@ def raw_produce(spec: ProduceSpec) -> ProduceReport:
 def fill_topic(
     side: Side, topic: str, partitions: int, record_bytes: int, total_bytes: int, compression: str = "none"
 ) -> int:
-    """Write values of about `total_bytes` in total, in batches of 16 KB. Return the number of records."""
+    """Write values of about `total_bytes` in total, in batches of 16 KiB. Return the number of records."""
     values = [b"%08d" % index + bytes(record_bytes - 8) for index in range(_FILLED_AT_ONCE)]
     rounds = max(total_bytes // (record_bytes * len(values)), partitions)
     settings = {"bootstrap.servers": side.bootstrap_servers, "compression.type": compression}
@@ -172,5 +178,5 @@ def fill_topic(
 
 
 def records_per_batch(record_bytes: int, batch_bytes: int = 16_384) -> int:
-    """Return the number of records in a producer's batch of the default `batch.size`, at least one."""
+    """Return how many records fit into a batch of the default `batch.size`, at least one."""
     return max(1, (batch_bytes - HEADER_BYTES) // (record_bytes + RECORD_OVERHEAD_BYTES))

@@ -38,7 +38,10 @@ _quick_option = click.option(
 
 
 class _Measurements(click.Group):
-    """A command group with one command per measurement, created on demand."""
+    """A command group with one command per measurement.
+
+    A measurement is imported when its command is used.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         from oncelog_bench.framework import NAMES
@@ -95,7 +98,7 @@ def _text(value: Any) -> str:
 @_page_option
 @output_option
 def everything(repeats: int | None, quick: bool, results: Path, page: Path, output: str) -> None:
-    """Run every measurement, one after the other, then print the table of targets."""
+    """Run every measurement, one after the other. Then print the table of targets."""
     from oncelog_bench.framework import NAMES
     from oncelog_bench.page import target_rows
 
@@ -108,7 +111,7 @@ def everything(repeats: int | None, quick: bool, results: Path, page: Path, outp
 @_page_option
 @output_option
 def targets(results: Path, page: Path, output: str) -> None:
-    """Rewrite the page from the stored results, and print the targets. Measures nothing."""
+    """Rewrite the page from the stored results, and print the targets. Nothing is measured."""
     from oncelog_bench.page import target_rows, write_page
 
     write_page(page, results)
@@ -118,7 +121,7 @@ def targets(results: Path, page: Path, output: str) -> None:
 def _measure(
     names: Sequence[str], repeats: int | None, quick: bool, sizes: Sequence[str], results: Path, page: Path
 ) -> dict[str, Any]:
-    """Measure and return the last result. Samples and page are written after each measurement."""
+    """Measure, and return the last result. Samples and page are written after each measurement."""
     from oncelog_devtools.progress import Progress
 
     from oncelog_bench.brokers import kept
@@ -143,8 +146,9 @@ def _measure(
 
 
 def _check_writable(directory: Path) -> None:
-    """Raise click.UsageError if results cannot be stored there. Create nothing yet: a measurement may still
-    fail.
+    """Raise click.UsageError if results cannot be stored in `directory`.
+
+    Nothing is created yet, because a measurement may still fail.
     """
     existing = directory.absolute()
     while not existing.exists():

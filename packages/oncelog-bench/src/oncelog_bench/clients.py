@@ -1,4 +1,4 @@
-"""Shared parts of the measurements of producer and consumer clients."""
+"""Code that the measurements of producer and consumer clients share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PACKAGES = {"confluent-kafka": "confluent_kafka", "aiokafka": "aiokafka", "kafk
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A client process's time, processor time and memory for its records."""
+    """The time, processor time and memory that a client process took for its records."""
 
     records: int
     seconds: float
@@ -30,7 +30,7 @@ class Report:
     max_rss_bytes: int
 
     def figures(self, record_bytes: int) -> dict[str, float]:
-        """Return the METRICS of a sample."""
+        """Return the METRICS of a sample, from records of `record_bytes` bytes."""
         return {
             "records_per_s": self.records / self.seconds,
             "mb_per_s": self.records * record_bytes / self.seconds / 1e6,
@@ -40,9 +40,9 @@ class Report:
 
 
 def installed(clients: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the installed clients, and for each other one the reason.
+    """Return the installed clients, and a map from the other clients to the reason why they are left out.
 
-    Names begin with the package's name.
+    A client's name begins with the name of its package.
     """
     missing = {
         name: f"{name} is not installed"
@@ -53,7 +53,7 @@ def installed(clients: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def draw_by_size(title: str, result: Result, where: Mapping[str, Any]) -> str:
-    """Draw records per second and processor time by record size, at fixed other sizes."""
+    """Draw records per second and processor time by record size. `where` selects the other parameters."""
     charts = [
         Chart(
             heading, "record bytes", heading, lines_of(result, "record_bytes", name, side="client", **where)

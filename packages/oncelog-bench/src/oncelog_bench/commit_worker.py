@@ -1,5 +1,4 @@
-"""A transactional producer in a separate process, which commits as many transactions as it can in a given
-time.
+"""A transactional producer in a separate process. It commits as many transactions as it can in a given time.
 
 `python -m oncelog_bench.commit_worker JSON` reads a WorkerSpec, commits, and prints a Report as JSON.
 """
@@ -18,7 +17,10 @@ WARM_UP_TRANSACTIONS = 10
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The worker's parameters. `client` is a key of CLIENTS. Records go to the partitions in turn."""
+    """The worker's parameters.
+
+    `client` is a key of CLIENTS. Successive records go to successive partitions.
+    """
 
     client: str
     bootstrap_servers: str
@@ -31,8 +33,8 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result. `begin_to_commit_ms` holds, per transaction, the time from its begin to the commit's
-    response.
+    """The result. `begin_to_commit_ms` has one time per transaction, from its begin to the response to the
+    commit.
     """
 
     seconds: float
@@ -78,7 +80,7 @@ CLIENTS: dict[str, Callable[[WorkerSpec], Commit]] = {"oncelog": _oncelog, "conf
 
 
 def run(spec: WorkerSpec) -> Report:
-    """Commit transactions until the time is over."""
+    """Commit transactions until the given time has passed."""
     commit = CLIENTS[spec.client](spec)
     first = 0
     for _ in range(WARM_UP_TRANSACTIONS):

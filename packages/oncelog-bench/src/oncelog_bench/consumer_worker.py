@@ -1,4 +1,4 @@
-"""Consumer clients in a separate process, reading one topic from its beginning for a given time.
+"""A consumer client in a separate process. It reads one topic from the beginning for a given time.
 
 `python -m oncelog_bench.consumer_worker JSON` reads a WorkerSpec, consumes, and prints a Report as JSON.
 """
@@ -22,8 +22,9 @@ MAX_RECORDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The worker's parameters. `client` is a key of CLIENTS. It stops after `records` or `seconds`, whichever
-    comes first.
+    """The worker's parameters.
+
+    `client` is a key of CLIENTS. The worker stops after `records` or after `seconds`.
     """
 
     client: str
@@ -154,7 +155,7 @@ _MODULES = {
 
 
 def run(spec: WorkerSpec) -> Report:
-    """Read until all records are read or the time is over."""
+    """Read until all records are read or the given time has passed."""
     for module in _MODULES[spec.client.split(" ")[0]]:
         importlib.import_module(module)
     if "Arrow" in spec.client:

@@ -1,4 +1,4 @@
-"""Consumer clients reading one topic: ours in rows and Arrow, and other Python clients, also into Arrow."""
+"""Consumer clients that read one topic: Oncelog's, by rows and into Arrow, and other Python clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from oncelog_bench.generators import run_child
 from oncelog_bench.page import markdown_table, range_of_ratios
 
 NAME = "consumers"
-SUMMARY = "Records a second of Python's consumers from one broker: ours in rows and Arrow, others."
+SUMMARY = (
+    "Records per second of Python consumers from one broker: Oncelog's, by rows and into Arrow, and others."
+)
 BASE = "aiokafka rows"
 BY = {"record_bytes": "record bytes", "compression": "compression"}
 
@@ -37,7 +39,10 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. A topic holds values of `topic_bytes`; a run ends there or after `seconds`."""
+    """The measurement's size.
+
+    A topic has values of `topic_bytes` in total. A run ends after them or after `seconds`.
+    """
 
     clients: tuple[str, ...] = tuple(CLIENTS)
     record_bytes: tuple[int, ...] = (100, 1_000)
@@ -100,7 +105,7 @@ def _take(plan: Plan, side: Side, case: Case, client: str, topic: str, records: 
 
 
 def section(result: Result) -> str:
-    """Return the section on rows, Arrow and the other clients."""
+    """Return the section on Oncelog's consumer, by rows and into Arrow, and the other clients."""
     plan = result["plan"]
     return f"""\
 ## Consumers

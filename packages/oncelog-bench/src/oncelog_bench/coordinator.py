@@ -1,4 +1,4 @@
-"""Recovery time of the transaction coordinator by number of live ids and of their past transactions."""
+"""Recovery time of the transaction coordinator, by the number of ids and of their past transactions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, f
 from oncelog_bench.page import markdown_table
 
 NAME = "coordinator"
-SUMMARY = "Our broker's start after SIGKILL, by transactional ids and by the transactions they have had."
+SUMMARY = "Oncelog's start after SIGKILL, by the number of transactional ids and of their past transactions."
 TOPIC, AT = "bench", TopicPartition("bench", 0)
 BY = {"ids": "ids", "transactions": "transactions"}
 METRICS = (
@@ -34,7 +34,7 @@ _CLEAN_EVERY = 20_000
 
 
 class Case(NamedTuple):
-    """A number of transactional ids, and their total number of past transactions."""
+    """A number of transactional ids, and the number of past transactions of all of them together."""
 
     ids: int
     transactions: int
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. `histories` are numbers of past transactions per id."""
+    """The measurement's size. `histories` are numbers of past transactions per transactional id."""
 
     ids: tuple[int, ...] = (1_000, 10_000, 100_000)
     histories: tuple[int, ...] = (1, 10)
@@ -95,7 +95,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def _live(case: Case, data_dir: Path) -> int:
-    """Run every id's transactions, one partition each, in a broker without sockets that then crashes.
+    """Run every id's transactions, one partition each, in a broker without sockets. Then crash the broker.
 
     Return the number of records in the transaction log.
     """
@@ -121,14 +121,15 @@ def _live(case: Case, data_dir: Path) -> int:
     written = sum(partition.log_end_offset for partition in topic.partitions)
     data = node.topics.get(TOPIC)
     if data is not None:
-        node.topics.delete([data])  # recovery would read its markers too, which is not measured here
+        # Delete the data topic, because recovery would read its markers too. That time is not measured here.
+        node.topics.delete([data])
     node.log_manager.write_checkpoints()
     node.log_manager.release()
     return written
 
 
 def _clean(node: BrokerState, now_ms: int) -> None:
-    """Do the broker's work of every log.cleaner.backoff.ms."""
+    """Do the work that the broker does every log.cleaner.backoff.ms."""
     node.transactions.topic.roll_for_compaction(now_ms)
     for partition in node.log_manager.partitions.values():
         if partition.is_flush_due:
@@ -141,7 +142,7 @@ def _log_mb(data_dir: Path) -> float:
 
 
 def section(result: Result) -> str:
-    """Return the section on recovery by ids and history."""
+    """Return the section on recovery by the number of ids and of past transactions."""
     plan = result["plan"]
     return f"""\
 ## Coordinator
@@ -157,7 +158,7 @@ that size to the live entries; active segments are rolled early for it. Medians 
 
 
 def picture(result: Result) -> str:
-    """Draw seconds by ids."""
+    """Draw seconds by the number of ids."""
     by_history: dict[str, list[tuple[float, float]]] = {}
     for row in result["medians"]:
         label = f"{row['transactions'] // row['ids']} each"

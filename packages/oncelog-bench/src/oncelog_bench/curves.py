@@ -1,4 +1,4 @@
-"""Growth curves: small charts side by side, a line per side, with the x values evenly spaced."""
+"""Small charts side by side, each with a line per side. The x values are evenly spaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Chart:
 
 
 def draw_curves(title: str, charts: Sequence[Chart]) -> str:
-    """Draw the charts in even rows of at most three under one legend, as SVG."""
+    """Draw the charts under one legend, as SVG: up to three in a row, and rows of about equal length."""
     names = list(dict.fromkeys(name for chart in charts for name in chart.lines))
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
     columns = next(n for n in range(min(_MAX_COLUMNS, len(charts)), 0, -1) if len(charts) % n == 0 or n == 2)
@@ -67,7 +67,7 @@ def _draw(svg: Svg, left: float, top: float, chart: Chart, colours: Mapping[str,
 def lines_of(
     result: Result, x: str, y: str, *, side: str = "broker", **where: Any
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return a line per side, with the points (x, y) of the median rows that have these fields."""
+    """Return a line per side. Its points (x, y) are the median rows with the fields in `where`."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in result["medians"]:
         is_here = all(row[name] == value for name, value in where.items())

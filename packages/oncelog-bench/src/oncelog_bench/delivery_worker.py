@@ -1,7 +1,7 @@
-"""Our producer and our read_committed consumer on one event loop in a separate process: from send to
-delivery.
+"""A producer and a read_committed consumer of Oncelog in a separate process, to measure the time to delivery.
 
-`python -m oncelog_bench.delivery_worker JSON` reads a WorkerSpec, sends, and prints a Report as JSON.
+Both run on one event loop. `python -m oncelog_bench.delivery_worker JSON` reads a WorkerSpec, sends, and
+prints a Report as JSON.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WARM_UP_NUMBER = -1
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The worker's parameters. `rate_per_s` records fall due evenly over `seconds`, for the partitions in
-    turn.
+    """The worker's parameters.
 
-    After the first one, a transaction ends at every multiple of `commit_ms`.
+    `rate_per_s` records per second are due at even intervals for `seconds`. Successive records go to
+    successive partitions. Transactions are committed at the multiples of `commit_ms`.
     """
 
     bootstrap_servers: str
@@ -44,8 +44,9 @@ class WorkerSpec:
 class Report:
     """The result.
 
-    `delivery_ms` holds, per record, the time from when it was due until `poll` returned it. `commit_ms`
-    holds, per transaction, the time from the call of commit until its last record was returned.
+    `delivery_ms` has one time per record: from the moment at which the record was due until `poll` returned
+    it. `commit_ms` has one time per transaction: from the call of commit until `poll` returned its last
+    record.
     """
 
     delivery_ms: list[float]
@@ -54,7 +55,7 @@ class Report:
 
 @dataclass(slots=True)
 class Course:
-    """The times of the run, in seconds of one clock. `commits` holds (number of records so far, time)."""
+    """The times of the run, in seconds of one clock. `commits` contains (number of records so far, time)."""
 
     due: list[float]
     delivered: list[float]
@@ -97,7 +98,10 @@ async def _warm_up(spec: WorkerSpec, producer: Producer, consumer: Consumer) -> 
 
 
 async def _send(spec: WorkerSpec, producer: Producer, course: Course, count: int) -> None:
-    """Send one transaction after the other. Records that fall due during a commit go into the next one."""
+    """Send one transaction after the other.
+
+    Records that become due during a commit belong to the next transaction.
+    """
     clock, commit_s = time.perf_counter, spec.commit_ms / 1000
     padding = bytes(max(spec.record_bytes - _NUMBER.size, 0))
     began = clock()

@@ -1,4 +1,4 @@
-"""Acknowledgements after the disk has the data: `flush.messages=1` on both brokers, by connections."""
+"""Acknowledgements after the data is on disk (`flush.messages=1` on both brokers), by connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from oncelog_bench.framework import KAFKA, OURS, Metric, OnSample, Result, compa
 from oncelog_bench.page import markdown_table, range_of_ratios
 
 NAME = "durable"
-SUMMARY = "One fdatasync before every acknowledgement, shared by those that wait; ours and Apache Kafka's."
+SUMMARY = (
+    "Durable requests per second: one fdatasync for all acknowledgements that wait; Oncelog and Apache Kafka."
+)
 RATIO = f"{OURS} / {KAFKA}"
 BY = {"connections": "connections"}
 SETTINGS = {"flush.messages": 1}

@@ -1,6 +1,6 @@
-"""Broker cost of reading, with one consumer and ten:
+"""The broker's cost of reading with one consumer and with ten, for Oncelog and Apache Kafka.
 
-catching up, and waiting at the end; ours and Kafka's.
+Consumers either read the whole log or wait for new batches at its end.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 @contextmanager
 def _loaded(plan: Plan, side: Side) -> Iterator[tuple[str, int]]:
-    """Create a topic full of batches during the block. Yield it with its end offset."""
+    """Create a topic full of batches for the block. Yield the topic and its end offset."""
     with side.topic(plan.partitions) as topic:
         requests = plan.loaded_mb * 10**6 // (plan.partitions * plan.batch_records * plan.record_bytes)
         sizes = {"record_bytes": plan.record_bytes, "batch_records": plan.batch_records}
@@ -141,7 +141,7 @@ def _figures(report: FetchReport) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on reading, catching up and at the end."""
+    """Return the section on reading the whole log and on waiting at its end."""
     plan = result["plan"]
     return f"""\
 ## Reading
@@ -161,7 +161,7 @@ Medians of {plan["repeats"]} interleaved samples.
 
 
 def picture(result: Result) -> str:
-    """Draw the costs by consumers."""
+    """Draw the costs by the number of consumers."""
     charts = [
         Chart(
             f"{reading}: {heading}", "consumers", heading,

@@ -1,4 +1,4 @@
-"""The framework of all measurements: how to find them, their results, and the comparison of two sides."""
+"""The framework of all measurements: their list, the format of results, and the comparison of two sides."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = (
     "spark_lanes",
     "spark_audit",
 )
-"""All measurements, in the order of the page."""
+"""All measurements, in the order of docs/benchmarks.md."""
 
 OURS, KAFKA = "oncelog", "apache-kafka"
 """The two brokers' names in samples."""
@@ -62,9 +62,10 @@ class Metric(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target of a measurement. `measured` returns None if the samples for it are missing.
+    """A target of a measurement.
 
-    `unit` follows the figure ("times", "s", "MB"). `limit` is a minimum if `is_minimum`, else a maximum.
+    `measured` returns the figure, or None if the samples for it are missing. `unit` is printed after the
+    figure ("times", "s", "MB"). `limit` is a minimum if `is_minimum`, else a maximum.
     """
 
     what: str
@@ -78,9 +79,9 @@ class Target:
 
 
 class Measurement(Protocol):
-    """A measurement module of this package; the package docstring describes its members.
+    """A measurement module of this package. The package docstring describes its members.
 
-    `picture` and `TARGETS` are optional: read them with `getattr`.
+    `picture` and `TARGETS` are optional, so read them with `getattr`.
     """
 
     NAME: str
@@ -103,9 +104,10 @@ def targets_of(measurement: Measurement) -> tuple[Target, ...]:
 
 
 def plan_with(plan: Any, overrides: Mapping[str, str]) -> Any:
-    """Return the plan with fields overridden by the texts of `-X field=value`; tuples are comma-separated.
+    """Return the plan with the fields in `overrides` changed. Values are texts; those of a tuple are
+    comma-separated.
 
-    Raises ConfigError for a field that the plan does not have and for a text of the wrong type.
+    Raises ConfigError for a field that the plan does not have, and for a text of the wrong type.
     """
     sizes = {field.name: getattr(plan, field.name) for field in fields(plan)}
     changes = {}
@@ -134,8 +136,9 @@ def result_of(
     settings: Mapping[str, Any] | None = None,
     left_out: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the content of the JSON file. `samples` are dicts or dataclasses; `left_out` maps a side to the
-    reason.
+    """Return the content of the JSON file.
+
+    `samples` are dicts or dataclasses. `left_out` maps a side that was not measured to the reason.
     """
     return {
         "measurement": name,
@@ -156,11 +159,11 @@ def compare(
     base: str,
     metrics: Sequence[Metric],
 ) -> list[dict[str, Any]]:
-    """Return median rows, and rows of ratios, per group of equal `by` fields.
+    """Return median rows and rows of ratios, per group of samples with equal `by` fields.
 
     Each value of the field `side` has a row of medians. Each value other than `base` also has a row named
-    `value / base`, with the medians of the pairs' ratios. A pair is two samples of one group with the same
-    `repeat`. Missing figures are left out.
+    `value / base`, which contains the medians of the pairs' ratios. A pair is two samples of one group with
+    the same `repeat`. Missing figures are left out.
     """
     rows: list[dict[str, Any]] = []
     for key in dict.fromkeys(tuple(sample[name] for name in by) for sample in samples):
@@ -208,9 +211,10 @@ def figure(result: Result, metric: str, **where: Any) -> float | None:
 
 
 def interleaved(cases: Iterable[Case], sides: Sequence[str], repeats: int) -> Iterator[tuple[int, Case, str]]:
-    """Yield (repeat, case, side): all cases of a repeat, and all sides of a case right after each other.
+    """Yield (repeat, case, side) for every sample, repeat by repeat and case by case.
 
-    The first side rotates from repeat to repeat, so that drift of the machine affects all sides alike.
+    All sides of a case follow each other directly, and another side is first in each repeat. So drift of the
+    machine affects all sides alike.
     """
     cases = list(cases)
     for repeat in range(repeats):

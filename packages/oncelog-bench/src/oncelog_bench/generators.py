@@ -1,4 +1,4 @@
-"""Load generators, each in a separate process, so that its cost can be measured alone.
+"""Load generators, each in a separate process, so that the process's cost can be measured alone.
 
 `python -m oncelog_bench.generators JSON` reads a WorkerSpec, sends, and prints a Report as JSON.
 """
@@ -22,9 +22,10 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The load to send. `rate_per_s` is an even pace; with None, the client sends as fast as it can.
+    """The load to send.
 
-    `settings` are producer settings under Kafka's keys, including `bootstrap.servers`.
+    `rate_per_s` is an even pace in records per second. None: the client sends as fast as it can. `settings`
+    are producer settings by their Kafka names, including `bootstrap.servers`.
     """
 
     client: str
@@ -38,10 +39,10 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The cost: wall and processor seconds from the first send to the last acknowledgement.
+    """The cost of the load: wall and processor seconds from the first send to the last acknowledgement.
 
-    `latencies_ms` (send to acknowledgement) are recorded only at a given pace: under full load they would
-    measure the client's own queue. `failed` counts records that were not acknowledged.
+    `latencies_ms` (from send to acknowledgement) are recorded only for a load with a pace: at full speed,
+    records wait in the client's own queue. `failed` counts records that were not acknowledged.
     """
 
     seconds: float
@@ -53,17 +54,17 @@ class Report:
 
 
 class Client(Protocol):
-    """A producer reduced to the needs of a load generator."""
+    """The part of a producer that a load generator needs."""
 
     def send(self, topic: str, partition: int, value: bytes, done: Callable[[bool], None]) -> None:
-        """Queue one record. `done(failed)` is called once its outcome is known."""
+        """Queue one record. `done(failed)` is called when the record's outcome is known."""
 
     def flush(self) -> None:
-        """Wait until every outcome is known."""
+        """Wait until the outcome of every record is known."""
 
 
 class OncelogClient:
-    """Our producer, with one `send()` per record."""
+    """Oncelog's producer, with one `send()` per record."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         from oncelog import Producer
@@ -162,9 +163,9 @@ def generate(spec: WorkerSpec) -> Report:
 
 
 def run_child(module: str, spec: Mapping[str, Any]) -> Any:
-    """Run `python -m module SPEC` and return its output; both are JSON.
+    """Run `python -m module SPEC` and return its output. SPEC and output are JSON.
 
-    Raises OncelogError with the end of its standard error if it fails.
+    If the process fails, raises OncelogError with the end of the process's standard error.
     """
     command = [sys.executable, "-m", module, json.dumps(spec)]
     try:

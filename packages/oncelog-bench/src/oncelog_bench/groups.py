@@ -1,4 +1,4 @@
-"""Rebalances of a classic group, until every member has its new assignment, by number of members."""
+"""Time of a rebalance of a classic group, until every member has its new assignment, by number of members."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. A sample consists of `rounds` of a join and a leave."""
+    """The measurement's size. In each of a sample's `rounds`, one member joins and leaves again."""
 
     brokers: tuple[str, ...] = BROKERS
     members: tuple[int, ...] = (1, 10, 100)
@@ -101,7 +101,7 @@ def _take(members: int, side: Side, rounds: int) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on rebalances by members."""
+    """Return the section on the time of rebalances by the number of members."""
     plan = result["plan"]
     return f"""\
 ## Rebalances
@@ -122,7 +122,7 @@ Medians of {plan["repeats"]} interleaved samples, each the median of {plan["roun
 
 
 def picture(result: Result) -> str:
-    """Draw milliseconds by members."""
+    """Draw milliseconds by the number of members."""
     charts = [
         Chart(metric.heading, "members", metric.heading, lines_of(result, "members", metric.name))
         for metric in METRICS[:3]

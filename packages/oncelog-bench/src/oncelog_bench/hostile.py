@@ -1,4 +1,4 @@
-"""A well-behaved producer beside hostile clients: its send latency, and the broker's memory."""
+"""A well-behaved producer while hostile clients attack: its send latency, and the broker's memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from oncelog_bench.page import markdown_table, number, range_of_ratios
 from oncelog_bench.process import rss_mb
 
 NAME = "hostile"
-SUMMARY = "A producer's latency and the broker's memory beside hostile clients, ours and Apache Kafka's."
+SUMMARY = "A producer's latency and the broker's memory beside hostile clients; Oncelog and Apache Kafka."
 RATIO = f"{OURS} / {KAFKA}"
 QUIET = "nobody"
 BESIDE = (QUIET, IDLE, SLOW_LORIS, NEVER_READS)
@@ -44,8 +44,8 @@ _BULK_BYTES = 16_000_000
 class Plan:
     """The measurement's size.
 
-    `idle`, `slow` and `deaf` are numbers of connections: those that do nothing, send a byte per second, or
-    never read.
+    `idle` connections do nothing, `slow` connections send one byte per second, and `deaf` connections never
+    read.
     """
 
     brokers: tuple[str, ...] = BROKERS
@@ -111,7 +111,7 @@ def _take(plan: Plan, beside: str, side: Side) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on latency and memory beside hostile clients."""
+    """Return the section on latency and memory during attacks."""
     plan = result["plan"]
     return f"""\
 ## Beside hostile clients
@@ -143,7 +143,7 @@ def _sentence(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw a bar of p99 per broker and attack."""
+    """Draw the 99th percentile as a bar per broker and attack."""
     bars = [
         (
             f"{row['broker']}, {row['beside']}",

@@ -1,9 +1,9 @@
-"""Cost of idempotence, off and on (behaviour I24, docs/behaviours.md): throughput, latency, processor time,
-memory.
+"""Throughput, latency, processor time and memory with idempotence off and on (behaviour I24,
+docs/behaviours.md).
 
-Everything but `enable.idempotence` is equal: acks=all, five requests in flight, linger, batch size. Each
+All settings but `enable.idempotence` are equal: acks=all, five requests in flight, linger, batch size. Each
 sample has a new broker process on a new directory and a new load generator process. Off and on alternate, and
-so does which of them comes first, so that drift of the machine affects both alike.
+each of them is first in every other pair, so that drift of the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SUMMARY = "Cost of idempotence, end to end: our producer and librdkafka, with id
 TOPIC = "bench"
 RATIO = "on / off"
 
-# The Java client's defaults, so that the two clients differ only in their code.
+# These are the Java client's defaults. With equal settings, the two clients differ only in their code.
 SETTINGS = {
     "acks": "all",
     "max.in.flight.requests.per.connection": 5,
@@ -39,14 +39,15 @@ SETTINGS = {
 
 
 def available_clients() -> tuple[str, ...]:
-    """Return the installed load generators; ours is always one of them."""
+    """Return the installed load generators. Oncelog's is always installed."""
     return ("oncelog", "confluent-kafka") if importlib.util.find_spec("confluent_kafka") else ("oncelog",)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size: `repeats` pairs per client. Medians of fewer than five pairs are not
-    meaningful.
+    """The measurement's size: `repeats` pairs per client.
+
+    A median of fewer than five pairs has no meaning.
     """
 
     clients: tuple[str, ...] = field(default_factory=available_clients)
@@ -135,7 +136,7 @@ def _spec(
 
 
 def section(result: Result) -> str:
-    """Return the section of behaviour I24 (docs/behaviours.md)."""
+    """Return the section on idempotence off and on (behaviour I24, docs/behaviours.md)."""
     plan = result["plan"]
     settings = ", ".join(f"`{key}={value}`" for key, value in result["settings"].items())
     table = markdown_table(result["medians"], by={"client": "client"}, side="idempotence", metrics=METRICS)

@@ -1,10 +1,10 @@
-"""Members of a classic group in a separate process, each a blocking connection, with timed rebalances.
+"""Members of a classic group in a separate process, to measure the time of rebalances.
 
 `python -m oncelog_bench.join_worker JSON` reads a WorkerSpec, joins and leaves, and prints a Report as JSON.
 
-Every member acts like a consumer: it sends heartbeats until one reports the rebalance, then JoinGroup and
-SyncGroup. Heartbeats follow each other without pause, so that their interval (3 s by default) does not add to
-the time.
+Each member is a blocking connection that acts like a consumer. It sends heartbeats until one reports the
+rebalance, then JoinGroup and SyncGroup. Heartbeats follow each other without pause. With their usual interval
+of 3 s, the time would contain the wait for the next heartbeat.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from oncelog_bench.raw_wire import CLIENT_ID, connect, exchange, receive_frame
 JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION, LEAVE_VERSION = 9, 5, 4, 5
 _FIND_VERSION = 4
 _RETRIABLE = (14, 15, 16)
-"""Errors to retry: Apache Kafka creates its group topic when a client first looks for a coordinator."""
+"""Error codes to retry.
+
+Apache Kafka creates its group topic only when a client first looks for a coordinator.
+"""
 _REBALANCE_IN_PROGRESS, _MEMBER_ID_REQUIRED = 27, 79
 _COORDINATOR_TIMEOUT_S = 30.0
 
@@ -48,7 +51,7 @@ _COORDINATOR_TIMEOUT_S = 30.0
 class WorkerSpec:
     """The worker's parameters.
 
-    `rounds` times, one more member joins a group of `members` and leaves again.
+    In each of `rounds`, one more member joins a group of `members` and leaves again.
     """
 
     bootstrap_servers: str
@@ -61,9 +64,10 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result, per round: the time from one member's join (leave) until all have their new assignments.
+    """The result.
 
-    The seconds are totals over all rounds.
+    Each round has a time for the join and one for the leave of a member, until all members have their new
+    assignments. The seconds are totals over all rounds.
     """
 
     join_ms: list[float]
@@ -74,7 +78,7 @@ class Report:
 
 
 class Member:
-    """One connection, inside or outside the group."""
+    """One connection of a client that may join the group."""
 
     def __init__(self, spec: WorkerSpec, settings: Settings) -> None:
         self.socket = connect(spec.bootstrap_servers)
@@ -96,7 +100,7 @@ class Member:
         return decode_response(self._request.api.response, self._version, receive_frame(self.socket))[1]
 
     def get_id(self) -> None:
-        """Send a new member's first JoinGroup, whose response contains only a member id."""
+        """Send the first JoinGroup of a new member. Its response contains only a member id."""
         deadline = time.monotonic() + _COORDINATOR_TIMEOUT_S
         while True:
             self.send_join()
@@ -119,8 +123,9 @@ class Member:
         self.send(heartbeat_request(self._member), HEARTBEAT_VERSION)
 
     def join_on_rebalance(self) -> None:
-        """Send heartbeats until one reports the rebalance, then join. The caller has sent the first
-        heartbeat.
+        """Send heartbeats until one reports the rebalance, then JoinGroup.
+
+        The first heartbeat is already sent.
         """
         while (code := self.receive().error_code) != _REBALANCE_IN_PROGRESS:
             raise_for_code(code, "a raw member's heartbeat")
@@ -128,7 +133,7 @@ class Member:
         self.send_join()
 
     def sync_when_joined(self) -> None:
-        """Wait for the new generation and send SyncGroup; the leader's contains all assignments."""
+        """Wait for the new generation and send SyncGroup. The leader's SyncGroup contains all assignments."""
         response = self.receive()
         raise_for_code(response.error_code, "a raw member's join")
         joined = joined_from(self._settings, response)
@@ -148,9 +153,9 @@ class Member:
 
 
 def rebalance(stayers: Sequence[Member], newcomers: Sequence[Member]) -> None:
-    """Form a generation of stayers and newcomers. Without newcomers, a member has just left.
+    """Form a generation of stayers and newcomers. If there are no newcomers, a member has just left.
 
-    Stayers learn of the rebalance from heartbeats.
+    Stayers notice the rebalance by their heartbeats.
     """
     for member in newcomers:
         member.get_id()
@@ -167,7 +172,7 @@ def rebalance(stayers: Sequence[Member], newcomers: Sequence[Member]) -> None:
 
 
 def run(spec: WorkerSpec) -> Report:
-    """Form the group; then let one more member join and leave, `rounds` times."""
+    """Form the group. Then, in each of `rounds`, let one more member join and leave."""
     settings = CONSUMER.parse({"bootstrap.servers": spec.bootstrap_servers, "group.id": spec.topic})
     *members, last = [Member(spec, settings) for _ in range(spec.members + 1)]
     key = FindCoordinatorRequest(coordinator_keys=[spec.topic])

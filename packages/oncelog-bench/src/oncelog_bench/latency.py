@@ -49,8 +49,9 @@ _PIECE = bytes(2**20)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. Sends fall due evenly at `rate_per_s`; a late one is sent right after the
-    previous response.
+    """The measurement's size. A send is due every 1 / `rate_per_s` seconds.
+
+    A send that is late starts right after the previous response.
     """
 
     brokers: tuple[str, ...] = BROKERS
@@ -122,7 +123,7 @@ def _writing_back(file: Path) -> Iterator[None]:
 
 
 def write_back_forever(file: str) -> None:
-    """Write as much data as a busy log, then sync everything to the disk, in an endless loop."""
+    """Write as much data as a busy log, then sync all of it to the disk, in an endless loop."""
     with open(file, "wb", buffering=0) as dirty:
         while True:
             dirty.seek(0)
@@ -132,7 +133,7 @@ def write_back_forever(file: str) -> None:
 
 
 def section(result: Result) -> str:
-    """Return the section on latency, quiet and during write-back."""
+    """Return the section on latency on a quiet disk and during write-back."""
     plan = result["plan"]
     return f"""\
 ## Latency of a synchronous send
@@ -157,7 +158,7 @@ def _write_back_sentence(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw a bar of p99 per broker and state of the disk."""
+    """Draw the 99th percentile as a bar per broker and state of the disk."""
     bars = [
         (
             f"{row['broker']}, {row['disk']}",

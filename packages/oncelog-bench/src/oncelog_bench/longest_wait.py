@@ -1,8 +1,9 @@
-"""The longest time that another client waits while a broker serves the worst request of each API.
+"""The longest time that a client waits while a broker handles another client's worst request, for each API.
 
-Every request of the catalogue (`oncelog_devtools.worst_requests`) is sent alone, on a separate connection.
-Meanwhile a second client sends ApiVersions, one request at a time; its longest wait is the figure. A broker
-with one thread must keep it short, whatever the request contains.
+Every request of the catalogue (`oncelog_devtools.worst_requests`) is sent alone, on a separate connection. At
+the same time a second client sends ApiVersions, one request after the other. The measured figure is the
+second client's longest wait. A broker with one thread must keep the wait short, whatever the worst request
+contains.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from oncelog_bench.page import markdown_table, number
 from oncelog_bench.raw_wire import connect, exchange, receive_frame
 
 NAME = "longest_wait"
-SUMMARY = "The longest wait of another client beside the worst request of each API, ours and Apache Kafka's."
+SUMMARY = (
+    "The longest wait of a client beside another one's worst request, per API; Oncelog and Apache Kafka."
+)
 BY = {"api": "API"}
 METRICS = (Metric("longest_wait_ms", "longest wait ms"),)
 LIMIT_MS = 250.0
@@ -47,8 +50,9 @@ _SHOWN_BARS = 10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. `size_bytes` is the maximum size of a request, `seconds` the time limit of its
-    response.
+    """The measurement's size.
+
+    `size_bytes` is the maximum size of a request, and `seconds` the time limit for its response.
     """
 
     brokers: tuple[str, ...] = BROKERS
@@ -108,7 +112,7 @@ def _requests_by_api(plan: Plan) -> dict[str, list[WorstRequest]]:
 
 
 def _longest_wait(side: Side, requests: list[WorstRequest], seconds: float) -> tuple[float, str]:
-    """Return (milliseconds, name of the worst request)."""
+    """Return the longest wait in milliseconds, and the name of the request that caused it."""
     return max((_wait_beside(side, worst, seconds), worst.name) for worst in requests)
 
 
@@ -121,7 +125,7 @@ def _wait_beside(side: Side, worst: WorstRequest, seconds: float) -> float:
 
 
 def _waits(other: Any, attacker: threading.Thread) -> Iterator[float]:
-    """Send requests until after the attack, and yield the seconds until each response."""
+    """Send requests until the attack has ended, and yield the seconds until each response."""
     is_last = False
     while not is_last:
         is_last = not attacker.is_alive()
@@ -132,7 +136,7 @@ def _waits(other: Any, attacker: threading.Thread) -> Iterator[float]:
 
 
 def _attack(side: Side, worst: WorstRequest, seconds: float) -> None:
-    """Send the request, and wait for its response, the end of the connection, or the time limit."""
+    """Send the request. Wait until it is answered, the connection is closed, or the time limit has passed."""
     frame = worst.frame()
     with contextlib.suppress(OSError, PeerError), contextlib.closing(connect(side.bootstrap_servers)) as own:
         own.settimeout(seconds)
@@ -171,7 +175,7 @@ def _sentence(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Return bars of the longest waits."""
+    """Draw the longest waits as bars."""
     plain = [row for row in result["medians"] if " / " not in row["broker"]]
     longest = sorted(plain, key=lambda row: -row["longest_wait_ms"])[:_SHOWN_BARS]
     bars = [

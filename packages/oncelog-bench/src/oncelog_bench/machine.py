@@ -1,4 +1,4 @@
-"""The machine and the software versions of a measurement. Figures mean nothing without them."""
+"""The machine and the software versions of a measurement, without which its figures mean nothing."""
 
 from __future__ import annotations
 

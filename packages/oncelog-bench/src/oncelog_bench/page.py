@@ -1,5 +1,6 @@
-"""The page docs/benchmarks.md: a marked section per measurement and one of targets, rendered from the JSON
-files.
+"""The page docs/benchmarks.md, rendered from the results' JSON files: a marked section per measurement.
+
+One more section contains the table of targets.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _after(name: str) -> Sequence[str]:
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
-    """Return a sentence that describes the machine of the figures."""
+    """Return a sentence that describes the machine on which the figures were measured."""
     return (
         f"Measured on {machine['processor']}, {machine['cores']} cores, "
         f"{machine['memory_bytes'] / 1e9:.0f} GB, {machine['system']}, Python {machine['python']}; "
@@ -90,7 +91,10 @@ def number(value: float | None) -> str:
 def markdown_table(
     rows: Sequence[Mapping[str, Any]], *, by: Mapping[str, str], side: str, metrics: Sequence[Metric]
 ) -> str:
-    """Format rows of `framework.compare` as Markdown, ratios in bold. `by` maps a field to its heading."""
+    """Format rows of `framework.compare` as Markdown, with ratios in bold.
+
+    `by` maps a field to its heading.
+    """
     shown = [metric for metric in metrics if any(metric.name in row for row in rows)]
     headings = [*by.values(), side, *(metric.heading for metric in shown)]
     lines = ["| " + " | ".join(headings) + " |", "| --- |" + " --- |" * len(by) + " ---: |" * len(shown)]
@@ -113,7 +117,7 @@ def _cell(value: Any) -> str:
 
 
 def range_of_ratios(result: Result, ratio: str, metric: str, words: str, *, side: str = "broker") -> str:
-    """Return a sentence on the ratios of one figure over all rows named `ratio`."""
+    """Return a sentence on the range of one figure's ratios, over all rows named `ratio`."""
     values = [row[metric] for row in result["medians"] if row[side] == ratio and metric in row]
     ours, _, other = ratio.partition(" / ")
     if not values:
@@ -124,7 +128,7 @@ def range_of_ratios(result: Result, ratio: str, metric: str, words: str, *, side
 
 
 def target_rows(results: Path) -> list[dict[str, Any]]:
-    """Return every target of every measurement: name, limit, measured figure, met (None: not measured)."""
+    """Return a row per target: name, limit, measured figure, and if it is met (None: not measured)."""
     rows = []
     for name in NAMES:
         file = results / f"{name}.json"

@@ -20,7 +20,7 @@ from oncelog_bench.process import rss_mb
 from oncelog_bench.raw_wire import connect, exchange
 
 NAME = "partitions"
-SUMMARY = "10 to 10,000 partitions on our broker: creation, start, memory, open files, metadata."
+SUMMARY = "10 to 10,000 partitions on Oncelog: creation, start, memory, open files, metadata."
 PER_TOPIC = 1_000
 METADATA_VERSION, METADATA_ASKED = 12, 20
 METRICS = (
@@ -102,7 +102,7 @@ def _metadata_ms(broker: BrokerProcess) -> float:
 
 
 def section(result: Result) -> str:
-    """Return the section on costs by number of partitions."""
+    """Return the section on costs by the number of partitions."""
     plan, most = result["plan"], result["medians"][-1]
     return f"""\
 ## Partitions
@@ -119,7 +119,7 @@ after that, and a Metadata response for all of them, decoded by the client. Medi
 
 
 def picture(result: Result) -> str:
-    """Draw start time and memory by number of partitions."""
+    """Draw start time and memory by the number of partitions."""
     rows = result["medians"]
     return draw_curves(
         "Partitions on one broker",

@@ -13,9 +13,9 @@ _WINDOW_S = 0.1
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor seconds of all threads so far, including ended ones."""
+    """Return the processor seconds of a process so far, including its ended threads."""
     if sys.platform == "linux":
-        # The process's CPU clock (clock_getcpuclockid) has nanoseconds; /proc has only ticks of 10 ms.
+        # The process's CPU clock (clock_getcpuclockid) counts nanoseconds. /proc counts only ticks of 10 ms.
         return time.clock_gettime(~pid << 3 | 2)
     times = _process(pid).cpu_times()
     return float(times.user + times.system)
@@ -24,7 +24,7 @@ def cpu_seconds(pid: int) -> float:
 def tree_cpu_seconds(pid: int) -> float:
     """Return the processor seconds of a process and its descendants so far.
 
-    Ended descendants count too, unless their parent ended before them.
+    A descendant that has ended counts too, unless its parent ended before it.
     """
     root = _process(pid)
     times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
@@ -32,9 +32,9 @@ def tree_cpu_seconds(pid: int) -> float:
 
 
 def settle(pid: int) -> None:
-    """Wait until the process is idle (below 5 % of a core over 100 ms), at most SETTLE_S.
+    """Wait until the process is idle (below 5 % of a core over 100 ms), but at most SETTLE_S seconds.
 
-    A broker continues to work after its response to a topic's creation or deletion.
+    After the response to a topic's creation or deletion, a broker continues to work.
     """
     deadline = time.monotonic() + SETTLE_S
     used = cpu_seconds(pid)
@@ -54,7 +54,7 @@ def idle_cores(pid: int, seconds: float) -> float:
 
 
 def rss_mb(pid: int) -> float:
-    """Return the resident memory in MB (10^6 bytes)."""
+    """Return the resident memory of a process in MB (10^6 bytes)."""
     return float(_process(pid).memory_info().rss) / 1e6
 
 
@@ -71,4 +71,5 @@ def max_rss_bytes() -> int:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes on Linux, bytes on macOS
+    # Linux returns kilobytes, macOS bytes.
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,4 +1,6 @@
-"""Many producer ids on one partition: memory, cost of an append, and the longest pause when segments roll."""
+"""Many producer ids on one partition: memory, cost of an append, and the longest pause when a segment is
+rolled.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from oncelog_bench.process import cpu_seconds, rss_mb
 from oncelog_bench.raw_wire import CLIENT_ID, connect, exchange, receive_frame
 
 NAME = "producer_ids"
-SUMMARY = "Producer ids on one partition of our broker: memory, cost of an append, longest pause at rolls."
+SUMMARY = "Producer ids on one partition of Oncelog: memory, cost of an append, longest pause at rolls."
 TOPIC = "bench"
 FIRST_ID = 1_000_000
 VERSION, PIPELINED = 9, 500
@@ -42,8 +44,9 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. For `roll_seconds`, large batches roll segments of 16 MB while pauses are
-    measured.
+    """The measurement's size.
+
+    For `roll_seconds`, large batches fill segments of 16 MB and cause rolls, and pauses are measured.
     """
 
     ids: tuple[int, ...] = (10_000, 100_000, 1_000_000)
@@ -104,7 +107,7 @@ def _take(plan: Plan, ids: int, directory: Path) -> dict[str, float]:
 
 
 def _append_once_each(broker: BrokerProcess, connected: socket.socket, ids: int, *, sequence: int) -> float:
-    """Append one record per id, pipelined. Return the broker's microseconds per record."""
+    """Append one record per id, pipelined. Return the broker's processor time per record in microseconds."""
     used = cpu_seconds(broker.pid)
     for first in range(0, ids, PIPELINED):
         count = min(PIPELINED, ids - first)
@@ -142,8 +145,8 @@ def _check(frame: bytearray) -> None:
 def _watch(broker: BrokerProcess, seconds: float) -> tuple[float, float]:
     """Roll segments with batches of 900 KB. Return a small request's longest wait and the number of rolls.
 
-    Small requests of each kind alternate on two connections, so the pauses are the broker's and not the
-    disk's.
+    The small requests are ApiVersions on a second connection. They write nothing, so a long wait is a pause
+    of the broker and not of the disk.
     """
     batch = build_batch([NewRecord(time.time_ns() // 1_000_000, None, bytes(900_000))])
     large, longest_s, sent_bytes = _frame(batch), 0.0, 0
@@ -165,7 +168,7 @@ def _watch(broker: BrokerProcess, seconds: float) -> tuple[float, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on memory, cost and pauses by number of ids."""
+    """Return the section on memory, cost and pauses by the number of ids."""
     plan, most = result["plan"], result["medians"][-1]
     return f"""\
 ## Producer ids
@@ -183,7 +186,7 @@ while {number(most["rolls"])} segments rolled was {number(most["longest_pause_ms
 
 
 def picture(result: Result) -> str:
-    """Draw memory and pause by number of ids."""
+    """Draw memory and pause by the number of ids."""
     rows = result["medians"]
     return draw_curves(
         "Producer ids on one partition",

@@ -1,5 +1,4 @@
-"""Producer clients in a separate process, which send as many acknowledged records as they can in a given
-time.
+"""A producer client in a separate process. It sends as many acknowledged records as it can in a given time.
 
 `python -m oncelog_bench.producer_worker JSON` reads a WorkerSpec, sends, and prints a Report as JSON.
 """
@@ -18,14 +17,15 @@ from oncelog_bench.process import max_rss_bytes
 
 TABLE_ROWS = 20_000
 BURST_RECORDS = 1_000
-"""Records between two readings of the clock."""
+"""The number of records between two readings of the clock."""
 FLUSH_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The worker's parameters. `client` is a key of CLIENTS; `settings` are producer settings under Kafka's
-    keys.
+    """The worker's parameters.
+
+    `client` is a key of CLIENTS. `settings` are producer settings by their Kafka names.
     """
 
     client: str
@@ -37,7 +37,7 @@ class WorkerSpec:
 
 
 Burst = Callable[[int], int]
-"""A function that sends records to the partition of that number and returns how many."""
+"""A function that sends records to the partition with this number, and returns the number of records."""
 
 
 def _oncelog(spec: WorkerSpec) -> tuple[Burst, Callable[[], None]]:
@@ -151,7 +151,9 @@ CLIENTS: dict[str, Callable[[WorkerSpec], tuple[Burst, Callable[[], None]]]] = {
 
 
 def run(spec: WorkerSpec) -> Report:
-    """Warm up, send to the partitions in turn until the time is over, and wait for all acknowledgements."""
+    """Warm up, send bursts to successive partitions until the time has passed, and wait for all
+    acknowledgements.
+    """
     burst, flush = CLIENTS[spec.client](spec)
     for partition in range(spec.partitions):
         burst(partition)

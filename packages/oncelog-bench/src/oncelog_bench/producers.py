@@ -1,4 +1,4 @@
-"""Producer clients against one broker: ours by rows and by Arrow tables, and other Python clients."""
+"""Producer clients against one broker: Oncelog's, by rows and by Arrow tables, and other Python clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from oncelog_bench.producer_worker import CLIENTS, WorkerSpec
 
 NAME = "producers"
 SUMMARY = (
-    "Records a second of Python's producers, acknowledged by one broker: ours in rows and Arrow, others."
+    "Records per second of Python producers to one broker: Oncelog's, by rows and by tables, and others."
 )
 BASE = "confluent-kafka"
 BY = {"record_bytes": "record bytes", "compression": "compression", "batch_bytes": "batch.size"}
@@ -47,8 +47,10 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size: all record sizes and compressions at the first batch size, uncompressed at the
-    others.
+    """The measurement's size.
+
+    The first batch size is measured with all record sizes and compressions, the other batch sizes only
+    without compression.
     """
 
     clients: tuple[str, ...] = tuple(CLIENTS)
@@ -123,7 +125,7 @@ def _take(plan: Plan, side: Side, case: Case, client: str) -> dict[str, float]:
 
 
 def _check_stored(side: Side, topic: str, partitions: int, report: Report) -> None:
-    """Check that the topic holds every sent record, beside those of the warm-up. Raises OncelogError."""
+    """Raise OncelogError unless the topic contains every sent record, besides those of the warm-up."""
     ends = side.admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
     stored = sum(end.offset or 0 for end in ends.values())
     if stored < report.records:
@@ -131,7 +133,7 @@ def _check_stored(side: Side, topic: str, partitions: int, report: Report) -> No
 
 
 def section(result: Result) -> str:
-    """Return the section on rows, tables and the other clients."""
+    """Return the section on Oncelog's producer, by rows and by tables, and the other clients."""
     plan = result["plan"]
     return f"""\
 ## Producers

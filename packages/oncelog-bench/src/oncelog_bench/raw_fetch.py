@@ -1,8 +1,8 @@
-"""Lightweight consumers that are not the bottleneck: they read whole responses but only one batch header of
-each.
+"""Lightweight consumers that are never the bottleneck.
 
-`python -m oncelog_bench.raw_fetch JSON` reads a FetchSpec and prints a FetchReport as JSON. Like our
-consumer, each of them is a connection with one fetch in flight and no fetch session.
+They read whole responses, but parse only one batch header of each. `python -m oncelog_bench.raw_fetch JSON`
+reads a FetchSpec and prints a FetchReport as JSON. Each consumer is a connection with one fetch in flight and
+no fetch session, as in Oncelog's consumer.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ MAX_PARTITION_BYTES = 2**20
 class FetchSpec:
     """The load to read for `seconds`.
 
-    Without `produce`, each partition holds batches of `batch_bytes` up to `end_offset`, and consumers that
-    have read them all start over. With `produce`, consumers wait at the end of the only partition while the
-    paced batches of that spec arrive.
+    Without `produce`, each partition contains batches of `batch_bytes` up to `end_offset`. A consumer that
+    has read them all starts again at the beginning. With `produce`, consumers wait at the end of the only
+    partition, and a producer sends batches at the pace of `produce`.
     """
 
     bootstrap_servers: str
@@ -51,9 +51,10 @@ class FetchSpec:
 
 @dataclass(frozen=True, slots=True)
 class FetchReport:
-    """The result. `bytes` counts whole batches delivered to all consumers.
+    """The result. `bytes` counts whole batches, summed over all consumers.
 
-    With a producer, `quantiles` are of the time from writing a batch to reading it; otherwise of a fetch.
+    With a producer, `quantiles` are of the time from writing a batch to reading it. Without one, they are of
+    the time of a fetch.
     """
 
     seconds: float
@@ -117,13 +118,13 @@ class Consumer:
         self.socket.close()
 
     def start_over_if_done(self) -> None:
-        """Start over if all loaded batches are read."""
+        """Start again at the beginning if all loaded batches are read."""
         if all(offset >= self._spec.end_offset for offset in self.offsets):
             self.offsets = [0] * len(self.offsets)
 
 
 def run(spec: FetchSpec) -> FetchReport:
-    """Fetch as specified, and measure."""
+    """Fetch as `spec` says, and measure."""
     settle(spec.broker_pid)
     broker_began, cpu_began = cpu_seconds(spec.broker_pid), time.process_time()
     began = time.perf_counter()
@@ -165,7 +166,7 @@ def _poll(consumers: list[Consumer]) -> tuple[select.poll, dict[int, Consumer]]:
 
 
 def _tail(spec: FetchSpec) -> tuple[int, int, list[float]]:
-    """Run producer and consumers in one loop, so that one clock measures both sending and delivery."""
+    """Run producer and consumers in one thread, so that one clock measures both sending and delivery."""
     assert spec.produce is not None
     with closing(Sender(spec.produce, 0)) as sender, ExitStack() as stack:
         sender.open()
@@ -177,7 +178,7 @@ def _tail(spec: FetchSpec) -> tuple[int, int, list[float]]:
 
 
 class _Tail:
-    """`count` paced batches on their way from one sender to every consumer."""
+    """The course of `count` paced batches from one sender to every consumer."""
 
     def __init__(
         self, produce: ProduceSpec, count: int, first: int, sender: Sender, consumers: list[Consumer]
@@ -206,7 +207,10 @@ class _Tail:
         return fetches
 
     def _send_due(self) -> float:
-        """Send the batches that are due. Return the milliseconds until the next one, at most 1000."""
+        """Send the batches that are due.
+
+        Return the milliseconds until the next batch is due, at most 1000.
+        """
         while len(self._written) < self.count:
             now = time.perf_counter()
             due = self._began + len(self._written) / self._produce.rate_per_s
@@ -226,7 +230,7 @@ class _Tail:
 
 
 def _end_offset(spec: FetchSpec) -> int:
-    """Return the end offset of the batches sent so far, found by reading them."""
+    """Return the end offset of the batches sent so far. It is found by reading the batches."""
     with closing(Consumer(spec)) as reader:
         reader.send()
         reader.receive()

@@ -1,4 +1,5 @@
-"""A lightweight producer that is not the bottleneck: it builds frames once and only patches sequence numbers.
+"""A lightweight producer that is never the bottleneck: it builds frames once and only patches sequence
+numbers.
 
 `python -m oncelog_bench.raw_produce JSON` reads a ProduceSpec, sends, and prints a ProduceReport as JSON.
 Every connection has its own producer id and keeps `depth` requests in flight.
@@ -25,15 +26,17 @@ from oncelog_bench.process import cpu_seconds, settle
 from oncelog_bench.raw_wire import CLIENT_ID, connect, new_producer_id, quantiles, receive_frame
 
 VERSION = 12
-"""The Java client's version of Produce for a broker without topic ids."""
+"""The version of Produce that the Java client uses with a broker without topic ids."""
 
 _SIZE = struct.Struct(">i")
 _PRODUCER = struct.Struct(">qh")
 _PRODUCER_POSITION, _SEQUENCE_POSITION = 43, 53
 _SEQUENCES = 2**31
 _RETRIABLE = (3, 5, 6, 51)
-"""Errors to retry for a while: a new topic is still unknown, has no leader or another leader. Or the markers
-of the previous transaction are still being written.
+"""Error codes to retry for a while.
+
+A new topic may still be unknown or without a leader, or a previous transaction may still have markers to
+write.
 """
 
 
@@ -42,9 +45,9 @@ class ProduceSpec:
     """The load to send. It ends after `seconds` or after `requests`, whichever comes first; 0 means no such
     limit.
 
-    A request carries a batch for each of `batches` partitions; successive requests rotate over all
-    `partitions`. With `rate_per_s` 0 the load is as fast as `depth` allows. Otherwise it is one connection
-    with one paced request at a time.
+    A request carries a batch for each of `batches` partitions, and successive requests rotate over all
+    `partitions`. With `rate_per_s` 0 the load is as fast as `depth` allows. Otherwise one connection sends
+    `rate_per_s` requests per second, one at a time.
     """
 
     bootstrap_servers: str
@@ -66,7 +69,7 @@ class ProduceSpec:
 class ProduceReport:
     """The cost from the first send to the last acknowledgement. All requests were acknowledged.
 
-    `quantiles` holds `p50_ms`, `p99_ms` and `p999_ms` from the write of a request to its response.
+    `quantiles` contains `p50_ms`, `p99_ms` and `p999_ms` of the time from writing a request to its response.
     """
 
     seconds: float
@@ -79,9 +82,10 @@ class ProduceReport:
 
 
 class Template:
-    """A request frame with one batch per partition. `next()` patches new sequence numbers into it.
+    """A request frame with one batch per partition. `next()` patches new sequence numbers into the frame.
 
-    With a transactional id its batches belong to a transaction, which the first one of an epoch begins.
+    With a transactional id, the batches belong to a transaction. The first batch of an epoch begins the
+    transaction.
     """
 
     def __init__(
@@ -113,9 +117,10 @@ class Template:
         self._sequence, self._step = (0, spec.batch_records) if producer else (-1, 0)
 
     def next(self) -> bytearray:
-        """Return the frame to send now. It is the template's own buffer, which the next call changes.
+        """Return the frame to send now. The next call changes the same buffer.
 
-        Without a producer id the same bytes are written again, so that both modes do the same work.
+        Without a producer id the same bytes are written again, so that idempotence off and on do the same
+        work.
         """
         for position in self._positions:
             _SIZE.pack_into(self.frame, position + _SEQUENCE_POSITION, self._sequence)
@@ -139,10 +144,10 @@ def _positions(frame: bytearray, batch: bytearray) -> Iterator[int]:
 
 
 class Sender:
-    """One connection: it sends templates in turn, reads responses, and checks every error code in them."""
+    """One connection. It sends templates in turn, reads responses, and checks every error code in them."""
 
     first_pause_s = 0.02
-    """Seconds between two attempts of a first request."""
+    """Seconds between two attempts to send a first request."""
 
     def __init__(self, spec: ProduceSpec, index: int, transactional_id: str | None = None) -> None:
         self.socket = connect(spec.bootstrap_servers)
@@ -153,17 +158,17 @@ class Sender:
         self._turn = index % len(chunks)
         self._sent: deque[tuple[float, struct.Struct]] = deque()
         self._pending = bytearray()
-        # The response's layout: size, correlation id, tags, topics, name, partitions and the first index.
-        # Then an error code per partition; 31 bytes lie between two: base offset, append time, start offset,
-        # two empty fields, tags and the next index.
+        # The response begins with size, correlation id, tags, topics, name, partitions and the first index.
+        # Then each partition has an error code. Between two error codes are 31 bytes: base offset, append
+        # time, start offset, two empty fields, tags and the next index.
         self._first_error = 4 + 4 + 1 + 1 + 1 + len(spec.topic.encode()) + 1 + 4
         self._errors = [struct.Struct(">" + "h31x" * len(chunk)) for chunk in chunks]
 
     def open(self) -> None:
         """Send three batches to every partition, one by one.
 
-        A partition's first batches create its files and the first pages of its indexes. That took Apache
-        Kafka up to 8 ms of processor time each, and is not part of a rate.
+        A partition's first batches create its files and the first pages of its indexes. Each of these batches
+        took Apache Kafka up to 8 ms of processor time, which is not part of a rate.
         """
         for template in self.templates:
             self.send_first(template)
@@ -172,8 +177,9 @@ class Sender:
                 receive_frame(self.socket)
 
     def send_first(self, template: Template | None = None) -> None:
-        """Send a first request alone, and retry until the topic has a leader. None means the first
-        template's.
+        """Send one request alone, and retry until the topic has a leader.
+
+        `template` None: the first template.
         """
         template = template or self.templates[0]
         frame = template.next()
@@ -203,7 +209,7 @@ class Sender:
         return len(self._sent)
 
     def receive(self, latencies_ms: list[float]) -> int:
-        """Wait for bytes, and return the number of responses that they completed."""
+        """Wait for bytes. Return the number of responses that are now complete."""
         chunk = self.socket.recv(65_536)
         now = time.perf_counter()
         if not chunk:
@@ -263,7 +269,10 @@ def full_speed(spec: ProduceSpec, senders: Sequence[Sender], latencies_ms: list[
 
 
 def _ready(senders: Sequence[Sender]) -> Callable[[], Sequence[Sender]]:
-    """Return a function that waits for connections with responses. A single connection needs no poll."""
+    """Return a function that waits for and returns the connections with responses.
+
+    A single connection is returned without a poll.
+    """
     if len(senders) == 1:
         return lambda: senders
     poll = select.poll()
@@ -274,7 +283,7 @@ def _ready(senders: Sequence[Sender]) -> Callable[[], Sequence[Sender]]:
 
 
 def _paced(spec: ProduceSpec, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
-    """Send synchronously, each request when it is due or right after the previous response."""
+    """Send one request at a time, when it is due, or right after the previous response if that is later."""
     (sender,) = senders
     began = time.perf_counter()
     count = spec.requests or round(spec.seconds * spec.rate_per_s)

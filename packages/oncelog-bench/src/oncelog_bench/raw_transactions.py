@@ -1,4 +1,4 @@
-"""The raw generator with transactions: full speed within each, one after the other.
+"""The raw producer with transactions, one after the other, at full speed within each.
 
 `python -m oncelog_bench.raw_transactions JSON` reads a TransactionSpec, sends, and prints a report as JSON.
 """
@@ -19,17 +19,18 @@ from oncelog_bench.raw_produce import ProduceSpec, Sender, full_speed
 from oncelog_bench.raw_wire import exchange
 
 END_TXN_VERSION = 5
-"""The version that bumps the epoch at every end (KIP-890); with it, Produce 12 adds partitions to the
-transaction.
+"""The version that raises the epoch at the end of each transaction (KIP-890).
+
+With it, Produce 12 adds partitions to the transaction.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSpec:
-    """The load. It commits after `commit_ms` or `commit_records`, whichever comes first; 0 means no such
-    limit.
+    """The load.
 
-    `produce` has one connection; its `seconds` limit the whole run.
+    It commits after `commit_ms` or after `commit_records`, whichever comes first; 0 means no such limit.
+    `produce` has one connection, and its `seconds` limit the whole run.
     """
 
     produce: ProduceSpec
@@ -50,7 +51,7 @@ class TransactionReport:
 
 
 class TransactionalSender(Sender):
-    """A connection with a transactional id, which equals the topic's name."""
+    """A connection with a transactional id. The transactional id is the topic's name."""
 
     first_pause_s = 0.001
 
@@ -59,7 +60,7 @@ class TransactionalSender(Sender):
         self._transactional_id = spec.topic
 
     def commit(self) -> None:
-        """Commit the transaction. The next one uses the epoch of the response."""
+        """Commit the transaction. The next transaction uses the epoch in the response."""
         if self.producer is None:
             raise OncelogError("a transactional generator needs a producer id, but idempotence is off")
         request = EndTxnRequest(
@@ -98,7 +99,7 @@ def run(spec: TransactionSpec) -> TransactionReport:
 
 
 def _transaction(spec: TransactionSpec, sender: TransactionalSender, left_s: float) -> int:
-    """Run one transaction of at most `left_s` seconds. Return its number of requests."""
+    """Run one transaction of at most `left_s` seconds. Return the number of its requests."""
     began = time.perf_counter()
     for template in sender.templates:
         sender.send_first(template)

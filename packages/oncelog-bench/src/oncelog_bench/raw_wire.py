@@ -1,4 +1,4 @@
-"""Connections of the raw generators: blocking sockets and whole frames, without a client library."""
+"""Connections of the raw generators: blocking sockets that send and receive whole frames."""
 
 from __future__ import annotations
 
@@ -59,12 +59,13 @@ def new_producer_id(connected: socket.socket, transactional_id: str | None = Non
         response = exchange(connected, request, 4)
         if not response.error_code:  # type: ignore[attr-defined]
             return response.producer_id, response.producer_epoch  # type: ignore[attr-defined]
-        time.sleep(0.05)  # Kafka assigns producer ids only some time after its start
+        # Kafka assigns producer ids only some time after its start.
+        time.sleep(0.05)
     raise OncelogError("the broker assigned no producer id within 5 s")
 
 
 def quantiles(latencies_ms: Sequence[float]) -> dict[str, float]:
-    """Return `p50_ms`, `p99_ms` and `p999_ms`, or nothing for fewer than two values."""
+    """Return `p50_ms`, `p99_ms` and `p999_ms` of `latencies_ms`, or nothing for fewer than two values."""
     if len(latencies_ms) < 2:
         return {}
     cuts = statistics.quantiles(latencies_ms, n=1000, method="inclusive")

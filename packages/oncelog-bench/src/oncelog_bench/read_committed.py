@@ -1,4 +1,4 @@
-"""Latency from send to a read_committed consumer by commit interval, through our broker and Kafka's."""
+"""Latency from send to a read_committed consumer, by commit interval, with Oncelog and Apache Kafka."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from oncelog_bench.generators import run_child
 from oncelog_bench.page import markdown_table, number, range_of_ratios
 
 NAME = "read_committed"
-SUMMARY = "From send to a read_committed reader, by the interval of commits; ours and Apache Kafka's broker."
+SUMMARY = "The time from send to a read_committed consumer, by commit interval; Oncelog and Apache Kafka."
 RATIO = f"{OURS} / {KAFKA}"
 BY = {"commit_interval_ms": "commit every ms"}
 METRICS = (
@@ -38,7 +38,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. `seconds` is long enough for several commits at the longest interval."""
+    """The measurement's size. `seconds` must be long enough for several commits at the longest interval."""
 
     brokers: tuple[str, ...] = BROKERS
     commit_intervals_ms: tuple[int, ...] = (10, 100, 1_000)
@@ -79,7 +79,8 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
     samples: list[dict[str, Any]] = []
     shortest_ms = min(plan.commit_intervals_ms)
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
-        for side in sides.every:  # the brokers' common warm-up has no transactions
+        # The warm-up of `running` has no transactions.
+        for side in sides.every:
             _take(plan, shortest_ms, side, plan.warm_up_seconds)
         for repeat, interval_ms, name in interleaved(plan.commit_intervals_ms, sides.names, plan.repeats):
             taken = _take(plan, interval_ms, sides[name], plan.seconds)
@@ -107,7 +108,7 @@ def _take(plan: Plan, interval_ms: int, side: Side, seconds: float) -> dict[str,
 
 
 def _quantiles(taken_ms: list[float]) -> tuple[float, float]:
-    """Return p50 and p99; both are the value if there is only one."""
+    """Return the 50th and the 99th percentile. If there is only one value, both are that value."""
     if len(taken_ms) < 2:
         return taken_ms[0], taken_ms[0]
     cuts = statistics.quantiles(taken_ms, n=100, method="inclusive")
@@ -115,7 +116,7 @@ def _quantiles(taken_ms: list[float]) -> tuple[float, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on delivery by interval."""
+    """Return the section on the time to delivery by commit interval."""
     plan = result["plan"]
     return f"""\
 ## From send to a read_committed reader
@@ -135,7 +136,7 @@ Samples of {plan["seconds"]:g} s, medians of {plan["repeats"]}, interleaved.
 
 
 def _added(result: Result) -> str:
-    """Return a sentence per broker on the time after the commit."""
+    """Return a sentence per broker on the time that delivery takes after the commit."""
     sentences = []
     for broker in dict.fromkeys(row["broker"] for row in result["medians"] if " / " not in row["broker"]):
         taken = [row["commit_p50_ms"] for row in result["medians"] if row["broker"] == broker]
@@ -147,7 +148,7 @@ def _added(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw milliseconds by interval."""
+    """Draw milliseconds by commit interval."""
     charts = [
         Chart(title, "commit every ms", "ms", lines_of(result, "commit_interval_ms", name))
         for name, title in (

@@ -1,6 +1,4 @@
-"""Our broker's recovery time after SIGKILL, by the size of the tail after the last checkpoint and by log
-size.
-"""
+"""Oncelog's recovery time after SIGKILL, by log size and by the size of the tail behind the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from oncelog_bench.framework import Metric, OnSample, Result, Target, compare, f
 from oncelog_bench.page import markdown_table, number
 
 NAME = "recovery"
-SUMMARY = "Our broker's start after SIGKILL, by the size of the unchecked tail, of the batches, of the log."
+SUMMARY = "Oncelog's start after SIGKILL, by the size of the unchecked tail, of the batches and of the log."
 TOPIC = "bench"
 RECORD_BYTES = 1_024
 BY = {"log_mb": "log MB", "tail_mb": "tail MB"}
@@ -31,7 +29,7 @@ METRICS = (
 
 
 class Case(NamedTuple):
-    """A log of `log_mb`, of which `tail_mb` follow the last checkpoint.
+    """A log of `log_mb` megabytes. The last `tail_mb` of them were written after the last checkpoint.
 
     `batches` is a batch size of `_send`.
     """
@@ -43,9 +41,10 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size:
+    """The measurement's size.
 
-    growing tails in batches of three sizes, and the smallest tail in growing logs.
+    Tails of growing sizes are measured with batches of three sizes, and logs of growing sizes with the
+    smallest tail.
     """
 
     tails_mb: tuple[int, ...] = (100, 300)
@@ -108,7 +107,8 @@ def _take(case: Case, directory: Path) -> dict[str, float]:
         sent = 0
         if case.log_mb > case.tail_mb:
             sent = _send(broker, case.log_mb - case.tail_mb, case.batches)
-            broker.stop()  # a clean stop writes the checkpoint
+            # A clean stop writes the checkpoint.
+            broker.stop()
             broker.start()
         sent += _send(broker, case.tail_mb, case.batches)
         broker.kill()
@@ -123,7 +123,7 @@ def _take(case: Case, directory: Path) -> dict[str, float]:
 
 
 def _send(broker: BrokerProcess, megabytes: int, batches: str) -> int:
-    """Send idempotent records of 1 KB in batches of about that size, and return the number of records."""
+    """Send idempotent records of 1 KB in batches of the size `batches`. Return the number of records."""
     batch_bytes = {"1 KB": 1, "16 KB": 16_384, "512 KB": 524_288}[batches]
     value, count = bytes(RECORD_BYTES), megabytes * 1_000_000 // RECORD_BYTES
     settings = {"bootstrap.servers": broker.bootstrap_servers, "batch.size": batch_bytes}
@@ -142,7 +142,7 @@ def _check(broker: BrokerProcess, sent: int) -> None:
 
 
 def section(result: Result) -> str:
-    """Return the section on recovery by tail and by log size."""
+    """Return the section on recovery by the size of the tail and of the log."""
     plan = result["plan"]
     slope = [row["s_per_gb_of_tail"] for row in result["medians"] if row["tail_mb"] == _longest(result)]
     return f"""\
@@ -161,7 +161,7 @@ of their batches.
 
 
 def picture(result: Result) -> str:
-    """Draw seconds by tail and by log size."""
+    """Draw seconds by the size of the tail and of the log."""
     tail = result["plan"]["tails_mb"][0]
     by_tail: dict[str, list[tuple[float, float]]] = {}
     for row in result["medians"]:

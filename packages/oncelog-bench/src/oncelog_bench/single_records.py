@@ -1,4 +1,4 @@
-"""One-record requests: the cost of a request apart from its bytes, ours and Kafka's."""
+"""Requests with one record: the cost of a request apart from its bytes, for Oncelog and Apache Kafka."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from oncelog_bench.framework import (
 from oncelog_bench.page import markdown_table, range_of_ratios
 
 NAME = "single_records"
-SUMMARY = "One-record requests, ours and Apache Kafka's: a second and a processor second."
+SUMMARY = "Requests with one record, per second and per processor second; Oncelog and Apache Kafka."
 RATIO = f"{OURS} / {KAFKA}"
 BY = {"depth": "in flight", "connections": "connections"}
 PARTITIONS = 3
@@ -117,7 +117,7 @@ The raw generator sends idempotent requests of one record of {plan["record_bytes
 
 
 def picture(result: Result) -> str:
-    """Draw the figures by connections, a chart for each figure and depth."""
+    """Draw the figures by the number of connections, with a chart for each figure and depth."""
     charts = [
         Chart(
             f"{depth} in flight", "connections", metric.heading,

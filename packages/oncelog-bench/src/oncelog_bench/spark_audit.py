@@ -1,4 +1,4 @@
-"""The audit on Spark by topic size, compared with only reading the same bytes."""
+"""The time of an audit on Spark by topic size, compared with only reading the same bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from oncelog_bench.raw_fetch import FetchReport, FetchSpec
 from oncelog_bench.spark_engine import MASTER, Engine, spark_engine
 
 NAME = "spark_audit"
-SUMMARY = "The audit on Spark in GB/s by the topic's size, beside bare reading."
+SUMMARY = "The audit on Spark in GB/s by topic size, beside only reading the topic."
 BY = {"gigabytes": "GB"}
 METRICS = (
     Metric("gb_per_s", "GB/s", True),
@@ -55,8 +55,9 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. `gigabytes` are the sizes of topics in batches; all are on disk at once, on
-    each broker.
+    """The measurement's size.
+
+    `gigabytes` are the sizes of the topics. Each broker has all topics on disk at the same time.
     """
 
     brokers: tuple[str, ...] = BROKERS
@@ -83,7 +84,7 @@ class Plan:
         return len(build_batch([NewRecord(0, None, bytes(self.record_bytes))] * self.batch_records))
 
     def requests(self, case: Case) -> int:
-        """Return the number of requests to fill the topic; each has a batch for every partition."""
+        """Return the number of requests that fill the topic. Each request has a batch for every partition."""
         return max(1, round(case.gigabytes * 1e9 / self.partitions / self.batch_bytes))
 
 
@@ -91,7 +92,7 @@ QUICK = Plan((OURS,), (0.002,), reading_seconds=0.1, repeats=1, warm_up_seconds=
 
 
 def _growth(broker: str) -> Any:
-    """Return the ratio of GB/s of the largest topic to the second largest."""
+    """Return the ratio of GB/s for the largest topic to GB/s for the second largest."""
 
     def measured(result: Result) -> float | None:
         sizes = sorted(result["plan"]["gigabytes"])[-2:]
@@ -136,7 +137,8 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
             for side in brokers.every:
                 topic = stack.enter_context(side.topic(plan.partitions))
                 topics[side.name, case] = Loaded(topic, _fill(plan, side, case, topic))
-        for side in brokers.every:  # an unmeasured round
+        # The first round is not measured.
+        for side in brokers.every:
             _take(plan, engine, side, topics[side.name, next(plan.cases())])
         for repeat, case, name in interleaved(plan.cases(), brokers.names, plan.repeats):
             figures = _take(plan, engine, brokers[name], topics[name, case])
@@ -180,7 +182,7 @@ def _take(plan: Plan, engine: Engine, side: Side, loaded: Loaded) -> dict[str, f
 
 
 def section(result: Result) -> str:
-    """Return the section on the audit by size."""
+    """Return the section on the audit by topic size."""
     plan = result["plan"]
     return f"""\
 ## Audit on Spark
@@ -211,7 +213,7 @@ def _sentences(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw GB/s and seconds by size."""
+    """Draw GB/s and seconds by topic size."""
     charts = [
         Chart(heading, "GB", heading, lines_of(result, "gigabytes", name))
         for name, heading in (("gb_per_s", "GB/s"), ("seconds", "s"))

@@ -1,4 +1,4 @@
-"""The Spark session of a measurement, with both connectors, and the cost of a query in it."""
+"""The Spark session of a measurement, with Oncelog and Spark's Kafka connector, and the cost of a query."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ CONNECTOR = "kafka connector"
 """The name of Spark's own connector in samples."""
 
 FORMATS = {CONNECTOR: "kafka"}
-"""The data source format of a side; other sides use ours."""
+"""The data source format of a side. A side that is not in this map uses Oncelog's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running session, and the reason why a side cannot run in it. `pid` is the JVM's process id."""
+    """A running session, and the reason for each side that cannot run in it.
+
+    `pid` is the JVM's process id.
+    """
 
     spark: SparkSession
     pid: int
@@ -45,8 +48,7 @@ class Engine:
 
 @contextmanager
 def spark_engine(sides: Sequence[str]) -> Iterator[Engine]:
-    """Run a session of MASTER during the block. Spark's connector is left out, with the reason, if it is
-    missing.
+    """Run a Spark session during the block. If Spark's connector is missing, leave it out, with the reason.
 
     Raises ConfigError if PySpark or Java is missing.
     """

@@ -1,6 +1,6 @@
-"""Cost of a micro-batch of a few rows by its number of tasks: our sinks and Spark's own.
+"""The time of a micro-batch with a few rows, by its number of tasks, for Oncelog's sinks and Spark's own.
 
-Samples, and so the fields here, call a task a lane, as the stored results do.
+Samples and stored results call a task a lane, so the fields here do too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NAME = "spark_lanes"
-SUMMARY = "Seconds of a micro-batch of a few rows by its number of tasks: our sinks and Spark's own."
+SUMMARY = "Seconds of a micro-batch with a few rows, by its number of tasks: Oncelog's sinks and Spark's own."
 BY = {"broker": "broker", "lanes": "lanes"}
 METRICS = (Metric("trigger_s", "s per micro-batch"), Metric("write_s", "of it writing s"))
 _ROWS_PER_LANE = 10
@@ -49,8 +49,9 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. A sample is a query: `warm_triggers` micro-batches to warm up, then `triggers`
-    measured ones.
+    """The measurement's size.
+
+    A sample is a query with `warm_triggers` micro-batches to warm up and `triggers` measured ones.
     """
 
     sinks: tuple[str, ...] = (LANE, ATOMIC, CONNECTOR)
@@ -76,7 +77,7 @@ QUICK = Plan((LANE, CONNECTOR), (OURS,), (2,), repeats=1, triggers=1, warm_up_se
 
 
 def _per_lane(result: Result, sink: str, broker: str) -> float | None:
-    """Return the milliseconds that one more task adds."""
+    """Return the milliseconds that one more task adds to a micro-batch."""
     few, many = min(result["plan"]["lanes"]), max(result["plan"]["lanes"])
     low, high = (figure(result, "trigger_s", broker=broker, lanes=n, sink=sink) for n in (few, many))
     return None if low is None or high is None or few == many else (high - low) * 1000 / (many - few)
@@ -146,7 +147,7 @@ def _start(rows: DataFrame, sink: str, options: dict[str, str], checkpoint_dir: 
 
 
 def _stop(engine: Engine, query: Any) -> None:
-    """Stop the query in the middle of a micro-batch, without the errors that Spark would log."""
+    """Stop the query during a micro-batch, and silence the errors that Spark would log."""
     context = engine.spark.sparkContext
     context.setLogLevel("OFF")
     query.stop()
@@ -154,7 +155,10 @@ def _stop(engine: Engine, query: Any) -> None:
 
 
 def _wait(query: Any, batches_count: int) -> list[dict[str, int]]:
-    """Return the durations (ms) of the first micro-batches, by phase. Raises OncelogError."""
+    """Wait for `batches_count` micro-batches.
+
+    Return the duration in ms of each phase of each. Raises OncelogError.
+    """
     deadline = time.monotonic() + _TRIGGER_TIMEOUT_S
     while time.monotonic() < deadline:
         done = [p["durationMs"] for p in query.recentProgress if "addBatch" in p["durationMs"]]
@@ -167,7 +171,7 @@ def _wait(query: Any, batches_count: int) -> list[dict[str, int]]:
 
 
 def section(result: Result) -> str:
-    """Return the section on the sinks by tasks."""
+    """Return the section on the sinks by the number of tasks."""
     plan = result["plan"]
     return f"""\
 ## A micro-batch and its lanes
@@ -199,7 +203,7 @@ def _sentences(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw seconds by tasks."""
+    """Draw seconds by the number of tasks."""
     charts = [
         Chart(f"to {broker}", "lanes", "s per micro-batch",
               lines_of(result, "lanes", "trigger_s", side="sink", broker=broker))

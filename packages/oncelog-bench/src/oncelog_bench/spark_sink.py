@@ -1,4 +1,4 @@
-"""Writing to topics with Spark on both brokers: our exactly-once sinks and Spark's own at-least-once sink."""
+"""Writing to both brokers with Spark: Oncelog's exactly-once sinks and Spark's at-least-once sink."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 NAME = "spark_sink"
-SUMMARY = "Writing to a topic with Spark: our exactly-once sinks and Spark's own at-least-once one."
+SUMMARY = "Writing to a topic with Spark: Oncelog's exactly-once sinks and Spark's own at-least-once sink."
 LANE, ATOMIC = "lane", "write_atomic"
 RATIOS = tuple(f"{sink} / {CONNECTOR}" for sink in (LANE, ATOMIC))
 BY = {"broker": "broker", "record_bytes": "record bytes"}
@@ -49,8 +49,10 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. `frame_bytes` is the total size of the values; `warm_ups` are unmeasured writes
-    of each kind.
+    """The measurement's size.
+
+    `frame_bytes` is the total size of the values. `warm_ups` is the number of unmeasured writes with each
+    sink.
     """
 
     sinks: tuple[str, ...] = (LANE, ATOMIC, CONNECTOR)
@@ -116,7 +118,7 @@ def _records(plan: Plan, record_bytes: int) -> int:
 
 @contextmanager
 def _cached(plan: Plan, engine: Engine, record_bytes: int) -> Iterator[DataFrame]:
-    """Return keys and values cached in Spark's memory, in two partitions."""
+    """Cache keys and values in Spark's memory for the block, in two partitions. Yield the DataFrame."""
     text = f"lpad(CAST(id AS STRING), {_KEY_BYTES}, '0')"
     frame = (
         engine.spark.range(0, _records(plan, record_bytes), numPartitions=2)
@@ -157,9 +159,9 @@ def _write(frame: DataFrame, sink: str, options: dict[str, str]) -> None:
 
 
 def _check(side: Side, topic: str, partitions: int, records: int) -> None:
-    """Check the number of records in the topic.
+    """Raise OncelogError unless the topic contains `records` records.
 
-    Offsets count markers too, one per partition and transaction.
+    The offsets also count markers, one per partition and transaction.
     """
     ends = side.admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
     written = sum(end.offset or 0 for end in ends.values())

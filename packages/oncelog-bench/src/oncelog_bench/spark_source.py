@@ -1,4 +1,4 @@
-"""Reading topics with Spark: our source and Spark's own Kafka source, from both brokers."""
+"""Reading topics of both brokers with Spark: Oncelog's source and Spark's own Kafka source."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from oncelog_bench.page import markdown_table, range_of_ratios
 from oncelog_bench.spark_engine import CONNECTOR, FORMATS, MASTER, Engine, spark_engine
 
 NAME = "spark_source"
-SUMMARY = "Reading a topic with Spark: our source and Spark's own Kafka source, from both brokers."
+SUMMARY = "Reading a topic with Spark: Oncelog's source and Spark's own Kafka source, from both brokers."
 RATIO = f"{OURS} / {CONNECTOR}"
 BY = {"broker": "broker", "record_bytes": "record bytes"}
 METRICS = (
@@ -41,8 +41,10 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. A topic holds values of `topic_bytes`; `warm_ups` are unmeasured reads of each
-    kind.
+    """The measurement's size.
+
+    A topic has values of `topic_bytes` in total. `warm_ups` is the number of unmeasured reads with each
+    source.
     """
 
     sources: tuple[str, ...] = (OURS, CONNECTOR)

@@ -1,4 +1,4 @@
-"""Time from a broker's process start to its first acknowledgement, and its memory when idle."""
+"""Time from the start of a broker's process to its first acknowledgement, and the idle broker's memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ from oncelog_bench.process import cpu_seconds, rss_mb, settle
 from oncelog_bench.raw_produce import ProduceSpec, Sender
 
 NAME = "start"
-SUMMARY = "From process start to the first acknowledgement, and idle memory; ours and Apache Kafka's."
+SUMMARY = (
+    "The time from process start to the first acknowledgement, and idle memory; Oncelog and Apache Kafka."
+)
 RATIO = f"{OURS} / {KAFKA}"
 TOPIC = "bench"
 RETRY_S = 0.005
@@ -59,8 +61,9 @@ QUICK = Plan((OURS,), repeats=1, rest_seconds=0.1)
 
 
 class _Startable(NamedTuple):
-    """A broker with the topic in its directory. `launch` starts its process and need not wait until it
-    serves.
+    """A stopped broker with the topic in its directory.
+
+    `launch` starts its process, and may return before the broker accepts requests.
     """
 
     launch: Callable[[], object]
@@ -99,7 +102,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def _prepare(name: str, directory: Path) -> _Startable:
-    """Create a directory with one topic in it, and stop the broker cleanly."""
+    """Create a directory with one topic, by a broker that is then stopped cleanly."""
     directory.mkdir()
     if name == OURS:
         broker = BrokerProcess(directory / "data")

@@ -1,4 +1,4 @@
-"""Throughput of a broker, ours and Kafka's: by record size, partitions, connections, client and linger."""
+"""Throughput of Oncelog and Apache Kafka by record size, partitions, connections, client and linger."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SETTINGS = {
 
 
 class Case(NamedTuple):
-    """The parameters of a sample. `generator` is raw, or the name of a client with its linger."""
+    """The parameters of a sample. `generator` is `raw`, or the name of a client and its linger."""
 
     generator: str
     record_bytes: int
@@ -74,10 +74,11 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. The raw generator runs every record size with every number of partitions.
+    """The measurement's size.
 
-    It also runs the middle size and number with every number of connections. The clients run the middle ones
-    with every linger.
+    The raw producer runs every record size with every number of partitions. It also runs the middle record
+    size and number of partitions with every number of connections. The clients run these middle values with
+    every linger.
     """
 
     brokers: tuple[str, ...] = BROKERS
@@ -117,7 +118,7 @@ QUICK = Plan(
 
 
 def _clients(brokers: Sequence[str]) -> list[str]:
-    """Return the installed clients; Kafka's own client comes with Kafka."""
+    """Return the installed clients. Kafka's own client is installed together with Kafka."""
     clients = ["confluent-kafka"] if importlib.util.find_spec("confluent_kafka") else []
     if KAFKA in brokers:
         with suppress(MissingDependency):
@@ -162,7 +163,7 @@ def _take(plan: Plan, case: Case, sides: Sides, name: str) -> dict[str, float]:
 
 
 def _client(plan: Plan, case: Case, side: Side, topic: str, run_tool: Callable[..., str]) -> dict[str, float]:
-    """Return a client's throughput, and the broker's processor time without the client's start."""
+    """Return a client's throughput, and the broker's processor time without that for the client's start."""
     began, before = time.perf_counter(), cpu_seconds(side.pid)
     if case.generator.startswith("confluent-kafka"):
         figures = _confluent(plan, case, side, topic)

@@ -1,7 +1,4 @@
-"""Throughput cost of transactions:
-
-a transactional producer compared with an idempotent one, on both brokers.
-"""
+"""Throughput of a transactional producer compared with an idempotent one, on both brokers."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. `generators` are raw and clients of `transactions_worker`."""
+    """The measurement's size. `generators` are `raw` and clients of `transactions_worker`."""
 
     brokers: tuple[str, ...] = BROKERS
     generators: tuple[str, ...] = (RAW, "oncelog")
@@ -73,7 +70,7 @@ class Plan:
                     yield Case(generator, record_bytes, mode)
 
     def commits(self, mode: str) -> dict[str, Any]:
-        """Return when transactions of that mode end."""
+        """Return the fields of a spec that say when transactions of this mode are committed."""
         every: dict[str, dict[str, Any]] = {
             BY_TIME: {"commit_ms": self.commit_ms},
             BY_RECORDS: {"commit_records": self.commit_records},
@@ -107,7 +104,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def _warm_up(plan: Plan, side: Side) -> None:
-    """Warm up the coordinator's path, which the brokers' common warm-up does not use."""
+    """Warm up the transaction coordinator. The warm-up of `running` has no transactions."""
     seconds = plan.warm_up_seconds / 2 if side.name == KAFKA else 0.1
     for mode in (BY_TIME, BY_RECORDS):
         _take(plan, Case(RAW, plan.record_bytes[0], mode), side, seconds)
@@ -149,7 +146,7 @@ def _raw(plan: Plan, case: Case, side: Side, topic: str, seconds: float) -> dict
 
 
 def section(result: Result) -> str:
-    """Return the section on the share of idempotent throughput that transactions keep, ours and Kafka's."""
+    """Return the section on the share of idempotent throughput that a transactional producer reaches."""
     plan = result["plan"]
     by_broker = [row for row in result["medians"] if row["broker"] == RATIO]
     by_mode = [row for row in result["medians"] if row["broker"] != RATIO]
@@ -172,7 +169,7 @@ throughput that remains.
 
 
 def _kept(result: Result) -> str:
-    """Return a sentence per broker and generator."""
+    """Return a sentence per broker and generator on that share."""
     sentences = []
     rows = [row for row in result["medians"] if row["mode"].endswith(f" / {IDEMPOTENT}")]
     for broker, generator in dict.fromkeys((row["broker"], row["generator"]) for row in rows):
@@ -188,7 +185,7 @@ def _kept(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw MB/s by record size: a chart per generator and mode."""
+    """Draw MB/s by record size, with a chart per generator and mode."""
     cases = dict.fromkeys((row["generator"], row["mode"]) for row in result["medians"])
     charts = [
         Chart(

@@ -1,4 +1,4 @@
-"""Commits per second: one producer, one transaction after the other, by their records and partitions."""
+"""Commits per second of one producer, one transaction after the other, by records and partitions of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from oncelog_bench.generators import run_child
 from oncelog_bench.page import markdown_table, range_of_ratios
 
 NAME = "transactions"
-SUMMARY = "Transactions committed a second by one producer; ours and Apache Kafka's broker."
+SUMMARY = (
+    "Transactions committed per second by one producer, with Oncelog and with Apache Kafka as the broker."
+)
 RATIO = f"{OURS} / {KAFKA}"
 BY = {"client": "client", "records": "records a transaction", "partitions": "partitions"}
 METRICS = (
@@ -55,7 +57,7 @@ class Plan:
     warm_up_seconds: float = 10.0
 
     def cases(self) -> Iterator[Case]:
-        """The measurement's size: every client with every size."""
+        """Return the cases to measure: every client with every size of a transaction."""
         for client in self.clients:
             for records in self.records:
                 for partitions in self.partitions:
@@ -116,7 +118,7 @@ transaction waits for them. Medians of {plan["repeats"]} interleaved samples.
 
 
 def picture(result: Result) -> str:
-    """Draw commits by records, for the second number of partitions."""
+    """Draw commits per second by records, for the second number of partitions."""
     chosen = {**result, "medians": [row for row in result["medians"] if row["partitions"] == 3]}
     ours = {**chosen, "medians": [row for row in chosen["medians"] if row["client"] == "oncelog"]}
     charts = [

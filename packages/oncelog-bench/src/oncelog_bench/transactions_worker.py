@@ -1,4 +1,4 @@
-"""Producers in a separate process, without transactions or with one after the other, for a given time.
+"""A producer in a separate process that sends for a given time, with or without transactions.
 
 `python -m oncelog_bench.transactions_worker JSON` reads a WorkerSpec, sends, and prints a Report as JSON.
 """
@@ -16,7 +16,7 @@ from oncelog_bench.clients import Report
 from oncelog_bench.process import max_rss_bytes
 
 BURST_RECORDS = 1_000
-"""Records between two readings of the clock."""
+"""The number of records between two readings of the clock."""
 CLIENT_SECONDS = 60.0
 SETTINGS = {"acks": "all", "linger.ms": 5, "batch.size": 16_384, "compression.type": "none"}
 
@@ -25,8 +25,8 @@ SETTINGS = {"acks": "all", "linger.ms": 5, "batch.size": 16_384, "compression.ty
 class WorkerSpec:
     """The worker's parameters. `client` is a key of CLIENTS.
 
-    It commits after `commit_ms` or `commit_records`, whichever comes first; 0 means no such limit. With both
-    0 it is an idempotent producer without transactions.
+    A transaction is committed after `commit_ms` or after `commit_records`, whichever comes first; 0 means no
+    such limit. With both 0, the producer is idempotent and has no transactions.
     """
 
     client: str
@@ -49,9 +49,10 @@ class WorkerSpec:
 
 
 class Client(NamedTuple):
-    """The functions of a client. `burst` sends BURST_RECORDS to the partition of that number.
+    """The functions of a client.
 
-    `end` waits until all records are committed or, without transactions, acknowledged.
+    `burst` sends BURST_RECORDS records to the partition with the given number. `end` waits until all records
+    are committed or, without transactions, acknowledged.
     """
 
     begin: Callable[[], None]
@@ -100,7 +101,7 @@ CLIENTS: dict[str, Callable[[WorkerSpec], Client]] = {"oncelog": _oncelog, "conf
 
 
 def run(spec: WorkerSpec) -> Report:
-    """Send a burst to every partition first; then send and commit until the time is over."""
+    """Send a burst to every partition as a warm-up. Then send and commit until the time has passed."""
     client = CLIENTS[spec.client](spec)
     client.begin()
     for partition in range(spec.partitions):
@@ -115,7 +116,10 @@ def run(spec: WorkerSpec) -> Report:
 
 
 def _transaction(spec: WorkerSpec, client: Client, first: int, until: float) -> int:
-    """Run one transaction, or send everything without one. Return the number of bursts."""
+    """Run one transaction, or send until the end if there are no transactions.
+
+    Return the number of bursts.
+    """
     if spec.commit_ms:
         until = min(until, time.perf_counter() + spec.commit_ms / 1000)
     max_bursts = max(spec.commit_records // BURST_RECORDS, 1) if spec.commit_records else sys.maxsize

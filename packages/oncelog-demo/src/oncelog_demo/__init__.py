@@ -1,3 +1,3 @@
-"""The package behind `oncelog demo`: real flights, injected faults, Spark, and a count of lost and duplicated
-records.
+"""The package behind `oncelog demo`: send real flights through injected faults, and count what is lost or
+doubled.
 """

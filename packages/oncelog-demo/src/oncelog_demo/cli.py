@@ -18,7 +18,7 @@ from oncelog.errors import ConfigError
     "--seed",
     default=13,
     show_default=True,
-    help="Seed of the network faults: decides which messages are lost.",
+    help="Seed of the network faults. It decides which messages are lost.",
 )
 @click.option(
     "--rows",
@@ -37,13 +37,13 @@ from oncelog.errors import ConfigError
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
     default=None,
-    help="Empty directory for log, checkpoints and Parquet files; it is kept. [default: a temporary one]",
+    help="Empty directory for log, checkpoints and Parquet files; not removed. [default: a temporary one]",
 )
 @click.option(
     "--control/--no-control",
     "with_control",
     default=None,
-    help="Compare with Spark's own Kafka sink; Maven fetches its jars once. [default: if mvn is installed]",
+    help="Compare with Spark's own Kafka sink. Maven downloads its jars once. [default: if mvn is installed]",
 )
 @click.option("--keep", is_flag=True, help="Keep the temporary directory.")
 @output_option
@@ -58,12 +58,12 @@ def command(
 ) -> None:
     """Send real flights through real faults into Spark, and count lost and doubled records.
 
-    Starts a broker and loads 336,776 flights over a network that loses and reorders messages. The broker is
-    killed halfway. Two more loads without idempotence show the difference.
+    The demonstration starts a broker and loads 336,776 flights over a network that loses and reorders
+    messages. The broker is killed halfway. Two more loads, without idempotence, show the difference.
 
     Spark enriches the flights and writes them back exactly once, although its driver is killed in the middle
-    of a micro-batch. A second stream aggregates them, and both topics are audited. All of it takes two to
-    three minutes on two cores.
+    of a micro-batch. A second query aggregates the flights, and both topics are audited. The demonstration
+    takes two to three minutes on two cores.
 
     \b
     Exit code 0: every exactly-once record is stored once, and the comparison shows lost and doubled records.

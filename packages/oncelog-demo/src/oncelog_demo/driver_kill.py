@@ -1,6 +1,4 @@
-"""Run the enrichment over the faulty network, kill its driver in the middle of a micro-batch, and run it
-again.
-"""
+"""Run the enrichment over the faulty network, kill its driver in a micro-batch, and run it again."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ from oncelog_demo.loading import COMMON_SETTINGS, fault_rules
 from oncelog_demo.sink_attempts import Attempt, Writer, list_attempts, with_rows
 
 BATCHES = 4
-"""Number of micro-batches that the flights are divided into. The driver is killed in one of the inner ones.
-"""
+"""The number of micro-batches into which the flights are divided. The driver is killed in an inner one."""
 DRIVER_TIMEOUT_S = 600.0
 
 
@@ -42,25 +39,25 @@ class SparkSink:
 
 OURS = SparkSink("exactly once, from Spark", "oncelog", "flights-enriched")
 SPARKS = SparkSink("at least once, from Spark", "kafka", "flights-enriched-by-kafka-sink")
-"""Spark's own Kafka sink, as the control."""
+"""Spark's own Kafka sink, with which Oncelog's sink is compared."""
 
 
 @dataclass(slots=True)
 class Enrichment:
-    """The result of the enrichment.
+    """The result of one enrichment.
 
-    Times are in milliseconds since its start; `events` come from the proxy.
+    Times are in milliseconds since the enrichment started. `events` come from the proxy.
     """
 
     sink: SparkSink
     killed_at_ms: float = 0.0
     seconds: float = 0.0
     attempts: Sequence[Attempt] = ()
-    """Attempts of the Oncelog sink; empty for Spark's own sink, which has no transactions."""
+    """The attempts of Oncelog's sink. Empty for Spark's own sink, which has no transactions."""
     rows_at_kill: int = 0
-    """Rows that a read_uncommitted consumer could read when the driver died."""
+    """Rows that a read_uncommitted consumer could read when the driver was killed."""
     rows_visible_at_kill: int = 0
-    """Rows that a read_committed consumer could read when the driver died."""
+    """Rows that a read_committed consumer could read when the driver was killed."""
     rows_stored: int = 0
     """Rows in the log at the end, including aborted ones."""
     events: list[WireEvent] = field(default_factory=list)
@@ -77,9 +74,9 @@ def run_enrichment(
     seed: int,
     on_progress: Callable[[int], None],
 ) -> Enrichment:
-    """Enrich every flight of the source topic, and kill the driver once with SIGKILL on the way.
+    """Enrich every flight of the source topic, and kill the driver once with SIGKILL.
 
-    `choose_moment` decides when to kill.
+    `choose_moment` decides when the driver is killed.
     """
     enrichment = Enrichment(sink)
     rows_per_batch = -(-flights // BATCHES)
@@ -110,8 +107,8 @@ def run_enrichment(
 class Moment(NamedTuple):
     """The moment in a micro-batch at which to kill the driver.
 
-    For a transactional sink it is the loss of EndTxn number `commit` (counted from 1) on its way to the
-    broker. Other sinks send no commits; there it is the number of `rows` sent.
+    With a transactional sink, it is when the proxy drops EndTxn number `commit` (counted from 1) on its way
+    to the broker. Other sinks send no EndTxn. With them, it is when they have sent `rows` rows.
     """
 
     commit: int
@@ -121,8 +118,8 @@ class Moment(NamedTuple):
 def choose_moment(seed: int, tasks: int, rows_per_batch: int) -> Moment:
     """Choose a commit that is neither one of the first two nor the last of its batch.
 
-    Two tasks run at a time, so one task has committed when the third commits. By then the log holds all rows
-    of the task whose commit is lost, and no client knows the outcome of that commit.
+    Two tasks run at a time, so at least one task has committed when the third commit is sent. When the commit
+    is lost, the log contains all rows of its task, and no client knows if the commit succeeded.
     """
     chance = random.Random(seed)
     batch = chance.randint(1, BATCHES - 2)
@@ -135,8 +132,9 @@ def _sink_options(proxy: Proxy, topic: str) -> Mapping[str, str]:
 
 
 class _Watch:
-    """An observer that sets `is_time` at the moment to kill and reports the rows sent. The proxy's thread
-    calls it.
+    """An observer of the proxy's messages. It counts the rows sent and sets `is_time` at the moment to kill.
+
+    The proxy's thread calls it.
     """
 
     def __init__(self, sink: SparkSink, moment: Moment, on_progress: Callable[[int], None]) -> None:
@@ -154,9 +152,9 @@ class _Watch:
 
 
 class _Driver:
-    """The driver program and its JVM in one process group; leaving the `with` block kills both with SIGKILL.
+    """The driver program and its JVM, in one process group. Leaving the `with` block kills both with SIGKILL.
 
-    The tasks' Python workers exit when their JVM is gone. The temporary files are removed too.
+    Spark's Python workers exit after their JVM. Temporary files are removed.
     """
 
     def __init__(self, job: Job, log_file: Path) -> None:
@@ -181,7 +179,7 @@ class _Driver:
         self._temporary.cleanup()
 
     def wait_for(self, moment: threading.Event) -> None:
-        """Wait for the moment to kill. Raises OncelogError if the program ends first, TimedOut."""
+        """Wait for the moment to kill. Raises TimedOut, and OncelogError if the program ends first."""
         deadline = time.monotonic() + DRIVER_TIMEOUT_S
         while not moment.wait(0.1):
             if self._process.poll() is not None:
@@ -190,7 +188,7 @@ class _Driver:
                 raise TimedOut(f"the enrichment took over {DRIVER_TIMEOUT_S:g} s; {self._log_end()}")
 
     def wait(self) -> None:
-        """Wait until the program has finished. Raises OncelogError if it failed, TimedOut."""
+        """Wait until the program has ended. Raises TimedOut, and OncelogError if the program failed."""
         try:
             code = self._process.wait(DRIVER_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -203,7 +201,7 @@ class _Driver:
 
 
 def count_rows(bootstrap_servers: str, topic: str) -> Counter[Writer]:
-    """Count the rows in the log by writer, committed or not, from the batch headers."""
+    """Count the rows in the log per writer from the batch headers. Uncommitted rows count too."""
     from oncelog import Consumer, TopicPartition
     from oncelog.wire.batch import iter_batches
 

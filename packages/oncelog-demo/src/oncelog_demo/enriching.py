@@ -30,7 +30,7 @@ VALUE_SCHEMA = ", ".join(f"{name} {'string' if name in _TEXT else 'bigint'}" for
 class Job:
     """The program's argument.
 
-    `sink_options` holds `topic` and the kafka.* options, which both sinks accept.
+    `sink_options` contains `topic` and the kafka.* options, which both sinks accept.
     """
 
     bootstrap_servers: str
@@ -48,7 +48,8 @@ class Job:
 def enrich(spark: SparkSession, records: DataFrame, lookups: Lookups) -> DataFrame:
     """Return columns key and value: each flight with its airline, destination airport and aircraft.
 
-    All joins are left joins with small broadcast tables. So every record is kept, and stays in its partition.
+    All joins are left joins with small broadcast tables. So no record is dropped or moved to another
+    partition.
     """
     from pyspark.sql import functions as f
 
@@ -65,7 +66,8 @@ def run(job: Job) -> None:
 
     from oncelog.spark.session import local_session
 
-    # Four attempts per task, Spark's default on a cluster: its own sink fails on this network with one.
+    # Four attempts per task are Spark's default on a cluster. With one attempt, Spark's own sink fails on
+    # this network.
     with local_session("oncelog demo: enriching", "local[2, 4]", is_short=True) as spark:
         if job.sink_format == "kafka":
             add_connector(spark)

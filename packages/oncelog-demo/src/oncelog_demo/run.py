@@ -1,4 +1,4 @@
-"""The whole demonstration, step by step. It returns its result as a value and prints nothing."""
+"""Run the whole demonstration, step by step. The result is a value; nothing is printed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CheckedEnrichment:
 
     @property
     def aborted(self) -> int:
-        """Rows in the log that no read_committed consumer returns."""
+        """Return the number of rows in the log that no read_committed consumer returns."""
         return rows_with_result(self.enrichment.attempts, AttemptResult.ABORTED)
 
 
@@ -72,7 +72,10 @@ class DemoResult:
     loads: list[CheckedLoad] = field(default_factory=list)
     enriched: CheckedEnrichment | None = None
     control: CheckedEnrichment | None = None
-    """The enrichment by Spark's own Kafka sink, or None if it was left out; `control_left_out` says why."""
+    """The enrichment by Spark's own Kafka sink, or None if it was left out.
+
+    `control_left_out` is the reason.
+    """
     control_left_out: str = "it was not requested, or Maven, which fetches its jars, is not installed"
     pipeline: PipelineResult | None = None
     truth: pa.Table | None = None
@@ -88,9 +91,10 @@ class DemoResult:
 def run_demo(
     *, seed: int, rows: int | None, with_control: bool, work_dir: Path, progress: Progress
 ) -> DemoResult:
-    """Run everything under `work_dir`, which must be empty or new. Raises OncelogError if a step fails.
+    """Run all steps under `work_dir`, which must be empty or new. Raises OncelogError if a step fails.
 
-    `with_control` also enriches with Spark's own Kafka sink, whose jars Maven fetches the first time.
+    `with_control` runs the enrichment also with Spark's own Kafka sink. Maven downloads the jars of that sink
+    once.
     """
     check_spark()
     steps = _Steps(progress)
@@ -109,7 +113,7 @@ def run_demo(
                 enrichments.append(_enrich(SPARKS, flights, broker, seed, work_dir, steps))
             except (
                 OncelogError
-            ) as error:  # the control may fail, or its download; neither breaks a guarantee of ours
+            ) as error:  # Spark's own sink may fail, or its download. Neither breaks a guarantee of Oncelog.
                 result.control_left_out = str(error)
         _work_on_spark(result, loads, enrichments, flights, broker.bootstrap_servers, work_dir, steps)
     result.problems = find_problems(result)
@@ -117,7 +121,10 @@ def run_demo(
 
 
 class _Steps:
-    """The steps of the work, shown while they run. `seconds` maps each name to its duration, in order."""
+    """The steps of the work, shown while they run.
+
+    `seconds` maps each step's name to its duration, in order.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -135,7 +142,7 @@ class _Steps:
 
 
 def create_topics(bootstrap_servers: str) -> None:
-    """Create all topics without time-based retention, which would delete flights of 2013."""
+    """Create all topics without time-based retention: retention would delete flights of 2013."""
     from oncelog import Admin, NewTopic
 
     writers = (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE, OURS, SPARKS)

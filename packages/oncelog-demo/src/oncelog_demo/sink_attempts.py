@@ -1,4 +1,4 @@
-"""The sink's transactions task by task, as the proxy saw them. Pure: events in, attempts out."""
+"""Derive the sink's attempts at transactions, per task, from the messages that the proxy saw. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oncelog.testing.proxy.events import Direction, WireEvent
 from oncelog.testing.proxy.txn_messages import TxnRequest
 
 Writer = tuple[int, int]
-"""(producer id, epoch). A task gets a new epoch for each attempt."""
+"""(producer id, epoch). Each attempt of a task has a new epoch."""
 
 
 class AttemptResult(StrEnum):
@@ -24,9 +24,9 @@ class AttemptResult(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of a task at a micro-batch. Times count from the proxy's start.
+    """One attempt of a task at a micro-batch. Times are in milliseconds since the proxy started.
 
-    `end_ms` is None if no commit was answered. `rows` counts the attempt's rows in the log.
+    `end_ms` is None if no commit got a response. `rows` is the number of the attempt's rows in the log.
     """
 
     task: int
@@ -39,11 +39,11 @@ class Attempt:
 
 
 def list_attempts(events: Iterable[WireEvent], killed_at_ms: float) -> list[Attempt]:
-    """Return every attempt, in the order in which they began. `killed_at_ms` is the time of the driver's
-    death.
+    """Return every attempt, in the order in which the attempts began.
 
-    An uncommitted transaction carries no batch id on the wire. But each task here has rows in every batch, so
-    its n-th commit belongs to batch n.
+    `killed_at_ms` is the time at which the driver was killed. An uncommitted transaction shows no batch id on
+    the wire. But in the demonstration each task has rows in every batch, so the task's n-th commit belongs to
+    batch n.
     """
     log = _TransactionLog()
     for event in events:
@@ -64,8 +64,9 @@ def list_attempts(events: Iterable[WireEvent], killed_at_ms: float) -> list[Atte
 
 
 class _TransactionLog:
-    """The facts read from the messages, by writer. A response counts even if it may not have reached its
-    client.
+    """The facts in the messages, by writer.
+
+    A response counts even if the client may not have received it.
     """
 
     def __init__(self) -> None:
@@ -94,10 +95,10 @@ class _TransactionLog:
 
 
 def with_rows(attempts: Iterable[Attempt], rows: Mapping[Writer, int]) -> list[Attempt]:
-    """Return the attempts with the number of rows that the log holds of each."""
+    """Return the attempts with `rows` set to the number of their rows in the log."""
     return [replace(attempt, rows=rows.get(attempt.writer, 0)) for attempt in attempts]
 
 
 def rows_with_result(attempts: Iterable[Attempt], result: AttemptResult) -> int:
-    """Count the rows in the log of attempts with this outcome."""
+    """Count the rows in the log that belong to attempts with this result."""
     return sum(attempt.rows for attempt in attempts if attempt.result is result)

@@ -1,4 +1,4 @@
-"""The history of each batch, as the proxy saw it. Pure: events in, marks and counts out."""
+"""Derive the history of each batch, as marks and counts, from the messages that the proxy saw. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BatchEvent(StrEnum):
 class Mark:
     """One attempt to send a batch.
 
-    `sequence` is its base sequence; `time_ms` counts from the proxy's start.
+    `sequence` is the batch's base sequence. `time_ms` counts from the proxy's start.
     """
 
     time_ms: float
@@ -45,7 +45,8 @@ _LOST = {Fate.DROPPED, Fate.CUT, Fate.LOST}
 def list_marks(events: Iterable[WireEvent]) -> list[Mark]:
     """Return the marks of all batches with sequence numbers, in the order of their requests.
 
-    A batch acknowledged with an offset that the partition had already assigned is a recognised duplicate.
+    If a batch is acknowledged with an offset that the partition had already assigned, the broker recognised a
+    duplicate.
     """
     requests: dict[tuple[int, int], WireEvent] = {}
     late: set[tuple[int, int]] = set()
@@ -70,7 +71,7 @@ def _marks_of(
 ) -> list[Mark]:
     stored: set[tuple[int, int, int]] = set()
     marks = []
-    # Sorted by response time: that is the order in which the broker decided.
+    # Sorted by response time, because the broker decided in that order.
     last = float("inf")
     ordered = sorted(
         requests, key=lambda j: (responses[j].time_ms if j in responses else last, requests[j].time_ms)
@@ -151,7 +152,7 @@ def count_faults(events: Sequence[WireEvent], marks: Sequence[Mark]) -> FaultCou
 
 
 def first_lost_acknowledgement(marks: Sequence[Mark]) -> list[Mark]:
-    """Return all attempts at the first batch with a lost acknowledgement; empty if none was lost."""
+    """Return all attempts to send the first batch whose acknowledgement was lost. Empty if there is none."""
     lost = next((mark for mark in marks if mark.event is BatchEvent.ACK_LOST), None)
     if lost is None:
         return []

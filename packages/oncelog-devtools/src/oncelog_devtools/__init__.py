@@ -1,1 +1,1 @@
-"""Brokers run as processes of their own, for tests, demonstrations and benchmarks: ours and Apache Kafka."""
+"""Oncelog, Apache Kafka and Spark as separate processes, for tests, demonstrations and benchmarks."""

@@ -1,6 +1,6 @@
-"""Apache Kafka itself as the reference beside our broker: one KRaft node or several, from its Maven jars.
+"""Run Apache Kafka itself, as the reference for Oncelog: one KRaft node or several, from Maven's jars.
 
-Maven fetches the jars once into a cache. Only Java and Maven are needed, no Docker.
+Maven downloads the jars once into a cache. Only Java and Maven are needed, no Docker.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def fetch_jars() -> str:
 
 
 def fetch_pom(pom: str, cache: Path, purpose: str) -> Path:
-    """Return the directory with the jars of a Maven project, fetched into `cache` once. Raises
-    MissingDependency.
+    """Return the directory with the jars of a Maven project. They are downloaded into `cache` once.
+
+    Raises MissingDependency.
     """
     for tool in ("java", "mvn"):
         if not shutil.which(tool):
@@ -55,9 +56,9 @@ def fetch_pom(pom: str, cache: Path, purpose: str) -> Path:
     if not complete.exists() or complete.read_text() != pom:
         cache.mkdir(parents=True, exist_ok=True)
         (cache / "pom.xml").write_text(pom)
-        # The class path is the whole directory, so jars of an earlier POM must not remain in it.
+        # All jars in the directory are on the class path, so jars of an earlier POM must be removed.
         shutil.rmtree(cache / "jars", ignore_errors=True)
-        # --strict-checksums makes a wrong checksum an error; Maven's default is a warning.
+        # With --strict-checksums a wrong checksum is an error. Maven's default is a warning.
         command = ["mvn", "-q", "-B", "--strict-checksums", "dependency:copy-dependencies"]
         command += ["-DoutputDirectory=jars", "-DincludeScope=runtime"]
         try:
@@ -71,10 +72,10 @@ def fetch_pom(pom: str, cache: Path, purpose: str) -> Path:
 
 
 def run_tool(main_class: str, *arguments: str, text: str = "", timeout_s: float = 120.0) -> str:
-    """Run one of Kafka's command-line tools by its main class and return its standard output.
+    """Run one of Kafka's command-line tools by its main class, and return the tool's standard output.
 
-    `text` becomes its standard input. Raises MissingDependency. If the tool fails, raises OncelogError with
-    the tool's output.
+    `text` becomes the tool's standard input. Raises MissingDependency. If the tool fails, raises OncelogError
+    with the tool's output.
     """
     command = ["java", "-Xmx256m", _LOG_LEVEL, "-cp", fetch_jars(), main_class, *arguments]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=timeout_s)
@@ -98,8 +99,8 @@ class KafkaNode(NodeProcess):
 def kafka_node(
     node_id: int, port: int, home: Path, *, heap_mb: int = 512, outlive_parent: bool = False
 ) -> KafkaNode:
-    """Return the node whose `server.properties` is in `home`, not started yet."""
-    # A killed JVM leaves its unpacked native libraries behind. In `home`, `stop` removes them.
+    """Return the node whose `server.properties` is in `home`. The node is not started."""
+    # A killed JVM leaves its unpacked native libraries behind. If they are in `home`, `stop` removes them.
     temporary = f"-Djava.io.tmpdir={home}"
     command = ["java", f"-Xmx{heap_mb}m", _LOG_LEVEL, temporary, "-cp", fetch_jars(), "kafka.Kafka"]
     prefix = [] if outlive_parent else dying_with_parent()
@@ -109,13 +110,13 @@ def kafka_node(
 class ApacheKafka:
     """A running cluster. `properties` go into every node's server.properties.
 
-    Without `directory` the cluster uses a temporary one, which `stop()` removes. After a failed start it is
-    kept, for its logs. With three nodes or more the internal topics have three replicas, two of which must be
-    in sync.
+    Without `directory` the cluster uses a temporary directory, which `stop()` removes. If the start fails,
+    the directory stays, for its logs. With three nodes or more, the internal topics have three replicas, two
+    of which must be in sync.
 
     Where `setpriv` exists (Linux), the nodes die with the thread that launched them, unless `outlive_parent`
     is set. `also_listen` names the security protocols of further listeners. `ports` are the nodes' ports if
-    all are free; otherwise free ones are chosen. Raises MissingDependency, TimedOut.
+    all of them are free; otherwise other ports are chosen. Raises MissingDependency, TimedOut.
     """
 
     def __init__(
@@ -164,12 +165,13 @@ class ApacheKafka:
 
     @property
     def pid(self) -> int:
-        """Process id of the first node."""
+        """Return the process id of the first node."""
         return self.nodes[0].pid
 
     def start(self) -> None:
-        """Format new data directories, start every node, and wait until all serve and have joined the
-        cluster.
+        """Format new data directories and start every node.
+
+        Wait until all nodes have joined the cluster and respond.
         """
         try:
             with ThreadPoolExecutor(len(self.nodes)) as pool:
@@ -179,7 +181,7 @@ class ApacheKafka:
             for node in self.nodes:
                 node.wait_until_ready()
             self._wait_until_formed()
-        except BaseException:  # Ctrl-C too: leave no process behind
+        except BaseException:  # Also after Ctrl-C, leave no process behind.
             for node in self.nodes:
                 node.kill()
             raise
@@ -193,7 +195,8 @@ class ApacheKafka:
     def _wait_until_formed(self) -> None:
         """Wait until Metadata lists every node.
 
-        A node accepts connections shortly before it can be a leader. Metadata lists it once it can.
+        A node accepts connections shortly before it can be a leader. Metadata lists only nodes that can be
+        leaders.
         """
         deadline = time.monotonic() + READY_TIMEOUT_S
         with Admin({"bootstrap.servers": self.bootstrap_servers}) as admin:

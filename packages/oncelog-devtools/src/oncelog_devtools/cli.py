@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group("dev")
 def command() -> None:
-    """Start local clusters to develop with and to compare with."""
+    """Start local clusters of Apache Kafka and Spark, for development and comparison."""
 
 
 @command.group("kafka")
@@ -28,16 +28,13 @@ def kafka() -> None:
 
 @command.group("spark")
 def spark() -> None:
-    """Run a Spark standalone cluster from the pip package of PySpark:
-
-    a master and workers on this machine.
-    """
+    """Run a Spark standalone cluster on this machine: a master and workers from the package PySpark."""
 
 
 _directory_option = click.option(
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory for its data and logs.  [default: a directory under your data home]",
+    help="Directory for the cluster's data and logs.  [default: in $XDG_DATA_HOME or ~/.local/share]",
 )
 _foreground_option = click.option(
     "--foreground",
@@ -54,14 +51,13 @@ def _home(directory: Path | None, kind: str) -> Path:
 
 
 def _announce(name: str, home: Path) -> None:
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # SystemExit runs the clean-up of a half-started cluster
+    # SystemExit runs the clean-up of a cluster that is only partly started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     click.echo(f"starting {name} in {home}", err=True)
 
 
 def _report(address: str, home: Path, started: list[NodeRecord], foreground: bool) -> None:
-    """Print the address. In the foreground, stay until the cluster ends or Ctrl-C, then stop it."""
+    """Print the address. With `foreground`, wait for Ctrl-C or the cluster's end, then stop the cluster."""
     from oncelog_devtools import cluster_state
 
     try:
@@ -91,9 +87,9 @@ def _report(address: str, home: Path, started: list[NodeRecord], foreground: boo
 def start_kafka(nodes: int, directory: Path | None, properties: tuple[str, ...], foreground: bool) -> None:
     """Start a cluster in the background and print its bootstrap servers.
 
-    The first start fetches the jars with Maven. With three nodes or more, internal topics have three
-    replicas. If some nodes still run, only the others are started. A stopped cluster keeps its ports if they
-    are free.
+    Maven downloads the jars at the first start. With three nodes or more, internal topics have three
+    replicas. If some nodes are still running, only the others are started. A restarted cluster keeps its
+    ports if they are free.
     """
     from oncelog_devtools import cluster_state
 
@@ -113,14 +109,14 @@ def start_kafka(nodes: int, directory: Path | None, properties: tuple[str, ...],
     default=1024,
     show_default=True,
     type=click.IntRange(512),
-    help="Executor memory of each worker; an application needs 1024 unless spark.executor.memory is set.",
+    help="Executor memory of each worker. An application needs 1024 unless it sets spark.executor.memory.",
 )
 @_directory_option
 @_foreground_option
 def start_spark(workers: int, cores: int, memory_mb: int, directory: Path | None, foreground: bool) -> None:
     """Start a master and workers in the background and print the master's URL.
 
-    The cluster listens on loopback only. If a worker dies, Spark restarts its executors on the others.
+    The cluster listens on loopback only. If a worker dies, Spark restarts its executors on other workers.
     """
     from oncelog_devtools import cluster_state
 
@@ -177,7 +173,7 @@ def spark_status(directory: Path | None, output: str) -> None:
 @kafka.command("stop")
 @_directory_option
 def stop_kafka(directory: Path | None) -> None:
-    """Stop all nodes. The data are kept."""
+    """Stop all nodes. Their data stays."""
     _stop("kafka", directory)
 
 

@@ -1,7 +1,7 @@
-"""Clusters that outlive the command that started them, and are stopped by process id.
+"""Clusters that outlive the command that started them. Their nodes are stopped by process id.
 
-The running nodes are recorded in `cluster.json` in the cluster's directory. A recorded process id is trusted
-only if that process's command line names the node's own configuration file.
+The running nodes are recorded in `cluster.json` in the cluster's directory. A recorded process id is used
+only if the command line of that process names the node's own configuration file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ FILE_NAME = "cluster.json"
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node as it was started. `properties` is its configuration file; `page` is its web page, if any."""
+    """A node as it was started.
+
+    `properties` is the node's configuration file, and `page` the URL of its web page, if it has one.
+    """
 
     name: int | str
     port: int
@@ -41,13 +44,13 @@ class NodeRecord:
 def start_kafka(
     directory: Path, *, nodes: int, properties: Mapping[str, object], outlive_parent: bool = True
 ) -> list[NodeRecord]:
-    """Start a cluster on `directory`, with the data already in it, and wait until it serves.
+    """Start a cluster on `directory`, with the data in it, and wait until every node responds.
 
-    If part of the cluster is running, start only the other nodes, with their previous settings. Nodes keep
+    If some nodes of the cluster are running, start only the others, with their previous settings. Nodes keep
     their ports if these are free.
 
-    Raises MisuseError if all nodes of a cluster run there, or if its data belong to another number of nodes.
-    Raises MissingDependency, TimedOut.
+    Raises MisuseError if all nodes are running, or if the data belongs to another number of nodes. Raises
+    MissingDependency, TimedOut.
     """
     existing = find(directory)
     if any(node.is_running for node in existing) and not all(node.is_running for node in existing):
@@ -99,7 +102,8 @@ def _start_rest(
     restarted = list(existing)
     launched: list[KafkaNode] = []
     try:
-        # Launch all before waiting for any: a node serves only once a majority of the controllers runs.
+        # Launch all nodes before waiting for any, because a node responds only when a majority of the
+        # controllers runs.
         for index, node in enumerate(existing):
             if not node.is_running:
                 home = Path(node.properties).parent
@@ -109,7 +113,7 @@ def _start_rest(
                 restarted[index] = replace(node, pid=process.pid)
         for process in launched:
             process.wait_until_ready()
-    except BaseException:  # Ctrl-C too: leave no process behind
+    except BaseException:  # Also after Ctrl-C, leave no process behind.
         for process in launched:
             process.kill()
         raise
@@ -130,7 +134,7 @@ def _write(directory: Path, nodes: list[NodeRecord]) -> None:
 
 
 def find(directory: Path) -> list[NodeRecord]:
-    """Return the nodes last started on `directory`, running or not; empty if there were none."""
+    """Return the nodes last started on `directory`, running or not. Empty if none was ever started."""
     try:
         state = json.loads((directory / FILE_NAME).read_text())
         return [NodeRecord(*row) for row in state["nodes"]]
@@ -141,7 +145,7 @@ def find(directory: Path) -> list[NodeRecord]:
 
 
 def stop(directory: Path) -> list[NodeRecord]:
-    """Send SIGTERM to every running node, then SIGKILL to those still alive. Return the nodes that ran."""
+    """Stop every running node with SIGTERM, and with SIGKILL if it stays alive. Return the nodes that ran."""
     running = [node for node in find(directory) if node.is_running]
     for number in (signal.SIGTERM, signal.SIGKILL):
         _signal([node for node in running if node.is_running], number)
@@ -154,8 +158,8 @@ def stop(directory: Path) -> list[NodeRecord]:
 def _has_ended(node: NodeRecord) -> bool:
     """Return True if a node has ended and its port is free.
 
-    The command line of an ending process disappears before its sockets are closed. A start in between would
-    give the node another port.
+    When a process ends, its command line disappears before its sockets are closed. If the node were started
+    in between, it would get another port.
     """
     return not node.is_running and are_free([node.port])
 
@@ -165,7 +169,7 @@ def _signal(nodes: list[NodeRecord], number: signal.Signals) -> None:
         try:
             os.kill(node.pid, number)
         except ProcessLookupError:
-            pass  # it has ended meanwhile
+            pass  # the process has ended since
 
 
 def _command_line(pid: int) -> str:

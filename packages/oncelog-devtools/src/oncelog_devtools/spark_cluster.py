@@ -1,6 +1,6 @@
-"""A Spark standalone cluster from the pip package of PySpark: processes on the loopback interface.
+"""Run a Spark standalone cluster from the pip package of PySpark, on the loopback interface.
 
-The package lacks the start scripts of a cluster, but contains everything that they would call.
+The package lacks Spark's start scripts for a cluster, but contains everything that the scripts would run.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from oncelog.spark.session import check_spark
 from oncelog.testing.process import READY_TIMEOUT_S, NodeProcess, dying_with_parent, free_ports
 
 DAEMON_HEAP_MB = 256
-"""Heap of the master, and of each worker without its executors."""
+"""Heap of the master in MiB, and of each worker. Executors have their own heap."""
 
 
 class SparkCluster:
     """A running cluster. `memory_mb` and `cores` are each worker's resources for executors.
 
-    `nodes` holds the master, then the workers. Without `directory` the cluster uses a temporary one, which
-    `stop()` removes. After a failed start it is kept, for its logs.
+    `nodes` are the master, then the workers. Without `directory` the cluster uses a temporary directory,
+    which `stop()` removes. If the start fails, the directory stays, for its logs.
 
     Where `setpriv` exists (Linux), the nodes die with the thread that launched them, unless `outlive_parent`
     is set. Executors die with their worker. Raises ConfigError (no PySpark, no Java), OncelogError, TimedOut.
@@ -53,7 +53,8 @@ class SparkCluster:
         for number in range(1, workers + 1):
             name = f"worker-{number}"
             work = self.directory / name / "work"
-            shutil.rmtree(work, ignore_errors=True)  # left by earlier applications
+            # Remove the files of earlier applications.
+            shutil.rmtree(work, ignore_errors=True)
             resources = ["--cores", f"{cores}", "--memory", f"{memory_mb}m", "--work-dir", str(work)]
             node_ports = ports[2 * number : 2 * number + 2]
             self.nodes.append(self._node(name, "worker.Worker", node_ports, *resources, self.master_url))
@@ -65,7 +66,8 @@ class SparkCluster:
         spark_home, home = Path(pyspark.__file__).parent, self.directory / name
         home.mkdir(parents=True, exist_ok=True)
         properties = home / "spark.properties"
-        properties.write_text("spark.master.rest.enabled false\n")  # it would use a fixed port
+        # The REST server would listen on a fixed port.
+        properties.write_text("spark.master.rest.enabled false\n")
         command = [*self._launch, str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}"]
         command += ["--host", "127.0.0.1", "--port", f"{port}", "--webui-port", f"{page_port}"]
         command += ["--properties-file", str(properties), *arguments]
@@ -102,7 +104,7 @@ class SparkCluster:
             for worker in self.workers:
                 worker.wait_until_ready()
             self.wait_until_formed()
-        except BaseException:  # Ctrl-C too: leave no process behind
+        except BaseException:  # Also after Ctrl-C, leave no process behind.
             for node in self.nodes:
                 node.kill()
             raise
@@ -124,7 +126,7 @@ class SparkCluster:
             with urllib.request.urlopen(page, timeout=READY_TIMEOUT_S) as response:
                 state = json.load(response)
             return sum(worker["state"] == "ALIVE" for worker in state["workers"])
-        except OSError:  # the port opens a moment before the page is served
+        except OSError:  # the port accepts connections a moment before the page exists
             return 0
         except (ValueError, KeyError) as error:
             raise OncelogError(f"{page} is not the page of a Spark master: {error}") from error

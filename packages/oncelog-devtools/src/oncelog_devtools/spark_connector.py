@@ -1,4 +1,4 @@
-"""Spark's own Kafka connector from Maven Central, as the reference beside ours."""
+"""Spark's own Kafka connector from Maven Central, as the reference for Oncelog's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from oncelog_devtools.apache_kafka import CACHE_ROOT, fetch_pom
 
-# The newest version that Maven Central has completely; it runs with Spark 4.3. Other dependencies, which
-# are excluded below, come with Spark.
+# The newest version of which Maven Central has all parts. It runs with Spark 4.3. The dependencies excluded
+# below come with Spark.
 _PARTS = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
     ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),

@@ -1,4 +1,4 @@
-"""A small SVG writer for our charts: text in, text out, no dependency, readable on light and dark pages."""
+"""A small SVG writer for charts that are readable on light and dark pages. It needs no other package."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Svg:
         self._add("polyline", f"points='{path}' fill='none' stroke='{stroke}' stroke-width='{width:g}'")
 
     def mark(self, shape: str, x: float, y: float, colour: str, *, tip: str = "", size: float = 4) -> None:
-        """Draw a `cross`, `diamond`, `triangle` or `dot`; `tip` is its tooltip."""
+        """Draw a `cross`, `diamond`, `triangle` or `dot`. `tip` is the tooltip."""
         left, right, up, down = f"{x - size:.1f}", f"{x + size:.1f}", f"{y - size:.1f}", f"{y + size:.1f}"
         paths = {
             "cross": f"M{left},{up}L{right},{down}M{left},{down}L{right},{up}",
@@ -85,9 +85,9 @@ class Svg:
 
 
 def mix(low: str, high: str, share: float) -> str:
-    """Return a colour between two `#rrggbb`.
+    """Return a colour between `low` and `high`, which are given as `#rrggbb`.
 
-    `share` 0 gives `low`, 1 gives `high`; other values are clipped.
+    A `share` of 0 returns `low` and 1 returns `high`. Other values are clipped to that range.
     """
     share = min(1.0, max(0.0, share))
     channels = (
@@ -97,7 +97,7 @@ def mix(low: str, high: str, share: float) -> str:
 
 
 def nice_ticks(top: float, count: int = 4) -> list[float]:
-    """Return round numbers from 0 up to about `top`, at most `count` + 1 of them."""
+    """Return at most `count` + 1 round numbers from 0 up to about `top`."""
     if top <= 0:
         return [0.0]
     raw = top / count
@@ -115,12 +115,12 @@ def text_width(text: str, size: float) -> float:
 def bar_chart(
     title: str, bars: Sequence[tuple[str, float, str, str]], *, width: float = 640, note: str = ""
 ) -> str:
-    """Draw horizontal bars:
+    """Draw horizontal bars. The greatest value has the longest bar.
 
-    (label, value, text beside the bar, colour). The greatest value is the longest bar.
+    `bars` contains (label, value, text beside the bar, colour).
     """
     row, top = 34.0, 46.0
-    # Make room for the longest label: the drawing's edge would cut it off.
+    # The left margin must fit the longest label, because the edge of the drawing would cut it off.
     left = max(190.0, 24.0 + max((text_width(label, 13) for label, *_ in bars), default=0.0))
     width += left - 190.0
     svg = Svg(width, top + row * len(bars) + 26, title)

@@ -1,11 +1,11 @@
 """The catalogue of worst requests: for each API, the costliest request of a given size in bytes.
 
-Most are built from the protocol tables. For each array of a request, they hold as many elements as fit, once
-all equal and once all different. For each string, they hold the longest allowed value, as often as it fits.
-Others are written by hand: patterns, look-ups, one resource requested many times.
+Most requests are built from the protocol tables. One request per array fills the array with as many elements
+as fit, once all equal and once all different. One request per string uses the longest allowed value, as often
+as it fits. Other requests are written by hand: patterns, look-ups, one resource requested many times.
 
-The test tests/broker/test_broker_worst_requests.py sends them all and asserts counted work. `oncelog bench
-longest_wait` measures how long another client waits meanwhile.
+tests/broker/test_broker_worst_requests.py sends them all and asserts how much work the broker does. `oncelog
+bench longest_wait` measures how long another client waits while the broker handles them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BITS = {"int8": 7, "int16": 15, "int32": 31, "int64": 63}
 
 
 class WorstRequest(NamedTuple):
-    """A request of the catalogue: an API, a version, and its body."""
+    """A request of the catalogue: an API, a version, and the body."""
 
     name: str
     api: Api
@@ -45,13 +45,13 @@ class WorstRequest(NamedTuple):
     header_tags: bytes = b"\0"
 
     def frame(self, correlation_id: int = 1, client_id: bytes = b"worst") -> bytes:
-        """Return header and body, without the length prefix."""
+        """Return the request's header and body, without the length prefix."""
         head = _HEAD.pack(self.api.key, self.version, correlation_id, len(client_id)) + client_id
         return head + (self.header_tags if self.api.is_flexible(self.version) else b"") + self.body
 
 
 def worst_requests(size_bytes: int, topic: str = "t", group: str = "g") -> Iterator[WorstRequest]:
-    """Yield the catalogue: requests of up to `size_bytes`, some of which name `topic` and `group`."""
+    """Yield the catalogue: requests of up to `size_bytes` bytes. Some of them name `topic` and `group`."""
     for api in API_BY_KEY.values():
         yield from from_tables(api, size_bytes)
     yield from by_hand(size_bytes, topic, group)
@@ -78,7 +78,7 @@ def from_tables(api: Api, size_bytes: int) -> Iterator[WorstRequest]:
 
 
 def by_hand(size_bytes: int, topic: str, group: str) -> Iterator[WorstRequest]:
-    """Yield requests whose cost does not follow from their shape alone."""
+    """Yield requests whose cost depends on their values, not only on the number of elements."""
     yield _of("a pattern that backtracks", ListTransactionsRequest(transactional_id_pattern="(?:.|.){24}!"))
     heartbeat = ConsumerGroupHeartbeatRequest(
         group_id=group, member_id="m", topic_partitions=[], rebalance_timeout_ms=1000
@@ -119,7 +119,9 @@ def _of(name: str, message: Any, version: int | None = None) -> WorstRequest:
 
 
 def _paths(struct_: Struct, version: int) -> Iterator[tuple[Field, ...]]:
-    """Yield the path to each field of a message, through arrays and structs."""
+    """Yield the path to each field of a message: the fields of the arrays and structs around it, then the
+    field.
+    """
     for field in struct_.fields:
         if field.is_in(version):
             yield (field,)
@@ -158,7 +160,7 @@ def _long_text(field: Field, number: int) -> Any:
 def _filled(
     api: Api, version: int, path: tuple[Field, ...], value: Callable[[Field, int], Any], size_bytes: int
 ) -> bytes:
-    """Return the longest body of at most `size_bytes` whose elements at `path` come from `value`."""
+    """Return the longest body of at most `size_bytes` bytes. `value` returns the elements at `path`."""
     one, two = (len(_build(api.request, version, path, value, count).encode(version)) for count in (1, 2))
     count = max(1, (size_bytes - one) // max(two - one, 1))
     while True:
@@ -171,7 +173,9 @@ def _filled(
 def _build(
     cls: type[Any], version: int, path: tuple[Field, ...], value: Callable[[Field, int], Any], count: int
 ) -> Any:
-    """Return a message with `count` elements in the innermost array on the path, one in each outer array."""
+    """Return a message with `count` elements in the innermost array on `path`, and one element in each outer
+    array.
+    """
     depth = max((index for index, field in enumerate(path) if field.is_array), default=-1)
 
     def build(cls: type[Any], index: int, number: int) -> Any:

@@ -319,10 +319,10 @@ def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterato
 def _find_behind(file: _ArrowFile, position: int, end: int, due: int) -> int | None:
     """Return the position of the next batch behind damage, but skip batches inside a record's value.
 
-    `end` is the size of the file, and `due` the expected offset. Batches in a record's value can be mistaken
-    for the next batch only if the damaged batch's length is wrong. Its header then still shows the next
-    batch's base offset. In a compacted log the next batch has another offset. Such a batch is accepted if
-    sound batches follow it up to the end of the log or to a torn batch.
+    `end` is the size of the file, and `due` the expected offset. A batch inside a record's value can be
+    mistaken for the next batch only if the damaged batch's length is wrong. The damaged batch's header then
+    still shows the next base offset, unless the log was compacted. A batch with another base offset is
+    accepted if only sound batches follow it, up to the end of the log or to a torn batch.
     """
     behind = find_behind(file, position, end, due)
     header = _header_at(file, position)
@@ -394,7 +394,7 @@ def _no_batch(
             f"; a broker had synced the log up to offset {files.recovery_point}, so a crash did not tear it"
         )
     next_offset = following if damage.next_offset is None else damage.next_offset
-    # Damage up to the end of the log covers all offsets, at least to the log start.
+    # If no batch follows, the damage ends at its first offset, or at the log start if that is higher.
     due = files.log_start_offset + 1 if next_offset is None else next_offset
     last_offset = max(damage.offset, due - 1)
     return no_batch(damage.offset, last_offset, problem, is_torn=torn is not None)

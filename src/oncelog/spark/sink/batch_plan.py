@@ -23,7 +23,7 @@ from oncelog.spark.sink.decisions import (
 from oncelog.spark.sink.state import Sink
 
 _LOOKS, _PAUSE_S = 20, 0.025
-"""Tasks other than task 0 read the note this often, with this pause in seconds, before they store it
+"""Tasks other than task 0 read the note _LOOKS times, _PAUSE_S seconds apart, before they store it
 themselves.
 """
 _MAX_ATTEMPTS = 20

@@ -93,10 +93,11 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
 
 
 def repeats_whole_stages(setting: Callable[[str], str | None]) -> bool:
-    """Return True if Spark repeats every reader of a shuffle file that was recomputed with other contents.
+    """Return True if Spark repeats every reader of a shuffle file whose contents differ after a
+    recomputation.
 
-    If Spark does not, and the plan is not deterministic, a lost shuffle file doubles some rows and loses
-    others. `setting` returns the value of a Spark setting, or None if it is not set.
+    Without that repetition, a lost shuffle file doubles some rows and loses others, unless the plan is
+    deterministic. `setting` returns the value of a Spark setting, or None if it is not set.
     """
     retries, rolls_back = (setting(f"{_CHECKSUM}.{name}") for name in _ON_MISMATCH)
     return (retries or "true").lower() == "true" or (rolls_back or "false").lower() == "true"

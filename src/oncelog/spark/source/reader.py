@@ -16,7 +16,7 @@ from oncelog.spark.source.offset_ranges import DataLoss, DataLossError, OffsetRa
 from oncelog.spark.source.offset_resolver import describe_with_retry
 
 SMALL_BATCH_BYTES = 1 << 20
-"""Smaller batches are joined, because each batch costs Spark a fixed time. Larger ones are split."""
+"""Batches below this size are joined, because each batch costs Spark a fixed time."""
 LARGE_BATCH_BYTES = 4 << 20
 
 _log = logging.getLogger("oncelog.spark")
