@@ -77,7 +77,7 @@ def _resources(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 @bootstrap_options
 @output_option
 def list_acls(output: str, client_config: dict[str, Any], **given: Any) -> None:
-    """List ACLs; for a named resource, all ACLs that apply to it."""
+    """List ACLs. For a named resource, list all ACLs that apply to it."""
     with _admin(client_config) as admin:
         found = sorted({acl for wanted in _filters(given) for acl in admin.describe_acls(wanted)})
     rows = [

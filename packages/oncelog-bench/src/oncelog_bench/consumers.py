@@ -41,7 +41,7 @@ class Case(NamedTuple):
 class Plan:
     """The measurement's size.
 
-    A topic has values of `topic_bytes` in total. A run ends after them or after `seconds`.
+    A topic has values of `topic_bytes` in total. A run ends when all are read, or after `seconds`.
     """
 
     clients: tuple[str, ...] = tuple(CLIENTS)

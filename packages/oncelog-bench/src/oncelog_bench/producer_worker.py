@@ -37,7 +37,7 @@ class WorkerSpec:
 
 
 Burst = Callable[[int], int]
-"""A function that sends records to the partition with this number, and returns the number of records."""
+"""A function that sends records to one partition and returns their number. The argument is the partition."""
 
 
 def _oncelog(spec: WorkerSpec) -> tuple[Burst, Callable[[], None]]:

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _RUN_ID = "spark.jobGroup.id"
-"""The local property with the job group. Spark names the job group of a streaming query after the id of its
-run.
-"""
+"""The local property that names the job group. In a streaming query the name is the id of the query's run."""
 _ATTEMPTS = 3
 _log = logging.getLogger("oncelog.spark")
 
@@ -185,8 +183,9 @@ def _write_once(
 
 
 def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
-    """Return the newest committed batch, from its marker or from the driver's note, which outlives the
-    marker.
+    """Return the newest committed batch, from its marker or from the driver's note.
+
+    The marker may have expired; the note is stored for years.
     """
     finished = sink.finished(admin)
     noted = None

@@ -105,7 +105,7 @@ def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:
 def _retention_ms(admin: Admin) -> int:
     """Return offsets.retention.minutes of a broker, in milliseconds.
 
-    If it cannot be read, use Kafka's default.
+    If the setting cannot be read, return Kafka's default.
     """
     name, minutes = "offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES
     try:

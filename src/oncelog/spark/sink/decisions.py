@@ -87,8 +87,8 @@ class TaskMarker(NamedTuple):
 class BatchCommit(NamedTuple):
     """The last batch that all tasks committed, as noted by the driver.
 
-    `lanes` is the number of tasks; the stored note uses that name. `sum` is over all rows, or None if version
-    0.4.1 or older noted the batch. `planned` is the digest described at TaskMarker.
+    `lanes` is the number of tasks; the stored note uses that name. `sum` covers all rows, and is None if
+    version 0.4.1 or older noted the batch. `planned` is the digest described at TaskMarker.
     """
 
     batch_id: int
@@ -299,7 +299,7 @@ class Compare:
 class AlreadyCommitted:
     """The decision to write nothing, because the whole batch is committed.
 
-    The driver compares the sum of its rows.
+    The driver compares the sum of the batch's rows.
     """
 
 
@@ -371,7 +371,7 @@ def decide_task(
     *,
     first_batch_id: int = 0,
 ) -> Write | Compare | AlreadyCommitted | Refuse:
-    """Decide by the table above what a task that has rows may do.
+    """Decide what a task that has rows may do, by the table in the module docstring.
 
     `finished` is the batch that the driver noted. `first_batch_id` is the first batch that the sink writes.
     """

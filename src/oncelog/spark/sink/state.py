@@ -1,7 +1,7 @@
 """The names under which one sink stores its state on the cluster, and access to that state.
 
-Each name is a consumer group with one offset: that of partition 0 of the marker topic, and its value is a
-batch id.
+Each name is a consumer group with one committed offset, for partition 0 of the marker topic. The offset is a
+batch id, and its metadata contains the rest of the state.
 
     PREFIX-NAME/3         marker of task 3, in the transaction of its rows; also its transactional id
     PREFIX-NAME/plan      the run that writes the newest batch; also a transactional id
@@ -27,9 +27,12 @@ from oncelog.spark.sink.sink_options import SinkSettings
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 KEPT_MS = 50 * 365 * 24 * 3_600_000
-"""Retention of `begun` and `finished`: 50 years."""
+"""Retention of `begun` and `finished` in milliseconds: 50 years."""
 _ENDED_KEPT_MS = 24 * 3_600_000
-"""Retention of the note that a write without a name has ended. The write's last task cannot run that long."""
+"""Retention, in milliseconds, of the note that a write without a name has ended.
+
+Tasks of the write that are still running then end sooner than that.
+"""
 
 
 def new_run_id() -> str:
@@ -42,8 +45,8 @@ class Sink:
     """One sink (a streaming query or a batch write) and access to its state.
 
     `part` distinguishes several sinks of one name. `run_id` identifies one attempt of the driver to write a
-    batch; all its tasks share it. `is_named` is False for a batch write without a writeId. Such a write
-    cannot be repeated, so no state is needed after its end.
+    batch; the tasks of that attempt share the id. `is_named` is False for a batch write without a writeId.
+    Such a write cannot be repeated, so no state is needed after its end.
     """
 
     name: str
@@ -54,7 +57,9 @@ class Sink:
 
     @property
     def marker_at(self) -> TopicPartition:
-        """Return partition 0 of the marker topic. The offsets committed for it are the state."""
+        """Return the partition for which all offsets of the sink are committed: partition 0 of the marker
+        topic.
+        """
         return TopicPartition(self.settings.marker_topic, 0)
 
     @property
@@ -84,7 +89,10 @@ class Sink:
 
     @property
     def id_in_0_4_1(self) -> str:
-        """Return the name in version 0.4.1 and older. Two sinks could have the same one."""
+        """Return the group that version 0.4.1 and older used for the sink.
+
+        Two sinks could have the same group.
+        """
         return f"{self.settings.prefix}-{self.name}{self.part and '-' + self.part}"
 
     # Stored state
@@ -109,7 +117,8 @@ class Sink:
         try:
             return BatchCommit.decode(self.id_in_0_4_1, self._kept(admin, self.id_in_0_4_1))
         except SinkError:
-            # In 0.4.1, task 1 of a sink "x" had the same name as a sink "x-1".
+            # In 0.4.1, task 1 of a sink "x" had the same name as a sink "x-1". So the note may be another
+            # sink's marker.
             return None
 
     def has_ended(self, admin: Admin) -> bool:
@@ -148,7 +157,8 @@ class Sink:
         return sorted(_numbers(names, f"{self.group}/"))
 
     def keep(self, admin: Admin, group: str, kept: OffsetAndMetadata, *, retention_ms: int = KEPT_MS) -> None:
-        """Store `kept` for years in a group whose offsets are not written in transactions.
+        """Store `kept` in a group whose offsets are not written in transactions, for years unless the caller
+        says less.
 
         Offsets that a transaction commits expire, so a missing marker does not prove that nothing was
         written. OffsetCommit 4, which this call uses, can set the retention time. See
@@ -181,7 +191,7 @@ class Sink:
     def marker_in_0_4_1(self, admin: Admin, name: str) -> TaskMarker | None:
         """Return the marker that version 0.4.1 stored under a name, or None if there is none.
 
-        A sink of another name may use the same group. Its content is ignored.
+        A sink of another name may have used the same group. An offset that is no marker is ignored.
         """
         try:
             return TaskMarker.decode(name, self._kept(admin, name))
@@ -189,8 +199,9 @@ class Sink:
             return None
 
     def is_transactional_id(self, admin: Admin, name: str) -> bool:
-        """Return True if a coordinator has the transactional id, or if the broker is too old to say (before
-        Kafka 3.0).
+        """Return True if a coordinator has the transactional id.
+
+        Brokers before Kafka 3.0 cannot say, and the result is then True too.
         """
         with suppress(UnsupportedVersion):
             try:
@@ -204,7 +215,7 @@ def forget_markers(sink: Sink, admin: Admin, tasks: Iterable[int]) -> None:
     """Delete the markers of a write that cannot be repeated, as far as the user's ACLs allow.
 
     Copies of the write's tasks may still start or run. So a note that the write has ended is stored first. A
-    task without a marker looks for the note, and writes nothing if it exists.
+    task that finds no marker looks for this note and, if the note exists, writes nothing.
     """
     tasks = list(tasks)
     try:

@@ -4,12 +4,12 @@ Normally a task commits its own transaction. In a repeat (a batch that another r
 prepares its transaction: rows and marker stay in an open transaction. The task's report takes the producer id
 and epoch to the driver.
 
-Once all tasks have succeeded, every part that was committed before is known to hold the same rows. The driver
+Once all tasks have succeeded, every part that was committed before is known to have the same rows. The driver
 then commits the prepared transactions. Until then no new row is visible, so a row that has moved to another
 task is not doubled.
 
-A task calls `init_transactions` and then reads the plan again. So the later of two runs either finds what the
-earlier one committed for a task, or fences the earlier one's task. The decisions are in
+A task calls `init_transactions` and then reads the plan again. So if two runs write the same batch, a task of
+the later run either finds the marker of the earlier run's task or fences that task. The decisions are in
 spark/sink/decisions.py.
 """
 
@@ -113,8 +113,8 @@ class _SinkTask:
             return self._without_rows(admin, plan)
         settings = {**sink.settings.producer, "transactional.id": sink.task_id(self._task)}
         with Producer(settings) as producer:
-            # After InitProducerId no earlier attempt can write, and its open transaction is committed or
-            # aborted.
+            # After InitProducerId no earlier attempt can write. The transaction that such an attempt left
+            # open is committed or aborted.
             producer.init_transactions()
             if sink.is_named:
                 refusal = decide_still_mine(plan, sink.plan(admin))
@@ -192,7 +192,7 @@ class _SinkTask:
             sent_at = self._send(producer, batches)
             prepared = producer.hand_over_transaction()
         except BaseException:
-            # Report the first error, not this one.
+            # If the abort fails too, report only the first error.
             with suppress(OncelogError):
                 producer.abort_transaction()
             raise
@@ -309,7 +309,7 @@ def _end(sink: Sink, prepared: Iterable[TransactionShare], *, is_commit: bool) -
 def abandon(sink: Sink, reports: Iterable[TaskReport]) -> None:
     """On the driver, abort the transactions that tasks prepared for a batch in which another task failed."""
     reports = list(reports)
-    # The next run or the transaction timeout aborts those that fail here.
+    # If an abort fails here, the next run or the transaction timeout aborts the transaction.
     with suppress(OncelogError):
         _end(sink, [report.prepared for report in reports if report.prepared is not None], is_commit=False)
     if not sink.is_named:
