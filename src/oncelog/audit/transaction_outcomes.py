@@ -35,7 +35,7 @@ from oncelog.audit.findings import Finding, FindingKind, Findings, StoredBatch
 
 
 class BumpedOutcome(NamedTuple):
-    """The outcome of a transaction whose marker has an epoch that was raised to end it.
+    """The outcome of a transaction whose marker has an epoch that was raised to end that transaction.
 
     All partitions must have the same outcome for this producer id and epoch.
     """

@@ -17,7 +17,7 @@ from oncelog.wire.messages import Message
 
 
 def refuse(state: BrokerState, header: RequestHeader) -> Message | Disconnect | None:
-    """Return the response to a request whose API or version the broker does not offer; None if it does.
+    """Return the response to a request whose API or version is not offered; None if both are offered.
 
     ApiVersions gets its version 0 response (KIP-35). For other APIs, the connection is closed, as in Kafka.
     """

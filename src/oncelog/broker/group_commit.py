@@ -17,7 +17,7 @@ from oncelog.log.partition import Partition
 class FlushWaiter:
     """A request for a flush of a partition up to and including `last_offset`.
 
-    After the flush, `on_flushed` is called with None. If the flush failed, it is called with the error.
+    After the flush, `on_flushed` is called with None, or with the error if the flush failed.
     """
 
     last_offset: int
@@ -70,5 +70,5 @@ class FlushQueue:
             self._on_visible(partition, hidden_bytes)
             if partition.high_watermark < partition.log_end_offset:
                 # Records were appended during the flush and are still hidden. `_on_visible` has counted their
-                # bytes already, so one byte is enough to make the next flush call it again.
+                # bytes already, so one byte is enough to make the next flush call `_on_visible` again.
                 self.add_hidden(partition, 1)

@@ -45,7 +45,7 @@ class PendingResponse:
         self.is_done = False
         self.is_cancelled = False
         self.measure: Callable[[Callable[[], Any]], Any] | None = None
-        """Calls its argument, and charges the duration to the client's request quota. The server sets it."""
+        """A function that calls its argument and charges the duration to the client. The server sets it."""
         self._response: Any = None
         self._callback: Callable[[Any], None] | None = None
         self.on_cancelled: Callable[[], None] | None = None
@@ -55,9 +55,7 @@ class PendingResponse:
         like the bytes of an unhandled request.
         """
         self.outlives_client = False
-        """True if the request is handled to its end even if its client disconnects, because no response is
-        expected.
-        """
+        """True if the request is handled to its end even after its client disconnects (acks=0)."""
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
         """Call `callback` with the response once it is ready, perhaps at once. At most one
@@ -124,8 +122,8 @@ class DelayedFetch:
     always returns a response.
     """
     begin: Callable[[DelayedFetch], None] | None = field(default=None, repr=False)
-    """Called instead of `answer` for a fetch of many partitions. It reads the partitions again in steps, then
-    resolves `pending` or calls `watch_again`. See
+    """A function that is called instead of `answer` for a fetch of many partitions. It reads the partitions
+    again in steps, then resolves `pending` or calls `watch_again`. See
     test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps.
     """
     is_committed_only: bool = False

@@ -63,9 +63,9 @@ QuotaChange = tuple[QuotaEntity, Collection[tuple[str, float | None]]]
 class QuotaManager:
     """The quotas, and one token bucket for each group of clients that share a quota.
 
-    Rates are in units per second, such as bytes. If a rate changes, its bucket starts empty. A bucket does
-    not belong to a connection, so a throttled client stays throttled after reconnecting. `throttled` counts
-    throttled responses by quota, for the metrics.
+    Rates are in units per second, such as bytes. If the rate of a quota changes, the quota's bucket starts
+    empty. A bucket does not belong to a connection, so a throttled client stays throttled after reconnecting.
+    `throttled` counts throttled responses by quota, for the metrics.
     """
 
     def __init__(

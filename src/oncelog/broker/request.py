@@ -22,7 +22,7 @@ Answer = Message | PendingResponse | Disconnect | CloseAfterResponse | None
 class Request:
     """A decoded request and the connection that it came from.
 
-    - `message`: the decoded body. Its `records` fields are views of the receive buffer, which are valid only
+    - `message`: the decoded body. Its `records` fields are views of the receive buffer, and are valid only
       until `handle` returns.
     - `client_host`: the client's address in Kafka's notation: /127.0.0.1.
     - `authenticator`: that of the connection. Without one, every operation is allowed and no quota applies.

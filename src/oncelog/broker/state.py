@@ -105,7 +105,7 @@ class BrokerState:
         self.response_memory: MemoryBudget[Any] = MemoryBudget(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid
         self._visible_bytes: dict[TopicPartition, int] = {}
-        """Bytes that became visible since `complete_satisfied_fetches`, where fetches wait."""
+        """Newly visible bytes by partition, for the next `complete_satisfied_fetches`."""
         self.groups = self.new_group_coordinator()
         self.markers = MarkerWriter(self.topics, self.note_stored, self.groups.on_marker)
         self.transactions = self.new_transaction_coordinator()

@@ -217,9 +217,7 @@ class _ResponseSteps:
         self._call: BlockingCall | None = None
         self._kind = Kind.REQUEST
         self._on_cancelled: Callable[[], None] | None = None
-        """The value of `on_cancelled` that the pending response had before this task began to wait for a
-        slot.
-        """
+        """The original `on_cancelled` of the pending response, while this task waits for a slot."""
 
     def resume(self, call: BlockingCall | None) -> None:
         """Start a background task for the next steps. It first runs `call`, the blocking call of the last

@@ -1,6 +1,6 @@
 """Restore index entries of aborted transactions from the ABORT markers in the log.
 
-Compaction up to 0.4.1 lost such entries if its map of keys became full in the middle of a segment.
+Compaction up to 0.4.1 lost such entries if the map of keys became full in the middle of a segment.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _missing_in_block(segment: Segment, block: HeaderBlock, aborts: UnindexedAbo
             continue
         batch = segment.file.pread(header.size_bytes, int(positions[number]))
         try:
-            # A flipped bit may turn a COMMIT marker into an ABORT marker, whose entry would hide committed
-            # records. So only a marker with a valid checksum counts. See
+            # A flipped bit may turn a COMMIT marker into an ABORT marker. An index entry for it would hide
+            # committed records, so only a marker with a valid checksum counts. See
             # test_a_damaged_commit_gets_no_index_entry.
             is_whole = verify_crc(batch, 0, header.size_bytes)
             marker = end_marker(header, memoryview(batch)) if is_whole else None

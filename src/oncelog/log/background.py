@@ -1,10 +1,10 @@
 """Background tasks: long work in bounded steps, between which the broker serves requests.
 
-Large requests, snapshots, deletions and periodic work run as background tasks. A task is a generator. Each
-item that it yields ends one step, which is a bounded piece of work. The item is None or a blocking call (a
-sync, a deletion) that may run in another thread; the next step runs after that call. A runner, such as the
-server's event loop, calls `BackgroundQueue.step`. Without a runner, as in tests and tools, `add` runs the
-whole task at once.
+Large requests, snapshots, deletions and periodic work run as background tasks. A task is a generator. It does
+a bounded piece of work, called a step, and then yields None or a blocking call (a sync, a deletion). A
+blocking call may run in another thread, and the next step runs after it. A runner, such as the server's event
+loop, calls `BackgroundQueue.step`. Without a runner, as in tests and tools, `add` runs the whole task at
+once.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Kind(IntEnum):
     REQUEST = 1
     """A client's request that needs no blocking call."""
     REQUEST_WITH_CALLS = 2
-    """A client's request, from its first blocking call on. Only one such call runs at a time, which bounds
-    the memory: a compressed batch of 10 KB may become 256 MB.
+    """A client's request, from its first blocking call on. Only one such call runs at a time. That bounds the
+    memory, because a compressed batch of 10 KB may become 256 MB.
     """
 
 
@@ -117,7 +117,7 @@ class _KindQueue:
         task, error = self.waiting.popleft(), self.error
         self.error = None
         if inspect.getgeneratorstate(task) == inspect.GEN_CLOSED:
-            return None  # abandoned during its blocking call, whose error no longer matters
+            return None  # abandoned during its blocking call; the error no longer matters
         try:
             call = next(task) if error is None else task.throw(error)
         except (StopIteration, PartitionClosed):

@@ -121,9 +121,7 @@ class Disk(Protocol):
         ...
 
     def mkdir(self, path: str) -> None:
-        """Create a directory, which is durable after its parent is synced. Raises FileExistsError if it
-        exists.
-        """
+        """Create a directory, durable once its parent is synced. Raises FileExistsError if it exists."""
         ...
 
     def remove_tree(self, path: str) -> None: ...

@@ -35,7 +35,7 @@ TXN_ENTRY_BYTES = _TXN_ENTRY.size
 class AbortedTransaction(NamedTuple):
     """One entry of a transaction index: an aborted transaction.
 
-    `first_offset` is the offset of its first record, and `last_offset` that of its ABORT marker.
+    `first_offset` is the transaction's first offset, and `last_offset` is the offset of its ABORT marker.
     `last_stable_offset` is the partition's last stable offset after the marker.
     """
 
@@ -394,8 +394,8 @@ class TransactionIndex(_IndexFile):
     def store(self) -> None:
         """Write all entries and sync the file. Raises OSError.
 
-        A crash leaves the previous entries or all of them. Recovery trusts the file of a synced segment, so a
-        partial file would show aborted records to readers. See
+        A crash leaves the file with its previous entries or with all entries. Recovery trusts the file of a
+        synced segment, so a partial file would show aborted records to readers. See
         test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry.
         """
         stored = self._disk.read(self._path) if self._disk.exists(self._path) else None

@@ -74,8 +74,8 @@ class LocalLog:
         deleted.
         """
         self.unindexed_marker_offset: int | None = None
-        """The offset of a marker that is being appended. None again once its transaction index entry is in
-        memory.
+        """The offset of a marker that is being appended. None again once the marker's transaction index entry
+        is in memory.
         """
         self._reader = reader
         self._background = background
@@ -210,9 +210,9 @@ class LocalLog:
                 raise
             self._give_up_indexes([active])  # all of its records are deleted, so no reader needs them
         if len(self.segments) == 1 and self.recovery_point <= active.base_offset:
-            # No flush has yet made the name of the first segment durable. A power loss could remove it and
-            # keep the second segment. The log would then begin inside a transaction, or with a gap that
-            # recovery takes for lost records. See test_no_power_loss_takes_the_first_segment_alone.
+            # No flush has yet made the name of the first segment durable. A power loss could remove the first
+            # segment and keep the second one. The log would then begin inside a transaction, or with a gap
+            # that recovery takes for lost records. See test_no_power_loss_takes_the_first_segment_alone.
             self.disk.sync_directory(self.directory)
         segment = Segment.create(
             self.disk, self.directory, self.end_offset, now_ms, limits=self.config.limits
@@ -387,8 +387,8 @@ class LocalLog:
             end_offset = min(end_offset, marker_offset)
         synced_to = self.recovery_point
         # The segment that ends at the recovery point is synced again. Its indexes may be newer than the last
-        # flush. Recovery may also have cut off its torn end, which a power loss can undo until the next sync.
-        # See test_a_second_power_loss_does_not_bring_a_torn_end_back.
+        # flush. Recovery may also have cut off its torn end, and until the next sync a power loss can undo
+        # the cut. See test_a_second_power_loss_does_not_bring_a_torn_end_back.
         segments = self.segments.from_offset(synced_to - 1)
         try:
             # Cleared before the syncs: a segment that is created during the syncs makes the directory dirty

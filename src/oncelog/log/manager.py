@@ -49,7 +49,7 @@ FORMAT_KEY, FORMAT_VERSION = "oncelog.format.version", 1
 """The key in meta.properties with the version of all file formats.
 
 The version is raised if an older Oncelog would misread the files. Without the key, Apache Kafka wrote the
-directory, or an Oncelog from before the key existed, whose files have version 1.
+directory, or an Oncelog from before the key existed. That Oncelog's files have version 1.
 """
 FOREIGN_LOGS = frozenset({"__cluster_metadata"})
 """Logs of Apache Kafka's controllers. They are not topics and must not be deleted."""
@@ -424,8 +424,8 @@ class LogManager:
     def for_each_partition(self, work: Callable[[Partition], Iterator[object] | None]) -> None:
         """Start a background task that calls `work` for every partition.
 
-        `work` may return an iterator, whose items are separate steps. If `work` raises KafkaStorageError for
-        a partition, the task continues, and raises the first error at its end.
+        `work` may return an iterator; each of its items ends a step. If `work` raises KafkaStorageError for a
+        partition, the task continues, and raises the first error at its end.
         """
         self.background.add(self._round(work))
 
@@ -521,7 +521,7 @@ class LogManager:
         points = dict(self._recovery_points)
         yield partial(write_synced, self.disk, new_path, data)
         if self._deletion_count == deletion_count:
-            # Renamed in this thread, where no deletion can come between check and rename. See
+            # Renamed in this thread, so that no deletion can come between the check and the rename. See
             # test_checkpoints_written_aside_never_bring_back_a_deleted_partition.
             self.disk.rename(new_path, path)
             yield self.disk.sync_directory

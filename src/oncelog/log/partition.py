@@ -404,10 +404,10 @@ class Partition:
     ) -> LogSlice:
         """Return whole batches as stored, from the one that contains `offset` to below `upper_offset`.
 
-        `upper_offset` None means the log end, which clients may not see yet. The batches have at most
-        `max_bytes` bytes. With `at_least_one`, the first batch is returned even if it is larger. At the end,
-        the result is empty. Raises OffsetOutOfRange, KafkaStorageError, and CorruptMessage if the files are
-        damaged there.
+        `upper_offset` None means the log end, even if clients may not see all of it yet. The batches have at
+        most `max_bytes` bytes. With `at_least_one`, the first batch is returned even if it is larger. At the
+        end, the result is empty. Raises OffsetOutOfRange, KafkaStorageError, and CorruptMessage if the files
+        are damaged there.
         """
         log = self.log
         end_offset = log.end_offset
@@ -522,10 +522,10 @@ class Partition:
         )
 
     def producers_in_parts(self) -> Iterator[list[ProducerState]]:
-        """Yield the producer table as of now in parts of a few thousand producers, sorted by producer id.
+        """Yield the producer table as of now, in parts of a few thousand producers.
 
-        Only the producers of one part are sorted. Describing a million producers at once would delay other
-        requests for seconds. See test_producers_are_described_in_bounded_parts.
+        Each part is sorted by producer id, but the parts are in no order. Describing a million producers at
+        once would delay other requests for seconds. See test_producers_are_described_in_bounded_parts.
         """
         for part in self._producers.table.image().parts():
             yield [ProducerState(pid, unpack_entry(packed)) for pid, packed in sorted(part.items())]

@@ -1,4 +1,4 @@
-"""A partition's view of the disk, which rejects calls once the partition is closed.
+"""A partition's view of the disk. It rejects calls once the partition is closed.
 
 Deferred work, such as snapshots, compaction or a flush in another thread, addresses files by path. After a
 topic is deleted, its directory is renamed, and a new topic of the same name may have files with the same

@@ -182,9 +182,10 @@ def _sweep(disk: Disk, directory: str) -> list[int]:
 def _finish_drops(disk: Disk, directory: str) -> None:
     """Delete every segment that is older than a dropped segment.
 
-    Segments are dropped oldest first, by renaming their files. A power loss may undo any of these renames,
-    and would so leave a gap at which recovery cuts the log. If a dropped segment is newer than all others, it
-    gets its name back. See test_a_power_loss_amid_deleting_segments_leaves_no_hole.
+    Segments are dropped oldest first, by renaming their files. A power loss may undo any of these renames.
+    The remaining segments would then have a gap, and recovery would cut the log there. If a dropped segment
+    is newer than all others, it gets its name back. See
+    test_a_power_loss_amid_deleting_segments_leaves_no_hole.
     """
     names = disk.list(directory)
     dropped = {int(match[1]): name for name in names if (match := _DROPPED_LOG.fullmatch(name))}

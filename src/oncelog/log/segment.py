@@ -357,7 +357,7 @@ class Segment:
             self.transactions = self._read_transaction_index()
         except StorageError:
             self.transactions_from = self.base_offset
-            self.transactions.is_unsynced = True  # so recovery replaces the file, even by an empty one
+            self.transactions.is_unsynced = True  # recovery then replaces the file, even by an empty one
         self.transactions.cut_below(self.transactions_from)
         self.index.rewrite_all()
         self.times.rewrite_all()
@@ -586,7 +586,7 @@ class Segment:
                 self.times.write_pending(sync=True)
 
     def note_last_time(self) -> None:
-        """Append the last time entry of a closed segment, which look-ups by time and retention need."""
+        """Append the last time entry of a closed segment. Look-ups by time and retention need this entry."""
         self._note_time()
 
     def finish(self) -> None:

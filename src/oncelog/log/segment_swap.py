@@ -48,7 +48,8 @@ def take_place(disk: Disk, directory: str, group: list[Segment]) -> None:
     Readers of the old segments keep their open files.
     """
     base_offset = group[0].base_offset
-    # If there is no `.swap` log, an earlier attempt has already renamed it to the first of these names.
+    # If no `.swap` log exists, an earlier attempt has renamed it. The log file with the first segment's name
+    # is then the successor's log, and must stay.
     if disk.exists(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{SWAP}"):
         for segment in group:
             _remove_files(disk, directory, segment.base_offset, "")

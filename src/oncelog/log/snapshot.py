@@ -53,8 +53,8 @@ _VERSION = 1
 # The ending of a file that is being written. Recovery removes such files.
 _UNFINISHED = ".tmp"
 
-# The fixed positions in a packed entry whose first byte is PLAIN. NumPy converts such entries as columns,
-# which takes a tenth of the time.
+# The fixed positions in a packed entry whose first byte is PLAIN. NumPy converts such entries column by
+# column, in a tenth of the time.
 _PLAIN_ROW = np.dtype(
     [
         ("flags", "u1"),
@@ -136,7 +136,7 @@ def _or_none(value: int) -> int | None:
 def decode_snapshot(data: bytes, last_append_ms: int = 0) -> Producers:
     """Decode a `.snapshot` file, and return (producer id, entry) pairs.
 
-    `last_append_ms` becomes each producer's time of the last append, which the file lacks. Raises
+    The file does not have the producers' last append times, so all entries get `last_append_ms`. Raises
     StorageError for an unknown version, a wrong checksum or a wrong length.
     """
     body = _open(data)
@@ -203,7 +203,7 @@ def crc_of(data: bytes) -> int:
 
 
 class _SealedFile:
-    """A file under construction whose header has a version and the checksum of the content."""
+    """A new file. Its header has a version and the checksum of the content."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk

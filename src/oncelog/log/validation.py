@@ -71,7 +71,7 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
 def _check_room(header: BatchHeader) -> None:
     """Raise InvalidRecord if the payload is too small for the header's number of records in any codec.
 
-    Such a batch would take up to 2^31 offsets, which is a whole segment. See
+    Such a batch could take 2^31 offsets, as many as a whole segment. See
     test_a_count_that_no_codec_could_hold_is_refused.
     """
     max_bytes = most_output(header.compression, header.size_bytes - HEADER_BYTES)
@@ -80,7 +80,7 @@ def _check_room(header: BatchHeader) -> None:
 
 
 def _may_be_create_time(header: BatchHeader, config: LogConfig) -> bool:
-    """Return True if a batch marked LogAppendTime has a timestamp, which a CreateTime topic can store."""
+    """Return True if a batch marked LogAppendTime has a timestamp, and the topic stores CreateTime."""
     return config.timestamp_type is _CREATE_TIME and header.base_timestamp_ms != _NO_TIMESTAMP
 
 
@@ -124,11 +124,11 @@ def prepare_batch(
 ) -> memoryview:
     """Return the batch with the topic's timestamp type and codec; on a compacted topic, check the keys, too.
 
-    Only the header has the timestamp type. The keys and the codec need the payload, which is decompressed up
-    to a maximum size, because this runs in the one thread that serves all clients. `count_cost` is called
-    with the cost of decompressing, in records, even if an error follows. Raises MESSAGE_TOO_LARGE if the
-    payload or the number of records is above its maximum, and INVALID_RECORD if a record cannot be parsed or
-    lacks a key.
+    A change of the timestamp type changes only the header. Checking keys and changing the codec need the
+    payload. It is decompressed only up to a maximum size, because this runs in the one thread that serves all
+    clients. `count_cost` is called with the cost of decompressing, in records, even if an error follows.
+    Raises MESSAGE_TOO_LARGE if the payload or the number of records is above its maximum, and INVALID_RECORD
+    if a record cannot be parsed or lacks a key.
     """
     if header.attributes & _LOG_APPEND_TIME_BIT:
         restamp_time(records, 0, _CREATE_TIME, header.max_timestamp_ms)
