@@ -131,7 +131,7 @@ class BrokerError(OncelogError):
     def message(self) -> str:
         """The description without the error's name: the `error_message` of a response.
 
-        It is cut to MAX_MESSAGE_CHARACTERS, because it may quote names that a client chose.
+        Only MAX_MESSAGE_CHARACTERS are returned, because the text may quote names that a client chose.
         """
         return (self.detail or self.hint)[:MAX_MESSAGE_CHARACTERS]
 
@@ -146,16 +146,16 @@ _ABSENT = {"UNKNOWN_TOPIC_OR_PARTITION", "GROUP_ID_NOT_FOUND", "TRANSACTIONAL_ID
 
 
 def named_text(code: int, name: str) -> str:
-    """Return the text of an error about `name`:
-
-    "NAME does not exist" if the code means that, otherwise the name.
-    """
+    """Return "NAME does not exist" if the error code means that; otherwise return the name."""
     known = ERROR_BY_CODE.get(code)
     return f"{name} does not exist" if known and known.kafka_name in _ABSENT else name
 
 
 def error_for_code(code: int, detail: str = "") -> BrokerError:
-    """Return the exception for an error code. For an unknown code, its text contains the number."""
+    """Return the exception for an error code.
+
+    If the code is unknown, the exception's text contains the number.
+    """
     known = ERROR_BY_CODE.get(code)
     if known is None:
         return UnknownServerError(

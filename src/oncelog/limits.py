@@ -1,8 +1,9 @@
 """Internal limits of the broker: sizes of steps, caches and files at which its behaviour changes.
 
-They are not settings, because users have no reason to change them. Tests and the simulator set them low: a
-fault that needs a million keys then appears with three. `LogManager.open` receives the limits. Other code of
-the broker reads them from the LogManager. docs/internals/limits.md explains each limit.
+They are not settings, because users have no reason to change them. A step is the part of a long task that
+runs before other requests are handled. Tests and the simulator set the limits low: a fault that needs a
+million keys then appears with three. `LogManager.open` receives the limits. Other code of the broker reads
+them from the LogManager. docs/internals/limits.md explains each limit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Limits:
 
     # Reading
     max_read_cursors: int = 64
-    """Recent reads of a partition for which it caches the file position where the read ended."""
+    """Number of recent reads per partition whose end positions in the file are cached."""
     scan_chunk_bytes: int = 1 << 20
     """Bytes that a scan of a log reads at a time. At least 61, the size of a batch header."""
     scan_first_chunk_bytes: int = 1 << 12
@@ -55,7 +56,7 @@ class Limits:
     snapshot_every_bytes: int = 64 << 20
     """Bytes appended since the last producer snapshot after which a checkpoint takes a new snapshot."""
     snapshot_step_shards: int = 256
-    """Shards whose producer ids or entry sizes one step of a snapshot writes."""
+    """Number of shards that one step of a snapshot writes: first their producer ids, then their sizes."""
     snapshot_vector_entries: int = 16
     """Number of entries in a shard from which a snapshot encodes the entries as columns, not one by one."""
     producer_id_block: int = 1000

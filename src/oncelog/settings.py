@@ -252,7 +252,7 @@ class SettingsTable:
         return Settings(self, parsed, frozenset(user))
 
     def _of_listener(self, scoped: str) -> Setting | None:
-        """Return the setting for a key listener.name.NAME.KEY; None for any other or unknown key.
+        """Return the setting for a key listener.name.NAME.KEY; None for any other key, or if KEY is unknown.
 
         Raises ConfigError if KEY cannot be set per listener.
         """

@@ -14,7 +14,7 @@ Header = tuple[str, bytes | None]
 """A record header: (name, value). The value may be null."""
 
 Headers = Iterable[Header] | Mapping[str, bytes | None]
-"""Record headers as an argument. In pairs a name may repeat, in a mapping it cannot."""
+"""Record headers as an argument: pairs, in which a name may repeat, or a mapping."""
 
 
 class TopicPartition(NamedTuple):

@@ -2,9 +2,9 @@
 
 `text` and `svg` draw the diagram.
 
-The broker's decision about a batch is inferred from its response. The broker may return an offset that it has
-returned before for the same producer id, epoch and sequences. Then it has recognised a duplicate and stored
-nothing.
+The broker's decision about a batch is inferred from its response. If the response has an offset that the
+broker returned before for the same producer id, epoch and sequences, the broker has recognised a duplicate
+and stored nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark across all columns. `times`: how often it was made in a row."""
+    """A remark across all columns. `times`: number of consecutive times that the remark was made."""
 
     text: str
     times: int = 1

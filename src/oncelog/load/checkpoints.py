@@ -1,9 +1,12 @@
-"""The file checkpoints of all loads: a compacted topic, written in the transactions that store the records.
+"""Stores the file checkpoints of all loads in a compacted topic.
 
-They are not committed offsets of a group: those expire offsets.retention.minutes (a week) after the last
-commit. A load that is repeated after that would store everything twice. Checkpoints are read only after
-`init_transactions`, up to the high watermark and not the last stable offset: another application's open
-transaction must hide none. See test_another_open_transaction_hides_no_mark.
+The transaction that stores a file's records also stores the file's checkpoint. Committed offsets of a group
+would not work: they expire offsets.retention.minutes (a week) after the last commit, and a load that is
+repeated later would store everything twice.
+
+Checkpoints are read only after `init_transactions`, up to the high watermark. The last stable offset is not
+enough: another application's open transaction would hide later checkpoints. See
+test_another_open_transaction_hides_no_mark.
 """
 
 from __future__ import annotations
@@ -24,24 +27,27 @@ from oncelog.types import TopicPartition
 
 CHECKPOINT_TOPIC = "oncelog-loads"
 PARTITIONS = 16
-"""Fixed: the checkpoints of a load must stay in one partition when the topic gets more."""
+"""Number of partitions of the topic.
+
+Must never change: a load's checkpoints must stay in one partition, even if the topic gets more partitions.
+"""
 _FORMAT = 1
 _TIMEOUT_MS = 90_000
-"""Longer than the transaction of a killed loader lasts with the default of transaction.timeout.ms."""
+"""Longer than the open transaction of a killed loader lasts with the default transaction.timeout.ms."""
 
 
 def checkpoint_partition(load_id: str) -> TopicPartition:
-    """Return the partition that has the checkpoints of a load."""
+    """Return the partition that contains the checkpoints of a load."""
     return TopicPartition(CHECKPOINT_TOPIC, positive_murmur2(load_id.encode()) % PARTITIONS)
 
 
 def encode_checkpoint(load_id: str, index: int, checkpoint: FileCheckpoint) -> tuple[bytes, bytes]:
-    """Return the key and value of the record for file number `index`."""
+    """Return the key and value of the record that stores the checkpoint of file number `index`."""
     return f"{load_id}/{index}".encode(), json.dumps({"version": _FORMAT, **checkpoint._asdict()}).encode()
 
 
 def decode_checkpoint(value: bytes) -> FileCheckpoint:
-    """Return the checkpoint in a record's value. Raises PeerError if a later version has written it."""
+    """Return the checkpoint in a record's value. Raises PeerError if another version has written it."""
     fields = json.loads(value)
     if fields.pop("version", None) != _FORMAT:
         raise PeerError(f"a checkpoint in {CHECKPOINT_TOPIC} was written by another version: {value[:200]!r}")
@@ -51,13 +57,13 @@ def decode_checkpoint(value: bytes) -> FileCheckpoint:
 def read_checkpoints(
     config: Mapping[str, Any], load_id: str, topic: str
 ) -> tuple[list[FileCheckpoint], str | None]:
-    """Return the checkpoints of a load's files, in order, and the topic's present id.
+    """Return the checkpoints of a load's files, in order, and the current id of `topic`.
 
-    The id is None on a cluster without topic ids. Call it after older loaders have been fenced. It waits for
-    the end of transactions that others began before.
+    The id is None on a cluster without topic ids. Fence older loaders first. Waits for the end of
+    transactions that other producers have open in the checkpoint partition.
 
-    Raises TimedOut, UnknownTopicOrPartition (`topic`), and MisuseError if the checkpoint topic is not
-    compacted.
+    Raises TimedOut. Raises UnknownTopicOrPartition if `topic` does not exist, and MisuseError if the
+    checkpoint topic is not compacted.
     """
     tp = checkpoint_partition(load_id)
     with Admin(_settings_of(ADMIN, config)) as admin:
@@ -69,7 +75,10 @@ def read_checkpoints(
 
 @contextmanager
 def topic_id_lookup(config: Mapping[str, Any]) -> Iterator[Callable[[str], str | None]]:
-    """Provide a function that returns a topic's present id, or raises UnknownTopicOrPartition or TimedOut."""
+    """Yield a function that returns the current id of a topic.
+
+    The function raises UnknownTopicOrPartition and TimedOut.
+    """
     with Admin(_settings_of(ADMIN, config)) as admin:
         yield lambda topic: admin.describe_topics([topic])[topic].topic_id
 
@@ -104,14 +113,16 @@ def _ensure_topic(admin: Admin) -> None:
             )
             return
         except TopicAlreadyExists:
-            pass  # another load has created it meanwhile
+            # Another load has created the topic in between.
+            pass
     elif description.error is not None:
         raise description.error
     resource = ConfigResource("topic", CHECKPOINT_TOPIC)
     try:
         policy = admin.describe_configs([resource])[resource].entries["cleanup.policy"].value
     except UnknownTopicOrPartition:
-        return  # another load is creating it, and not every broker knows it yet
+        # Another load is creating the topic, and this broker does not know the topic yet.
+        return
     if policy != "compact":
         raise MisuseError(
             f"topic {CHECKPOINT_TOPIC} has cleanup.policy={policy}, which loses the checkpoints of loads; "

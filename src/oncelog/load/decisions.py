@@ -1,9 +1,9 @@
 """The decisions of a load: which files are left, where to resume, and when to refuse.
 
-Each transaction of a load stores records together with a checkpoint for each file that they came from. So the
-checkpoints say what was committed, whenever the loader was killed. A load has one list of files, to whose end
-more may be added later. If files are read in parallel (on Spark), all of them get a checkpoint
-before the first is read: that fixes the list. This is behaviour P4 (docs/behaviours.md).
+Each transaction of a load stores records, and a checkpoint for each file that they came from. The checkpoints
+therefore show what was committed, even if the loader was killed. A load has an ordered list of files. Later
+runs may append files to this list. If files are read in parallel (on Spark), every file gets a checkpoint
+before any file is read. These checkpoints fix the list. This is behaviour P4 (docs/behaviours.md).
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ _CODEC_OF: dict[str, Codec] = {"gz": "gzip", "zst": "zstd"}
 
 
 DELIMITED_BY = ", delimited by "
-"""Stands in front of the delimiter in `FileCheckpoint.how` of a CSV file."""
+"""Separates format and key from the delimiter in `FileCheckpoint.how` of a CSV file."""
 
 
 class Layout(NamedTuple):
-    """A file's format, and its compression codec if it has one."""
+    """A file's format, and its compression codec (None: not compressed)."""
 
     format: Format
     codec: Codec | None
 
 
 def layout_of(name: str, requested: Format | None) -> Layout | None:
-    """Return the layout by the file's extensions, or with the requested format; None if they do not tell."""
+    """Return the format and codec that a file name's extensions mean. `requested` overrides the format.
+
+    Return None if the format is unknown, or for a compressed Parquet file.
+    """
     before, last = ["", "", *name.lower().split(".")[1:]][-2:]
     codec = _CODEC_OF.get(last)
     format = requested or _FORMAT_OF.get(before if codec else last)
@@ -51,7 +54,7 @@ def layout_of(name: str, requested: Format | None) -> Layout | None:
 
 
 class Source(NamedTuple):
-    """A file as it is now. `name` is its absolute path, `modified_ns` its time of change since the epoch."""
+    """A file in its current state. `name`: absolute path. `modified_ns`: modification time since 1970."""
 
     name: str
     size_bytes: int
@@ -61,11 +64,14 @@ class Source(NamedTuple):
 class FileCheckpoint(NamedTuple):
     """The stored state of one file.
 
-    `topic_id` is the topic's id at that time; None on a cluster without topic ids. `how` has format, key and
-    delimiter as text. `name` is the file's path at that time; versions before 0.5.0 stored it as given, even
-    relative. `position` is where the next record begins: in bytes after decompression, or in rows of a
-    Parquet file. `records` is the number of stored records. `digest` is the SHA-256 of everything before
-    `position`, or of a whole Parquet file.
+    topic       name of the load's topic
+    topic_id    id of this topic when the checkpoint was stored; None on a cluster without topic ids
+    how         format, key and delimiter, as text
+    name        path of the file at that time; versions before 0.5.0 could store a relative path
+    position    start of the next record: in bytes after decompression, or in rows of a Parquet file
+    records     number of stored records
+    digest      SHA-256 of everything before `position`, or of a whole Parquet file
+    is_done     True if the file was read to its end
     """
 
     topic: str
@@ -81,10 +87,10 @@ class FileCheckpoint(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Read from file number `file` on, starting at its `checkpoint` (None: at its beginning).
+    """Start with file number `file` at its `checkpoint` (None: at its beginning), then read the later files.
 
-    `recheck` are finished files with another path or time of change; their digests must match their
-    checkpoints.
+    `recheck`: numbers of finished files whose path or modification time has changed. Their digests must match
+    their checkpoints.
     """
 
     file: int
@@ -93,18 +99,17 @@ class Resume(NamedTuple):
 
 
 class Complete(NamedTuple):
-    """Nothing is left to do; `recheck` as in Resume."""
+    """Nothing is left to read. `recheck` is the same as in Resume."""
 
     recheck: tuple[int, ...] = ()
 
 
 class Assignment(NamedTuple):
-    """Store checkpoints for the files `new` in one transaction, then read `files`, which include them.
+    """Store checkpoints for the files `new` in one transaction, then read `files`, which include `new`.
 
-    Both have numbers of files.
-
-    `recheck` as in Resume, but with partly read files too. Check these first: if one of them is another file,
-    the others may have changed places, and a new one may be the one that was read.
+    All fields contain numbers of files. `recheck` is the same as in Resume, but includes partly read files.
+    Check the files in `recheck` before anything is stored. If one of them is a different file now, files may
+    have changed places, and a new file may be one that was already read.
     """
 
     new: tuple[int, ...]
@@ -126,9 +131,10 @@ def decide_start(
     topic_id: str | None,
     hows: Sequence[str],
 ) -> Resume | Complete | Refused:
-    """Decide what is left of a load. `checkpoints` are those of its first files, in order.
+    """Decide what is left of a load. `checkpoints`: those of its first files, in order.
 
-    `hows` has format and key of each file now; the key has chosen the partitions of the stored records.
+    `hows`: format, key and delimiter of each file now, as text. The key determined the partitions of the
+    stored records, so it must not change.
     """
     refused = _find_refusal(checkpoints, sources, topic, topic_id, hows)
     if refused is not None:
@@ -150,7 +156,10 @@ def decide_assignment(
     topic_id: str | None,
     hows: Sequence[str],
 ) -> Assignment | Refused:
-    """Decide what is left of a load whose files are read in parallel; arguments as in `decide_start`."""
+    """Decide what is left of a load whose files are read in parallel.
+
+    The arguments are those of `decide_start`.
+    """
     refused = _find_refusal(checkpoints, sources, topic, topic_id, hows)
     if refused is not None:
         return refused
@@ -160,7 +169,7 @@ def decide_assignment(
 
 
 def initial_checkpoint(source: Source, how: str, *, topic: str, topic_id: str | None) -> FileCheckpoint:
-    """Return the checkpoint of a file of which nothing was read yet."""
+    """Return the checkpoint of a file from which nothing was read yet."""
     return FileCheckpoint(topic, topic_id, how, *source, position=0, records=0, digest="", is_done=False)
 
 
@@ -191,10 +200,11 @@ def _find_refusal(
 def _possibly_changed(
     checkpoints: Sequence[FileCheckpoint], sources: Sequence[Source], *, in_part: bool = False
 ) -> tuple[int, ...]:
-    """Return the finished (or partly read) files that may have changed, or may be other files now.
+    """Return the numbers of finished files that may have changed, or may be other files than before.
 
-    Equal sizes and times of change prove nothing for files with different names: archives, copies that keep
-    times, and fixed-width exports produce such files. Guard:
+    `in_part`: include partly read files. Two files with different names may have the same size and
+    modification time: archives, copies that keep times, and fixed-width exports produce such files. Therefore
+    only the same name and time prove that a file is unchanged. Guard:
     test_a_file_that_comes_late_and_sorts_first_is_not_taken_for_the_one_that_was_read.
     """
     return tuple(
@@ -216,10 +226,10 @@ def _mismatch(checkpoint: FileCheckpoint, source: Source, how: str) -> str | Non
 
 
 def _parsing_mismatch(checkpoint: FileCheckpoint, source: Source, how: str) -> str | None:
-    """Return why the rest of a file would be parsed differently; None if it would not.
+    """Return the reason why the rest of a file would be parsed differently now; None if it would not.
 
-    A changed delimiter matters only within a file: with another one, 60 rows of a CSV file became 70.
-    Versions before 0.5.1 stored no delimiter.
+    A changed delimiter matters only in a partly read file: with another delimiter, 60 rows of a CSV file
+    became 70. Versions before 0.5.1 stored no delimiter.
     """
     before, now = checkpoint.how.partition(DELIMITED_BY), how.partition(DELIMITED_BY)
     if before[0] != now[0]:
@@ -230,7 +240,10 @@ def _parsing_mismatch(checkpoint: FileCheckpoint, source: Source, how: str) -> s
 
 
 def topic_mismatch(checkpoint: FileCheckpoint, topic: str, topic_id: str | None) -> str | None:
-    """Return why this is not the checkpoint's topic: another name, or deleted since. None if it is."""
+    """Return the reason why `topic` is not the checkpoint's topic; None if it is.
+
+    The name differs, or the topic was deleted and created again.
+    """
     if checkpoint.topic != topic:
         return f"the load goes into topic {checkpoint.topic!r}, not {topic!r}"
     if None not in (checkpoint.topic_id, topic_id) and checkpoint.topic_id != topic_id:
@@ -239,10 +252,10 @@ def topic_mismatch(checkpoint: FileCheckpoint, topic: str, topic_id: str | None)
 
 
 def content_mismatch(checkpoint: FileCheckpoint, source: Source, digest: str | None) -> str | None:
-    """Return why the part that was read is no longer the same; None if it is.
+    """Return the reason why the part of the file that was read has changed; None if it has not.
 
-    `digest` is None if the file ends before `checkpoint.position`, or continues behind it though it was
-    finished.
+    `digest` is None if the file now ends before `checkpoint.position`, or if a finished file now continues
+    behind it.
     """
     if digest == checkpoint.digest:
         return None
@@ -273,7 +286,7 @@ def _changed_text(checkpoint: FileCheckpoint, source: Source, change: str) -> st
 
 
 class Sized(Protocol):
-    """Anything with a number of records and a size in bytes, both of which limit a transaction."""
+    """An object with a number of records and a size in bytes. Both are limited per transaction."""
 
     @property
     def records(self) -> int: ...
@@ -285,7 +298,7 @@ S = TypeVar("S", bound=Sized)
 
 
 def transactions(chunks: Iterable[S], *, max_records: int, max_bytes: int) -> Iterator[list[S]]:
-    """Yield consecutive chunks in lists within both limits; each list has at least one chunk."""
+    """Yield lists of consecutive chunks. A list stays within both limits, but has at least one chunk."""
     group: list[S] = []
     records = size_bytes = 0
     for chunk in chunks:
@@ -306,5 +319,5 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 
 
 def is_load_id(text: str) -> bool:
-    """Return True for 1 to 200 letters, digits, dots, underscores and hyphens."""
+    """Return True if `text` is 1 to 200 letters, digits, dots, underscores and hyphens."""
     return _ID.fullmatch(text) is not None

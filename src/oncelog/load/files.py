@@ -1,7 +1,7 @@
-"""Readers that turn files into chunks: Arrow tables of records, with the position and digest after each.
+"""Readers that split files into chunks. A chunk is an Arrow table, with the position and digest after it.
 
-Text (csv, jsonl, lines) is split by `load.record_boundaries`, and its digest grows with the bytes. A Parquet
-file is read by rows, and its digest is that of the whole file.
+Text files (csv, jsonl, lines) are split by `load.record_boundaries`; their digest covers the bytes before the
+position. Parquet files are read by rows; their digest covers the whole file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from oncelog.load.parsing import Options, ParquetRows, TextRows, open_file, text
 from oncelog.load.record_boundaries import chunk_ends
 
 _HEAD_BYTES = 1 << 20
-"""The size of the head of a file, from which a CSV file's column names and kinds are taken."""
+"""Number of bytes at the start of a CSV file from which the columns' names and kinds are taken."""
 _LONGEST_RECORD_BYTES = 256 << 20
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 """Byte order marks of UTF-16 and UTF-32."""
@@ -30,10 +30,10 @@ _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some records of a file. `table` has the column value, and the column key if the load has one.
+    """Consecutive records of a file. `table` has the column value, and the column key if the load has a key.
 
-    `position` and `digest` are those of a FileCheckpoint after this chunk. `consumed_bytes` of the file on
-    disk have been read so far.
+    `position` and `digest` are those of the FileCheckpoint after this chunk. `consumed_bytes`: bytes of the
+    file on disk that have been read so far. `is_last`: True if the file ends after this chunk.
     """
 
     source: Source
@@ -50,22 +50,28 @@ class Chunk:
 
 
 class Reader(Protocol):
-    """A reader of one file. Raises StorageError if the file cannot be read or parsed."""
+    """A reader of one file. Its methods raise StorageError if the file cannot be read or parsed."""
 
     def digest_at(self, position: int) -> str | None:
-        """Move to `position` and return the digest of everything before it; None if the file ends before."""
+        """Move to `position` and return the digest up to there; None if the file ends before `position`."""
 
     def is_at_end(self) -> bool:
-        """Return True if the present position is the file's end."""
+        """Return True if the current position is the end of the file."""
 
     def chunks(self, *, max_records: int, max_bytes: int) -> Iterator[Chunk]:
-        """Yield the chunks from the present position on: at least one, and the last has `is_last`."""
+        """Yield the chunks from the current position on.
+
+        There is at least one chunk. The last chunk has `is_last`.
+        """
 
     def close(self) -> None: ...
 
 
 def source_of(path: Path) -> Source:
-    """Return the file as it is now. Raises MisuseError if it is not a regular file, and StorageError."""
+    """Return the current state of a file.
+
+    Raises StorageError if the file cannot be found, and MisuseError if it is not a regular file.
+    """
     try:
         status = path.stat()
     except OSError as error:
@@ -76,9 +82,10 @@ def source_of(path: Path) -> Source:
 
 
 def check_given_once(paths: Sequence[Path], begun_count: int) -> None:
-    """Raise LoadRefused for a new file that is given by two paths, such as a link to the newest log.
+    """Raise LoadRefused if a new file is given twice, perhaps by two paths, such as a link to the newest log.
 
-    The first `begun_count` files belong to the load already. Hard links count as separate files.
+    The first `begun_count` files already belong to the load and are not checked. Hard links count as separate
+    files.
     """
     indexes: dict[Path, int] = {}
     for index, path in enumerate(paths):
@@ -89,7 +96,10 @@ def check_given_once(paths: Sequence[Path], begun_count: int) -> None:
 
 
 def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
-    """Return a reader. Raises StorageError, and MisuseError if a column does not exist."""
+    """Return a reader for a file.
+
+    Raises StorageError if the file cannot be read, and MisuseError if a column does not exist.
+    """
     source = source_of(path)
     options = replace(options, delimiter=delimiter_of(path, options))
     try:
@@ -103,7 +113,7 @@ def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
 
 
 def delimiter_of(path: Path, options: Options) -> str:
-    """Return the column delimiter of a CSV file."""
+    """Return the column delimiter of a CSV file: the option, a tab for .tsv, otherwise a comma."""
     return options.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
 
 
@@ -113,7 +123,7 @@ def _check_unchanged(source: Source) -> None:
 
 
 class _TextReader:
-    """A reader of text. `_buffer` from `_at` on has the decompressed bytes that are in no chunk yet."""
+    """A reader of text. The part of `_buffer` from `_at` on is decompressed but not yet in a chunk."""
 
     def __init__(self, source: Source, layout: Layout, options: Options) -> None:
         self._source = source
@@ -126,7 +136,7 @@ class _TextReader:
         self._fill(_HEAD_BYTES)
         head = self._buffer[:_HEAD_BYTES]
         if head.startswith(_WIDE_MARKS):
-            # Split at \n bytes, its lines would be stored with half a character at their ends.
+            # If such text were split at the byte \n, each line would end in half a character.
             raise MisuseError("it is UTF-16 or UTF-32 (by its byte order mark); convert it to UTF-8")
         is_whole = self._is_end and len(head) == len(self._buffer)
         self._rows: TextRows = text_rows(layout.format, head, is_whole, options)
@@ -181,7 +191,7 @@ class _TextReader:
         return Chunk(self._source, table, len(data), self._position, digest, consumed, is_last)
 
     def _fill(self, count: int) -> None:
-        """Buffer at least `count` bytes, or all that are left."""
+        """Read until the buffer has at least `count` bytes, or until the end of the file."""
         parts = [self._buffer[self._at :]]
         size = len(parts[0])
         while size < count and not self._is_end:
@@ -210,10 +220,10 @@ class _ParquetReader:
 
     @cached_property
     def _digest(self) -> str:
-        """The digest of the whole file, computed at the first access.
+        """The digest of the whole file, computed at the first use.
 
-        The file is opened again by its name, so it must be the file that was opened before. Guard:
-        test_a_parquet_file_that_is_replaced_after_it_was_opened.
+        The file is opened again by its name. `_check_unchanged` makes sure that it is still the same file.
+        Guard: test_a_parquet_file_that_is_replaced_after_it_was_opened.
         """
         with Path(self._source.name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

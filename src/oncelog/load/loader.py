@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load to run. `load_id` identifies it over all its runs. With `format` None, file names decide.
+    """A load to run. All runs with the same `load_id` are one load. `format` None: the file names decide.
 
     A transaction has at most `max_records` records and about `max_bytes` bytes.
     """
@@ -68,10 +68,11 @@ class Load:
 
 @dataclass(slots=True)
 class Report:
-    """The result of a run: `records` and `transactions` of this run, `records_before` of earlier ones.
+    """The result of a run.
 
-    `done_bytes` of `total_bytes` on disk have been read, by this run or before. `was_complete` is True if
-    nothing was left to do.
+    `records` and `transactions` are those of this run, `records_before` those of earlier runs. `done_bytes`
+    of `total_bytes` on disk have been read, by this run or earlier ones. `was_complete`: True if nothing was
+    left to do.
     """
 
     total_bytes: int
@@ -85,7 +86,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A chunk of file number `index`, and the checkpoint after it."""
+    """A chunk of file number `index`, and the checkpoint to store with the chunk."""
 
     index: int
     chunk: Chunk
@@ -103,13 +104,13 @@ class Step:
 def run_load(
     load: Load, config: Mapping[str, Any], on_progress: Callable[[Report], object] = lambda report: None
 ) -> Report:
-    """Load the rest of a load: everything that earlier runs with the same id have not committed.
+    """Load everything that earlier runs with the same id have not committed.
 
-    Older loaders with this id are fenced first. The topic must exist. `on_progress` gets the report after
-    each transaction.
+    Older loaders with this id are fenced first. The topic must exist. `on_progress` is called with the report
+    after each transaction.
 
-    Raises LoadRefused if files, topic, format or key are not those of the first run, MisuseError,
-    StorageError (a file), BrokerError and TimedOut. After any of these, and after a kill, run the same load
+    Raises LoadRefused if files, topic, format or key are not those of the first run. Raises MisuseError,
+    StorageError (for a file), BrokerError and TimedOut. After an error, and after a kill, run the same load
     again: it resumes.
     """
     layouts = check_load(load, config)
@@ -144,7 +145,10 @@ def run_load(
 
 
 def check_load(load: Load, config: Mapping[str, Any]) -> list[Layout]:
-    """Return the layout of each file. Raises MisuseError."""
+    """Return the layout of each file.
+
+    Raises MisuseError for an invalid load id, a `transactional.id` in the config, or an unknown file format.
+    """
     if not is_load_id(load.load_id):
         raise MisuseError(f"{load.load_id!r}: an id is of letters, digits, dot, _ and -, at most 200")
     if "transactional.id" in config:
@@ -161,30 +165,30 @@ def check_load(load: Load, config: Mapping[str, Any]) -> list[Layout]:
 def how_of(load: Load, index: int, layout: Layout, *, more: str = "") -> str:
     """Return the parsing options that must not change between runs, as text for a checkpoint.
 
-    `more` follows format and key.
+    `more` is inserted after format and key.
     """
     options = load.options
     how = layout.format if options.key is None else f"{layout.format} with key {options.key}"
     if layout.format != "csv":
         return how + more
-    # Without --null and --text: error messages in the middle of a file tell the user to set them.
+    # --null and --text are not included: an error in the middle of a file tells the user to set them.
     return f"{how}{more}{DELIMITED_BY}{delimiter_of(load.files[index], options)!r}"
 
 
 @contextmanager
 def fenced_producer(load: Load, config: Mapping[str, Any], index: int | None = None) -> Iterator[Producer]:
-    """Provide the producer of a load, or of its file number `index`; no older one can write from here on.
+    """Yield a producer that has fenced all older loaders of this load, or of its file number `index`.
 
-    Raises OncelogError if a newer one takes over meanwhile.
+    Raises OncelogError if a newer loader fences this one.
     """
-    # A load id has no slash, so the id of a file is never another load's id.
+    # A load id has no slash. Therefore a file's transactional id is never the id of another load.
     name = f"oncelog-load-{load.load_id}" + ("" if index is None else f"/{index}")
     try:
         with Producer({**config, "transactional.id": name}) as producer:
             producer.init_transactions()
             yield producer
     except (ProducerFenced, InvalidProducerEpoch, InvalidTxnState) as error:
-        # INVALID_TXN_STATE: Apache Kafka 4 takes a fenced producer's commit for a repeated abort.
+        # INVALID_TXN_STATE: Apache Kafka 4 mistakes a fenced producer's commit for a repeated abort.
         raise OncelogError(
             f"load {load.load_id!r}: another loader with this id has taken over, or a transaction lasted "
             f"longer than transaction.timeout.ms ({error})"
@@ -199,7 +203,7 @@ def _recheck(
 
 
 def recheck_file(load: Load, index: int, layout: Layout, checkpoint: FileCheckpoint) -> None:
-    """Raise LoadRefused if the part that was read is no longer the same."""
+    """Raise LoadRefused if the part of the file up to its checkpoint has changed."""
     with closing(open_reader(load.files[index], layout, load.options)) as reader:
         _check_digest(load.files[index], reader, checkpoint)
 
@@ -207,7 +211,8 @@ def recheck_file(load: Load, index: int, layout: Layout, checkpoint: FileCheckpo
 def _check_digest(path: Path, reader: Any, checkpoint: FileCheckpoint) -> None:
     digest = reader.digest_at(checkpoint.position)
     if checkpoint.is_done and digest is not None and not reader.is_at_end():
-        digest = None  # compressed files of one size may have different contents of different lengths
+        # Two compressed files of the same size may have contents of different lengths.
+        digest = None
     reason = content_mismatch(checkpoint, source_of(path), digest)
     if reason is not None:
         raise LoadRefused(reason)
@@ -221,7 +226,10 @@ def _steps(
     first: int,
     checkpoint: FileCheckpoint | None,
 ) -> Iterator[Step]:
-    """Yield the chunks that are left, from file number `first` on, which was read up to `checkpoint`."""
+    """Yield the remaining chunks of the files from number `first` on.
+
+    File `first` was read up to `checkpoint`.
+    """
     for index in range(first, len(load.files)):
         begun = checkpoint if index == first else None
         yield from file_steps(load, index, layouts[index], hows[index], topic_id, begun)
@@ -230,7 +238,10 @@ def _steps(
 def file_steps(
     load: Load, index: int, layout: Layout, how: str, topic_id: str | None, checkpoint: FileCheckpoint | None
 ) -> Iterator[Step]:
-    """Yield the chunks that are left of one file, after a check of the part that was read before."""
+    """Check the part of a file before `checkpoint`, then yield the remaining chunks.
+
+    Raises LoadRefused if this part has changed.
+    """
     records = 0 if checkpoint is None else checkpoint.records
     with closing(open_reader(load.files[index], layout, load.options)) as reader:
         if checkpoint is not None:
@@ -253,7 +264,7 @@ def file_steps(
 def commit_steps(
     load: Load, config: Mapping[str, Any], producer: Producer, steps: Iterable[Step]
 ) -> Iterator[list[Step]]:
-    """Run one transaction after the other, and yield the steps of each after its commit.
+    """Store the steps in transactions. After each commit, yield the steps of this transaction.
 
     Raises LoadRefused if the topic was deleted and created again since the checkpoints were read.
     """
@@ -265,8 +276,9 @@ def commit_steps(
                     if step.records:
                         _send(producer, load.topic, step)
                 send_checkpoints(load, producer, {step.index: step.checkpoint for step in group})
-                # Topic ids are never reused: the same id after the flush proves that no record went into a
-                # later topic of this name. Guard: test_a_topic_made_again_during_the_load.
+                # Topic ids are never reused. If the id is the same after the flush, no record of this
+                # transaction is in a later topic with the same name. Guard:
+                # test_a_topic_made_again_during_the_load.
                 producer.flush()
                 reason = topic_mismatch(group[-1].checkpoint, load.topic, topic_id_of(load.topic))
                 if reason is not None:
@@ -277,7 +289,7 @@ def commit_steps(
 def _send(producer: Producer, topic: str, step: Step) -> None:
     """Send the records of a step.
 
-    Raises MessageTooLarge with the file and the number of its largest record.
+    If one is too large, raises MessageTooLarge with the file and the number of its largest record.
     """
     try:
         producer.send_table(topic, step.chunk.table)
@@ -291,7 +303,7 @@ def _send(producer: Producer, topic: str, step: Step) -> None:
 
 
 def send_checkpoints(load: Load, producer: Producer, checkpoints: Mapping[int, FileCheckpoint]) -> None:
-    """Store checkpoints, by file number, in the open transaction."""
+    """Send checkpoints to the checkpoint topic in the open transaction. The keys are file numbers."""
     tp = checkpoint_partition(load.load_id)
     for index, checkpoint in checkpoints.items():
         key, value = encode_checkpoint(load.load_id, index, checkpoint)
@@ -302,7 +314,7 @@ _END = object()
 
 
 def prefetched(items: Iterable[T]) -> Iterator[T]:
-    """Yield the same items; a thread produces the next one while the caller processes one."""
+    """Yield the same items. While the caller processes an item, a thread produces the next one."""
     iterator = iter(items)
     with ThreadPoolExecutor(1, "oncelog-load") as pool:
         following: Any = pool.submit(next, iterator, _END)

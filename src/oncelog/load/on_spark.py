@@ -1,14 +1,15 @@
 """A load on Spark: files are read in parallel, each by a task that works like the plain loader.
 
-The driver takes over the load's id. It stores a first checkpoint for each new file in one transaction, before
-any file is read. A task takes over the transactional id of its own file. This fences every earlier attempt at
-the file, of this run or an older one, and ends its transaction. Only then does the task take the file's
-checkpoint. See test_a_file_in_the_place_of_another_stops_the_load_before_anything_is_stored.
+The driver takes over the load's transactional id. Before any file is read, it stores a first checkpoint for
+each new file in one transaction. Each task takes over the transactional id of its own file. This fences every
+earlier attempt at the file, in this run or an older one, and ends the attempt's transaction. Only then does
+the task use the file's checkpoint. See
+test_a_file_in_the_place_of_another_stops_the_load_before_anything_is_stored.
 
-If the transactional id is new (epoch 0, and nothing of the file was read), there was no attempt since the
-driver read the checkpoints. So the driver's checkpoint is still valid. Any other task reads the checkpoints
-again, because epochs start again at 0 when they are used up. Once all tasks did that, in a total time that
-grew with the square of the number of files.
+If its transactional id is new (epoch 0) and nothing of the file was read, a task uses the checkpoint that the
+driver read. No other attempt can have run since then. Any other task reads the checkpoints again. So does a
+task that Spark retries, because epochs restart at 0 after the last one. If every task read all checkpoints,
+the total time would grow with the square of the number of files.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _WATCH_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of file number `index`. `error` says why it was not loaded to its end."""
+    """The result of file number `index`. `error`: the reason if the file was not loaded to its end."""
 
     index: int
     transactions: int = 0
@@ -68,11 +69,11 @@ def run_load_on_spark(
     config: Mapping[str, Any],
     on_progress: Callable[[Report], object] | None = None,
 ) -> Report:
-    """Run a load with one Spark task per file: see `run_load`.
+    """Run a load as `run_load` does, but with one Spark task per file.
 
-    Every executor must find the files at the same paths. Records of one file keep their order; there is no
-    order between files. A file that cannot be loaded does not stop the others: its error is raised at the
-    end.
+    Every executor must find the files at the same paths. Records of one file keep their order; records of
+    different files have no order. If a file cannot be loaded, the other files are still loaded, and the error
+    is raised at the end.
     """
     load = replace(load, files=[path.absolute() for path in load.files])
     layouts = check_load(load, config)
@@ -82,7 +83,7 @@ def run_load_on_spark(
     report.was_complete = not assignment.files
     outcomes: list[Outcome] = []
     if assignment.files:
-        # The largest first, so that no large file is left for the end.
+        # Start the largest files first. Otherwise one large file could run alone at the end.
         largest = sorted(assignment.files, key=lambda index: -source_of(load.files[index]).size_bytes)
         with nullcontext() if on_progress is None else _reporting_progress(load, config, report, on_progress):
             pairs = [(index, checkpoints[index]) for index in largest]
@@ -96,16 +97,20 @@ def run_load_on_spark(
 
 
 def _how(load: Load, index: int, layout: Layout) -> str:
-    """Return another text than the plain loader's: these two could not fence each other's transactions."""
+    """Return the parsing options as text. The text differs from the plain loader's.
+
+    Therefore one load cannot use both loaders: they have different transactional ids, so they could not fence
+    each other's transactions.
+    """
     return how_of(load, index, layout, more=", with --spark")
 
 
 def _begin(
     spark: SparkSession, load: Load, layouts: Sequence[Layout], config: Mapping[str, Any], report: Report
 ) -> tuple[Assignment, dict[int, FileCheckpoint]]:
-    """Decide what is left, check the files that were read before, and store the list of files.
+    """Decide what is left, check the files that were read before, and store a checkpoint for each new file.
 
-    Return the decision and each file's checkpoint.
+    Return the decision, and each file's checkpoint by file number.
     """
     with fenced_producer(load, config) as producer:
         checkpoints, topic_id = read_checkpoints(config, load.load_id, load.topic)
@@ -120,7 +125,8 @@ def _begin(
             pairs = [(index, checkpoints[index]) for index in assignment.recheck]
             checks = spark.sparkContext.parallelize(pairs, len(pairs)).map(partial(_recheck, load=load))
             _raise_first(load, sorted(checks.collect(), key=lambda outcome: outcome.index))
-        for index in assignment.new:  # a file that cannot be opened with these options gets no checkpoint
+        # Open each new file before checkpoints are stored. If this fails, no file gets a checkpoint.
+        for index in assignment.new:
             with closing(open_reader(load.files[index], layouts[index], load.options)):
                 pass
         firsts = {
@@ -134,7 +140,7 @@ def _begin(
 
 
 def _recheck(pair: tuple[int, FileCheckpoint], *, load: Load) -> Outcome:
-    """Check one file that was read before. A refusal is no failure of the task, as in `_load_file`."""
+    """Check one file that was read before. As in `_load_file`, errors are returned, not raised."""
     index, checkpoint = pair
     try:
         recheck_file(load, index, check_load(load, {})[index], checkpoint)
@@ -144,7 +150,10 @@ def _recheck(pair: tuple[int, FileCheckpoint], *, load: Load) -> Outcome:
 
 
 def _load_file(pair: tuple[int, FileCheckpoint], *, load: Load, config: Mapping[str, Any]) -> Outcome:
-    """Run a task. Errors that need a person are returned: Spark would repeat a task that raises."""
+    """Load one file in a task. Return errors of Oncelog: Spark would retry a task that raises.
+
+    These errors need a person, so a retry would not help.
+    """
     index, checkpoint = pair
     try:
         return Outcome(index, _load(index, checkpoint, load, config))
@@ -153,7 +162,10 @@ def _load_file(pair: tuple[int, FileCheckpoint], *, load: Load, config: Mapping[
 
 
 def _load(index: int, checkpoint: FileCheckpoint, load: Load, config: Mapping[str, Any]) -> int:
-    """Load one file from the driver's `checkpoint` on; return the number of transactions."""
+    """Load one file from its checkpoint on, and return the number of transactions.
+
+    `checkpoint`: the file's checkpoint as the driver read it.
+    """
     layout = check_load(load, config)[index]
     with fenced_producer(load, config, index) as producer:
         is_new = producer.idempotence().producer_epoch == 0 and not checkpoint.position
@@ -167,7 +179,8 @@ def _load(index: int, checkpoint: FileCheckpoint, load: Load, config: Mapping[st
         match decide_start([checkpoint], [source], topic=load.topic, topic_id=topic_id, hows=[how]):
             case Refused(reason):
                 raise LoadRefused(reason)
-            case Complete():  # by an attempt whose result was lost
+            # An attempt whose result was lost has loaded the file.
+            case Complete():
                 return 0
             case Resume():
                 begun = checkpoint if checkpoint.position else None
@@ -178,10 +191,10 @@ def _load(index: int, checkpoint: FileCheckpoint, load: Load, config: Mapping[st
 
 
 def _is_first_attempt() -> bool:
-    """Return True if Spark runs this task for the first time.
+    """Return True if this is Spark's first attempt at the task.
 
-    The epoch of a transactional id alone does not tell: it starts again at 0 when all epochs are used up, and
-    long after the last use.
+    The epoch of the transactional id alone does not show this. It restarts at 0 after the last epoch, and
+    after the transactional id has expired.
     """
     from pyspark import TaskContext
 
@@ -205,12 +218,16 @@ def _raise_first(load: Load, outcomes: Sequence[Outcome]) -> None:
 def _reporting_progress(
     load: Load, config: Mapping[str, Any], report: Report, on_progress: Callable[[Report], object]
 ) -> Iterator[None]:
-    """Report progress meanwhile, by the checkpoints: they say what is committed, whichever task did it."""
+    """Call `on_progress` at intervals while the body runs.
+
+    The report is computed from the checkpoints, because they show what is committed, by any task.
+    """
     is_over = threading.Event()
 
     def watch() -> None:
         while not is_over.wait(_WATCH_SECONDS):
-            with suppress(OncelogError):  # the errors of the tasks are more useful
+            # Ignore errors here: the errors of the tasks are more useful.
+            with suppress(OncelogError):
                 _count(report, read_checkpoints(config, load.load_id, load.topic)[0])
                 on_progress(report)
 
@@ -224,9 +241,9 @@ def _reporting_progress(
 
 
 def _count(report: Report, checkpoints: Sequence[FileCheckpoint]) -> None:
-    """Update the report.
+    """Update the report from the checkpoints.
 
-    The bytes of unfinished files are an estimate: positions count decompressed bytes, or rows.
+    The bytes of unfinished files are an estimate, because positions are in decompressed bytes or in rows.
     """
     report.records = sum(checkpoint.records for checkpoint in checkpoints) - report.records_before
     report.done_bytes = sum(

@@ -31,16 +31,18 @@ from oncelog.load.rows import is_null_text, json_rows, kind_of_text, text_to_jso
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROWS_AT_ONCE = 1024
-"""The batch size for Parquet files, whose rows may need more memory than their metadata say."""
+"""Number of rows that are read from Parquet files at a time.
+
+Rows may need more memory than their metadata say.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that shape records. `key` names a column, or a member of JSON lines; the others are for CSV
-    files.
+    """Options for parsing. `key`: the column, or member of a JSON object, that becomes the record's key.
 
-    `delimiter` None means a comma, or a tab in files named .tsv. `nulls` are texts that mean null. `is_text`
-    makes every column text.
+    The other options are for CSV files. `delimiter` None: a tab in files named .tsv, otherwise a comma.
+    `nulls`: texts that mean null. `is_text`: all columns are text.
     """
 
     key: str | None = None
@@ -50,24 +52,28 @@ class Options:
 
 
 class TextRows(Protocol):
-    """A parser for parts of one file. Its records begin at `header_bytes`."""
+    """A parser for parts of one file. The first record begins at `header_bytes`."""
 
     header_bytes: int
 
     def record_ends(self, data: Buffer, *, is_end: bool) -> Any:
-        """Return the end positions of the whole records in `data`, which begins with a record.
+        """Return the end positions of the complete records in `data`, which begins with a record.
 
-        `is_end` is True if the file ends there.
+        `is_end`: True if `data` ends with the file.
         """
 
     def parse(self, data: Buffer) -> Any:
-        """Return the records of whole lines as a table. Raises ValueError, and pyarrow's errors."""
+        """Return the records in `data`, which has only complete lines, as a table.
+
+        Raises ValueError and pyarrow.ArrowException.
+        """
 
 
 def text_rows(format: Format, head: bytes, is_whole: bool, options: Options) -> TextRows:
-    """Return a parser.
+    """Return a parser for a text file.
 
-    `head` has the first bytes of the file, all of them if `is_whole`. Raises MisuseError.
+    `head`: the first bytes of the file. `is_whole`: True if `head` is the whole file. Raises MisuseError if
+    the options do not fit the file.
     """
     if format == "csv":
         return CsvRows(head, is_whole, options)
@@ -86,7 +92,7 @@ def _check_names(names: Sequence[str], key: str | None) -> None:
 
 
 class Lines:
-    """A parser that makes every line a value, even an empty one."""
+    """A parser in which every line is a value, also an empty line."""
 
     header_bytes = 0
 
@@ -102,7 +108,7 @@ class Lines:
 
 
 def split_lines(data: Buffer) -> Any:
-    """Return the lines without their ends as a binary array."""
+    """Return the lines as a binary array, without their line ends."""
     text = bytes(data)
     if not text:
         return pa.array([], pa.binary())
@@ -113,9 +119,9 @@ def split_lines(data: Buffer) -> Any:
 
 
 class JsonLines:
-    """A parser that makes every line a value unless it is blank.
+    """A parser in which every line is a value, except blank lines.
 
-    A byte order mark at the start is skipped.
+    A byte order mark at the start of the file is skipped.
     """
 
     def __init__(self, options: Options, head: bytes) -> None:
@@ -138,7 +144,10 @@ class JsonLines:
         return _table(lines, keys.cast(pa.string()).cast(pa.binary()))
 
     def _column(self, data: Buffer, kind: Any, count: int) -> Any | None:
-        """Return this member of all lines; None if it has another type in some of them."""
+        """Return the key member of all lines as a column of type `kind`.
+
+        Return None if it has another type in some line.
+        """
         parse = pa.json.ParseOptions(
             explicit_schema=pa.schema([(self._key, kind)]), unexpected_field_behavior="ignore"
         )
@@ -160,13 +169,13 @@ class JsonLines:
 
 
 class CsvRows:
-    """A parser that takes the columns' names and kinds from the head of the file."""
+    """A parser for CSV. The head of the file determines the columns' names and kinds."""
 
     def __init__(self, head: bytes, is_whole: bool, options: Options) -> None:
         self._delimiter = options.delimiter or ","
         if self._delimiter in '"\r\n':
             raise MisuseError("a quote or a line end cannot be the delimiter")
-        # Arrow skips a byte order mark and empty lines, so a quote after these begins a field.
+        # Arrow skips a byte order mark and empty lines at the start. A quote after them begins a field.
         start = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
         while head[start : start + 1] in (b"\r", b"\n"):
             start += 1
@@ -205,7 +214,8 @@ class CsvRows:
             raise ValueError(f"column {name!r}: {error}; --text takes all columns as text") from None
 
     def _columns(self, data: Buffer) -> dict[str, Any]:
-        if not bytes(data).strip(b"\r\n"):  # blanks and tabs are values
+        # Blanks and tabs are values, so they are not stripped.
+        if not bytes(data).strip(b"\r\n"):
             return {name: pa.array([], pa.string()) for name in self._names}
         table = self._read(data, self._names).combine_chunks()
         return {name: _single(table.column(name)) for name in self._names}
@@ -216,7 +226,7 @@ class CsvRows:
             convert["column_types"] = dict.fromkeys(names, pa.string())
             if bytes(data[:3]) == _BYTE_ORDER_MARK:
                 # In the middle of a file these bytes are text, but Arrow would skip them as a byte order
-                # checkpoint.
+                # mark.
                 data = b"\n" + bytes(data)
         return pa.csv.read_csv(
             pa.BufferReader(data),
@@ -232,12 +242,12 @@ def _single(column: Any) -> Any:
 
 
 def open_file(path: str) -> Any:
-    """Open a file whose name may be any bytes; Arrow itself accepts only UTF-8."""
+    """Open a file. Its name may be any bytes, although Arrow itself accepts only UTF-8."""
     return pa.OSFile(os.fsencode(path), "rb")
 
 
 class ParquetRows:
-    """A reader of Parquet rows. `count` is the number of rows in the file."""
+    """A reader of the rows of a Parquet file. `count`: number of rows in the file."""
 
     def __init__(self, path: str, options: Options) -> None:
         self._raw = open_file(path)
@@ -251,7 +261,7 @@ class ParquetRows:
         self._raw.close()
 
     def records_within(self, max_bytes: int) -> int:
-        """Return the approximate number of rows in `max_bytes` bytes."""
+        """Return the approximate number of rows that have `max_bytes` bytes."""
         meta = self._file.metadata
         size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
         return max(1, max_bytes * self.count // max(int(size), 1))
@@ -261,11 +271,11 @@ class ParquetRows:
         return _table(pa.array([], pa.binary()), None if self._key is None else pa.array([], pa.binary()))
 
     def tables(self, row: int, max_records: int, max_bytes: int) -> Iterator[tuple[Any, int]]:
-        """Yield records from `row` on, with their size in memory in bytes.
+        """Yield tables of records from row number `row` on, each with its size in memory in bytes.
 
-        The sizes in the file's metadata are those of encoded columns, where a repeated text counts once. So a
-        few rows are read at a time, and combined by their size in memory. Guard:
-        test_repeated_text_in_parquet.
+        The sizes in the file's metadata do not help: they are sizes of encoded columns, in which a repeated
+        text counts once. Therefore a few rows are read at a time, and combined by their size in memory.
+        Guard: test_repeated_text_in_parquet.
         """
         batches: list[Any] = []
         records = size_bytes = 0
@@ -279,7 +289,7 @@ class ParquetRows:
             yield self._parse(_joined(batches)), size_bytes
 
     def _batches(self, row: int, max_records: int) -> Iterator[Any]:
-        """Yield rows from `row` on as plain columns. Row groups before it are not read."""
+        """Yield the rows from number `row` on, with dictionaries decoded. Earlier row groups are not read."""
         groups: list[int] = []
         for index in range(self._file.metadata.num_row_groups):
             rows = self._file.metadata.row_group(index).num_rows
@@ -287,7 +297,8 @@ class ParquetRows:
                 row -= rows
             else:
                 groups.append(index)
-        # One row group at a time: Arrow cannot combine dictionaries in lists or structs of two row groups.
+        # Read one row group at a time: Arrow cannot combine dictionaries in lists or structs of two row
+        # groups.
         for batch in (
             batch
             for index in groups

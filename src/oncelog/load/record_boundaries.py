@@ -1,4 +1,7 @@
-"""Record boundaries, found in the bytes alone, so that a position means the same in every run."""
+"""Finds the boundaries of records in the bytes of a file.
+
+The result depends only on the bytes. Therefore a position has the same meaning in every run.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,16 @@ def line_ends(data: Buffer) -> Any:
 
 
 def csv_record_ends(data: Buffer, *, delimiter: str, is_end: bool) -> Any:
-    """Return the position after each line end that Arrow's CSV reader takes for the end of a record.
+    """Return the position after each line end that ends a record for Arrow's CSV reader.
 
-    `data` begins with a record, and with `is_end` the file ends with it. A line ends with \\n, \\r\\n or \\r.
+    `data` begins with a record. `is_end`: True if `data` ends with the file. A line ends with \\n, \\r\\n or
+    \\r.
     """
     column = np.frombuffer(data, np.uint8)
     is_end_byte = column == _NEWLINE
     returns = np.flatnonzero(column == _RETURN)
     if len(returns):
-        # A \r at the very end may be the first half of \r\n: the next bytes will tell.
+        # A \r at the very end may be the first half of \r\n. This is known only with the next bytes.
         returns = returns[: len(returns) - (returns[-1] == len(column) - 1 and not is_end)]
         following = np.minimum(returns + 1, len(column) - 1)
         is_end_byte[returns[(column[following] != _NEWLINE)]] = True
@@ -37,13 +41,14 @@ def csv_record_ends(data: Buffer, *, delimiter: str, is_end: bool) -> Any:
 
 
 def _quoted_behind_runs(column: Any, quotes: Any, delimiter: int) -> tuple[Any, Any]:
-    """Return where runs of quotes begin, and at index n whether the text after n runs is inside a quoted
-    field.
+    """Return the start of each run of quotes, and whether the text between two runs is in a quoted field.
 
-    Arrow takes a quote as the start of a quoted field only at the start of a field, and elsewhere as text.
-    Inside a field two quotes are one quote, and a single one ends the quoting. So an even run changes
-    nothing. An odd run at the start of a field toggles the state. Any other odd run ends the quoting or is
-    text, so the text after it is outside.
+    In the second array, index n is for the text after the first n runs.
+
+    At the start of a field, Arrow takes a quote as the start of a quoted field. In the middle of an unquoted
+    field, a quote is text. Inside a quoted field, two quotes mean one quote, and a single quote ends the
+    quoting. Therefore an even run changes nothing. An odd run at the start of a field toggles the state.
+    After any other odd run the text is outside, because this run ended the quoting or is text.
     """
     is_first = np.diff(quotes, prepend=-2) != 1
     starts = quotes[is_first]
@@ -52,17 +57,18 @@ def _quoted_behind_runs(column: Any, quotes: Any, delimiter: int) -> tuple[Any, 
     before = column[np.maximum(starts - 1, 0)]
     is_field_start = (starts == 0) | (before == delimiter) | (before == _NEWLINE) | (before == _RETURN)
     toggles = np.cumsum(is_odd & is_field_start)
-    # Toggles count from the last run that ends the quoting in any case.
+    # Count only the toggles after the last odd run that is not at the start of a field.
     at_reset = np.maximum.accumulate(np.where(is_odd & ~is_field_start, toggles, 0))
     is_quoted = (toggles - at_reset) % 2 == 1
     return starts, np.concatenate(([False], is_quoted))
 
 
 def chunk_ends(ends: Any, size_bytes: int, *, max_records: int, is_end: bool) -> list[int]:
-    """Return the end positions of chunks of whole records, each with at most `max_records`.
+    """Return the end positions of chunks of whole records, each with at most `max_records` records.
 
-    `ends` are the end positions of the records in the `size_bytes` at hand. Bytes after the last result are
-    no whole record yet. With `is_end` the file ends there, and so does its last record.
+    `ends`: the end positions of the records in the data, which has `size_bytes` bytes. Bytes after the last
+    result are an incomplete record. `is_end`: True if the data ends with the file; the last record then ends
+    there, too.
     """
     if is_end and size_bytes and (not len(ends) or ends[-1] < size_bytes):
         ends = np.append(ends, size_bytes)

@@ -1,4 +1,4 @@
-"""Conversion of whole columns to JSON text and to keys."""
+"""Converts whole Arrow columns to JSON text and to record keys."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 NUMBER = r"\A-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?\z"
-"""A number in JSON. Text that matches keeps its digits as they are in the file."""
+"""A pattern for JSON numbers. Text that matches is written unchanged, with all its digits."""
 BOOLEAN = r"\A(true|false)\z"
 
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 _NULL = "null"
 
 ToJson = Callable[[Any], Any]
-"""Converts a column to JSON text; null stays null."""
+"""A function that converts a column to JSON text. Null stays null."""
 
 
 def json_rows(columns: Mapping[str, Any], to_json: Mapping[str, ToJson]) -> Any:
-    """Return one JSON object per row as a binary array, with members in the order of `columns`."""
+    """Return a JSON object per row, as a binary array. The members are in the order of `columns`."""
     if not columns:
         raise ValueError("there are no columns")
     parts: list[Any] = []
@@ -35,7 +35,7 @@ def json_rows(columns: Mapping[str, Any], to_json: Mapping[str, ToJson]) -> Any:
 
 
 def quoted(column: Any) -> Any:
-    """Return text as JSON strings."""
+    """Return a text column as JSON strings."""
     if pc.any(pc.match_substring_regex(column, _TO_ESCAPE)).as_py():
         column = _escaped(column)
     quote = pa.scalar('"', pa.string())
@@ -49,11 +49,11 @@ def _escaped(column: Any) -> Any:
     return column
 
 
-# Text columns, of a CSV file
+# Text columns of a CSV file.
 
 
 def kind_of_text(column: Any, nulls: Sequence[str]) -> str:
-    """Return number, boolean or text: the kind of all values except empty ones and `nulls`."""
+    """Return the kind of a text column: number, boolean or text. Empty values and `nulls` are ignored."""
     values = column.filter(pc.invert(is_null_text(column, ("", *nulls))))
     for kind, pattern in (("number", NUMBER), ("boolean", BOOLEAN)):
         if len(values) and pc.all(pc.match_substring_regex(values, pattern)).as_py():
@@ -62,13 +62,14 @@ def kind_of_text(column: Any, nulls: Sequence[str]) -> str:
 
 
 def is_null_text(column: Any, nulls: Sequence[str]) -> Any:
-    """Return which values mean null."""
+    """Return a boolean column: True for the values that mean null."""
     return pc.is_in(column, pa.array(list(nulls), pa.string()))
 
 
 def text_to_json(column: Any, kind: str) -> Any:
-    """Return the values of a text column as JSON of this kind; null stays null. Raises ValueError for a
-    misfit.
+    """Return the values of a text column as JSON of `kind`. Null stays null.
+
+    Raises ValueError if a value does not fit the kind.
     """
     if kind == "text":
         return quoted(column)
@@ -79,16 +80,18 @@ def text_to_json(column: Any, kind: str) -> Any:
     return column
 
 
-# Typed columns, of a Parquet file
+# Typed columns of a Parquet file.
 
 
 def typed_to_json(column: Any) -> Any:
-    """Return values of any Arrow type as JSON: times in ISO 8601, binary in base64, NaN and infinities null.
+    """Return a column of any Arrow type as JSON: times in ISO 8601, binary in base64, NaN and infinities as
+    null.
 
-    Values inside lists, structs and maps are written as in a column of their own; a map is a list of pairs.
+    Values inside lists, structs and maps are written in the same way as values of a column. A map becomes a
+    list of pairs.
 
-    Raises ValueError for a value without such a text: invalid UTF-8 in a text column, or a time beyond the
-    years that can be written.
+    Raises ValueError for a value that has no such text: invalid UTF-8 in a text column, or a time whose year
+    cannot be written.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -111,7 +114,8 @@ def typed_to_json(column: Any) -> Any:
         return quoted(text)
     try:
         return pa.array([None if v is None else _dumps(v) for v in column.to_pylist()], pa.string())
-    except OverflowError as error:  # Python's times end with the year 9999
+    # Python's datetime ends with the year 9999.
+    except OverflowError as error:
         raise ValueError(f"a value of type {kind} cannot be written: {error}") from None
 
 
@@ -122,7 +126,7 @@ def _structs_to_json(column: Any) -> Any:
     if not names:
         text = pa.array(["{}"] * len(column), pa.string())
     else:
-        # Member by member: json.dumps of rows would lose digits of times and decimals.
+        # Convert each member as a column: json.dumps of whole rows would lose digits of times and decimals.
         members = dict(zip(names, column.flatten(), strict=True))
         text = json_rows(members, dict.fromkeys(names, typed_to_json)).cast(pa.string())
     return pc.if_else(column.is_valid(), text, pa.scalar(None, pa.string()))
@@ -134,7 +138,7 @@ def _pairs(keys: Any, items: Any) -> list[str]:
 
 
 def _lists_to_json(column: Any, elements: Sequence[str | None]) -> Any:
-    """Return lists from consecutive `elements`, which have none for lists that are null."""
+    """Return JSON lists made of consecutive `elements`. A null list has no elements."""
     texts: list[str | None] = []
     position = 0
     for length in pc.list_value_length(column).to_pylist():
@@ -148,10 +152,10 @@ def _lists_to_json(column: Any, elements: Sequence[str | None]) -> Any:
 
 
 def _plain_text(column: Any) -> Any | None:
-    """Return the text of columns whose JSON is a string; None for all others."""
+    """Return the text of a column whose JSON is a string; None for a column of another type."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        # A Parquet file may have any bytes as text, and Arrow reads them unchecked.
+        # A Parquet file may contain any bytes as text. Arrow does not check them when it reads the file.
         column.validate(full=True)
         return column.cast(pa.string())
     if pa.types.is_timestamp(kind):
@@ -164,7 +168,7 @@ def _plain_text(column: Any) -> Any | None:
 
 
 def _checked(times: Any) -> Any:
-    """Raise ValueError if Arrow wrote an error text instead of a time."""
+    """Return `times`. Raises ValueError if Arrow wrote an error text instead of a time."""
     is_remark = pc.starts_with(times, "<")
     if pc.any(is_remark).as_py():
         raise ValueError(f"a time cannot be written: {times.filter(is_remark)[0].as_py()}")
@@ -176,7 +180,7 @@ def _dumps(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that json.dumps accepts."""
+    """Convert a value to one that json.dumps accepts."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -191,7 +195,10 @@ def _plain(value: Any) -> Any:
 
 
 def typed_key(column: Any) -> Any:
-    """Return keys of any Arrow type: text and bytes unchanged, any other value as JSON without quotes."""
+    """Return a column of any Arrow type as keys. Text and bytes stay unchanged.
+
+    Any other value becomes its JSON, without quotes.
+    """
     kind = column.type
     if pa.types.is_dictionary(kind):
         return typed_key(column.cast(kind.value_type))
@@ -202,7 +209,7 @@ def typed_key(column: Any) -> Any:
 
 
 def _unquoted(values: Any) -> Any:
-    """Return JSON text, and for a JSON string (a UUID, a duration) its content."""
+    """Remove the quotes of JSON strings (a UUID, a duration). Other JSON stays unchanged."""
     if not pc.any(pc.starts_with(values, '"')).as_py():
         return values
     texts = [json.loads(v) if v is not None and v.startswith('"') else v for v in values.to_pylist()]

@@ -171,8 +171,8 @@ def _run(
 def _stop_between_batches(query: StreamingQuery, batch_ended: threading.Event) -> None:
     """Wait for the end of the running micro-batch, and stop the query.
 
-    Raises the query's exception if the query fails before. Spark itself has no stop between batches. If a
-    batch begins just before the stop, Spark interrupts it, and the next run repeats it.
+    If the query fails before its end, raises the query's exception. Spark itself has no stop between batches.
+    If a batch begins just before the stop, Spark interrupts this batch, and the next run repeats it.
     """
     batch_ended.clear()
     while query.isActive and query.status["isTriggerActive"] and not batch_ended.is_set():

@@ -22,10 +22,10 @@ _POLL_S = 0.05
 
 
 class ChildProcess:
-    """The child process, in a session of its own so that Ctrl-C in the terminal does not reach it.
+    """The child process, in its own session: Ctrl-C in the terminal does not reach it. A context manager.
 
-    It is a context manager. On exit it waits until the process, its JVM and everything else in its process
-    group have ended: a restarted query must not run beside the old JVM.
+    On exit, `with` waits until the process, its JVM and everything else in its process group have ended. A
+    restarted query must not run beside the old JVM.
     """
 
     def __init__(self, job: Mapping[str, Any], settings: Mapping[str, str], command: Sequence[str]) -> None:
@@ -68,8 +68,8 @@ class ChildProcess:
     def events(self, wake: socket.socket, *, is_ending: bool) -> list[dict[str, Any]] | None:
         """Wait for events and return them; None if the child will send no more.
 
-        Return an empty list if `wake` becomes readable first. `is_ending`: True if the query has ended. The
-        process must then end within _GRACE_S, or it is killed.
+        If `wake` becomes readable before an event arrives, return an empty list. `is_ending`: True if the
+        query has ended. The process is then killed if it does not end within _GRACE_S.
         """
         if is_ending and self._deadline is None:
             self._deadline = time.monotonic() + _GRACE_S

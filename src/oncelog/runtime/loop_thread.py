@@ -20,10 +20,7 @@ _CLOSED = "this client is closed; make a new one"
 _CLOSED_BY_OTHER_THREAD = "this client was closed by another thread during this call; make a new one"
 _FINALIZED = "the interpreter is ending, and this client's thread with it: close clients before, or by atexit"
 _SIGNAL_SECONDS = 0.5
-"""Maximum length of one wait in a blocking call, in seconds.
-
-A signal handler's exception is raised within this time.
-"""
+"""Maximum length of one wait in a blocking call, in seconds. Between waits, signal handlers can raise."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -37,7 +34,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def check_running_loop(own: asyncio.AbstractEventLoop | None, client: str) -> asyncio.AbstractEventLoop:
-    """Return the running loop. Raises MisuseError if `own`, the client's loop, is a different one.
+    """Return the running loop. Raises MisuseError if the running loop is not `own`, the client's loop.
 
     Futures and connections of one loop never complete in another loop, so every call would wait forever.
     """
@@ -78,7 +75,10 @@ class ClientThread(Protocol):
 
 
 def bounded(timeout: float | None) -> float | None:
-    """Return `timeout`, but at most threading.TIMEOUT_MAX: threading rejects longer ones. None stays None."""
+    """Return `timeout`, but at most threading.TIMEOUT_MAX, the largest value that threading accepts.
+
+    None stays None.
+    """
     return None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
 
 
@@ -96,9 +96,10 @@ def result_of(submitted: concurrent.futures.Future[T]) -> T:
 class _Call(Generic[T]):
     """A coroutine that runs on a loop's thread while the caller's thread waits.
 
-    A signal handler may raise in the caller at any moment, so the caller must not take a lock. With the lock
-    of a Condition or Future, the exception would leave the lock held, and the loop's thread would wait for it
-    forever. Instead, the loop's thread writes attributes, and a queue wakes the caller.
+    A signal handler may raise an exception in the caller's thread at any moment, so the caller must not take
+    a lock. The lock of a Condition or Future would stay locked after the exception, and the loop's thread
+    would wait for this lock forever. Instead, the loop's thread writes attributes, and a queue wakes the
+    caller.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:

@@ -101,7 +101,7 @@ def _set_versions(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
-    """Return the trusted authorities as (their source for error texts, arguments of load_verify_locations).
+    """Return (source for error texts, arguments of load_verify_locations) for the trusted authorities.
 
     Empty arguments mean the authorities of the operating system. Raises ConfigError.
     """
@@ -120,7 +120,10 @@ def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
 
 
 def _load_own(context: ssl.SSLContext, settings: Settings) -> bool:
-    """Load the certificate and key of this side. Return False if none is configured. Raises ConfigError."""
+    """Load the certificate and key of this side. Return False if no certificate is configured.
+
+    Raises ConfigError.
+    """
     key_password = settings["ssl.key.password"]
     # Without a password, OpenSSL would ask for one on the terminal. The empty password prevents this.
     password = key_password.value if key_password else ""
@@ -169,7 +172,7 @@ After any other failure, the connection is closed without an alert.
 
 
 class _ServerSide(ssl.SSLObject):
-    """The server side of a TLS connection. If the handshake fails, it sends the client an alert.
+    """The server side of a TLS connection. If the handshake fails, the client gets an alert.
 
     asyncio closes the socket of a failed handshake while the alert is still in asyncio's buffer. Therefore
     this class does not raise the failure at once: asyncio then sends the alert. The failure is raised when
@@ -197,16 +200,17 @@ class ServerTls:
     """The TLS of a listener. New connections use `context`, which is replaced when the files change.
 
     A new context has new ticket keys and an empty session cache. If an authority is removed from the files,
-    its clients therefore cannot resume earlier sessions. Replacing the context during the handshake
-    (`sni_callback`) would not prevent that: tickets belong to the context with which the handshake began.
+    clients with its certificates therefore cannot resume earlier sessions. It would not be enough to replace
+    the context during the handshake (`sni_callback`): tickets belong to the context with which the handshake
+    began.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._seen = self._failed = self._stamps()
-        """Stamps (`_stamp`) of the files:
+        """Stamps (`_stamp`) of certificate files.
 
-        `_seen` of those in `context`, `_failed` of the latest unusable ones.
+        `_seen`: the files in `context`. `_failed`: the files that could not be used.
         """
         self.context = _server_context(settings)
 
@@ -248,7 +252,7 @@ class WatchedFile:
         self.text: str | None = None
 
     def refresh(self) -> str | None:
-        """Read the file if it has changed. Return its text; after a failure, the text that was read last."""
+        """Read the file if it has changed. Return the text that was read last."""
         stamp = _stamp(self._path)
         if stamp is not None and stamp != self._seen:
             try:

@@ -59,6 +59,6 @@ class Acceptor:
             self._tls.refresh()
 
     def stop(self) -> None:
-        """Accept no more connections. Existing ones stay open."""
+        """Accept no more connections. Existing connections stay open."""
         if self._opened is not None:
             self._opened.close()

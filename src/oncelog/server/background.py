@@ -67,7 +67,7 @@ class BackgroundRunner:
                 except Exception as error:
                     _report(error)
                 if has_begun_call and not self._background.is_ready:
-                    # In a deletion, every step begins a call. Such a call is pause enough.
+                    # In a deletion, every step begins a blocking call. Waiting for this call is pause enough.
                     break
                 await asyncio.sleep(PAUSE_SECONDS)
 
@@ -95,7 +95,7 @@ class BackgroundRunner:
         try:
             await asyncio.get_running_loop().run_in_executor(None, call)
         except Exception as error:
-            # Needed if no thread could be started. After any other error, the call has already ended itself.
+            # Needed if no thread could be started. If the call itself fails, it has already recorded its end.
             call.end(error)
 
     def _on_call_done(self, task: asyncio.Task[None]) -> None:

@@ -1,14 +1,14 @@
 """The server side of one TCP connection: decides when its requests are started and when it is closed.
 
-A request is started as soon as no earlier request blocks the pipeline. A fetch that waits for records blocks
-the pipeline. Responses that the client does not read block it, too. An append that waits for the disk does
-not.
+A request is started as soon as no earlier request blocks the pipeline. The pipeline is blocked by a fetch
+that waits for records, and by responses that the client does not read. An append that waits for the disk does
+not block the pipeline.
 
 Bytes behind a blocked request stay in the RequestReader's backlog, not yet split into frames. Reading pauses
 while the backlog is too large.
 
-Requests are started in rounds. A round is at most MAX_ROUND_REQUESTS requests or MAX_ROUND_RESPONSE_BYTES of
-responses of one connection. After a round, the event loop handles the other connections.
+Requests are started in rounds. A round ends after MAX_ROUND_REQUESTS requests of one connection, or after
+MAX_ROUND_RESPONSE_BYTES of responses. After a round, the event loop handles the other connections.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from oncelog.server.response_queue import ResponseQueue
 from oncelog.server.throttle import Throttle
 
 MAX_ROUND_RESPONSE_BYTES = 65_536
-"""A round ends when its responses reach this number of bytes, or when its cost reaches MAX_ROUND_REQUESTS."""
+"""Number of response bytes at which a round ends. It also ends when its cost reaches MAX_ROUND_REQUESTS."""
 LARGE_REQUEST_BYTES = 4096
-"""Size in bytes above which a request needs a slot of `broker.stepwise`, and may have to wait for it."""
+"""Size in bytes above which a request must first get one of the slots of `broker.stepwise`."""
 _UNDIVIDED = frozenset({produce.KEY, join_group.KEY, sync_group.KEY})
-"""APIs whose requests carry data. These requests are handled in one step at any length, without a slot."""
+"""APIs whose requests carry data. Such a request is handled in one step at any size and needs no slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ConnectionLimits:
 
 
 class ConnectionOwner(Protocol):
-    """The server as its connections see it."""
+    """The methods of the server that its connections call."""
 
     @property
     def node(self) -> BrokerState: ...
@@ -75,7 +75,7 @@ class ConnectionOwner(Protocol):
         ...
 
     def opened(self, connection: Connection, descriptor: int | None) -> bool:
-        """Register a new connection. If there are too many, close the connection and return False."""
+        """Register a new connection. If the server has too many, close the connection and return False."""
         ...
 
     def lost(self, connection: Connection) -> None:
@@ -91,10 +91,7 @@ class ConnectionOwner(Protocol):
         ...
 
     def after_round(self, now_ms: int) -> None:
-        """Finish a round of requests:
-
-        complete fetches, start flushes and set the timer of the next deadline.
-        """
+        """Finish a round of requests: complete fetches, start flushes and set the timer."""
         ...
 
 
@@ -110,10 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = self.address = ""
         """The client's address: HOST:PORT in `peer`, the IP address alone in `address`."""
         self.active_ms = self.opened_ms = server.clock.now_ms()
-        """Clock times in milliseconds:
-
-        `active_ms` of the latest bytes sent or received, `opened_ms` of the accept.
-        """
+        """Clock times in ms. `active_ms`: latest bytes sent or received. `opened_ms`: accept."""
         self.is_closing = False
         self.is_gone = False
         """True once the transport has ended. Requests that were received earlier may still be carried out."""
@@ -223,9 +217,9 @@ class Connection(asyncio.BufferedProtocol):
     def _is_finished(self) -> bool:
         """True if no further request of a client that is gone will be carried out.
 
-        Requests of such a client are carried out until the first response that cannot be sent. Without this
-        end, the broker would read pipelined fetches without a bound for a client that is gone. Kafka, too,
-        closes a channel on which it cannot send. See test_an_answer_ends_what_a_client_that_is_gone_has_left.
+        After the client is gone, its requests are carried out until a response cannot be sent. Otherwise the
+        broker would read the data of any number of pipelined fetches in vain. Kafka, too, closes a channel on
+        which it cannot send. See test_an_answer_ends_what_a_client_that_is_gone_has_left.
 
         As on Kafka, the requests of a muted client are carried out when the connection is unmuted, even if
         the client is gone by then. See test_what_a_client_over_its_quota_sent_before_its_end_is_carried_out.
@@ -282,8 +276,8 @@ class Connection(asyncio.BufferedProtocol):
             elif self._node.slots.try_acquire(self._schedule_turn):
                 cost += self._node.slots.run_with_slot(partial(self._start_request, frame, now_ms, started))
             else:
-                # The request waits as bytes. If its frame was collected in a separate buffer, rebuild the
-                # input: the frame's size, the frame, and the bytes behind it.
+                # No slot is free, so the request waits as bytes. If its frame was collected in a separate
+                # buffer, rebuild the input: the frame's size, the frame, and the bytes behind it.
                 is_view_of_data = frame.obj is before.obj
                 return (
                     before if is_view_of_data else memoryview(b"".join((len(frame).to_bytes(4), frame, data)))
@@ -337,8 +331,8 @@ class Connection(asyncio.BufferedProtocol):
     def _process_backlog(self) -> None:
         """Start a round of requests from the backlog.
 
-        A nested call does nothing: a request that completes at once would otherwise start the next one in its
-        own stack frame, and a long backlog would exhaust the stack.
+        A nested call does nothing. Otherwise a request that completes at once would start the next request in
+        its own stack frame, and a long backlog would exhaust the stack.
         """
         if self._is_processing_backlog:
             return

@@ -15,7 +15,7 @@ from oncelog.rules.limits.quotas import QuotaPrincipal
 
 
 class ConnectionAuth:
-    """The authenticator of one connection, and cached results of it.
+    """The authenticator of one connection, and cached results of the authentication.
 
     `on_authenticated` is called after the authentication and after each re-authentication.
     """
@@ -28,7 +28,7 @@ class ConnectionAuth:
         self.host = ""
         """IP address of the client."""
         self.access: Access | None = None
-        """The client's rights; None if it is not authenticated, or if the broker has no authorizer."""
+        """The client's rights; None before authentication, or if the broker has no authorizer."""
         self.allows_any_request = False
         """True if requests need no check: the client is authenticated, and its session never expires."""
 

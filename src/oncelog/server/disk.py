@@ -1,7 +1,4 @@
-"""The operating system's disk:
-
-POSIX files with positioned reads and writes, fdatasync, atomic replacement and flock.
-"""
+"""The real disk, with POSIX files: positioned reads and writes, fdatasync, atomic replacement, flock."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ class RealFile:
     """A file that is opened at its first use. Ten thousand idle files therefore need no descriptors.
 
     `sync` and `rewrite` may run for seconds in a thread. `close` is called on the event loop's thread, so it
-    does not wait for them. If calls of `sync` or `rewrite` are running, the last one to return closes the
-    descriptor. See test_closing_a_file_does_not_wait_for_its_sync.
+    does not wait for such calls. The last call that returns then closes the descriptor. See
+    test_closing_a_file_does_not_wait_for_its_sync.
     """
 
     __slots__ = ("_fd", "_fd_to_close", "_lock", "_path", "_user_count")
@@ -136,7 +133,7 @@ class RealFile:
 def _open(path: str, flags: int) -> int:
     """Open a file and return its descriptor.
 
-    Raises OSError; if too many files are open, its text has advice.
+    Raises OSError. If too many files are open, the error's text has advice.
     """
     try:
         return os.open(path, flags | os.O_CLOEXEC, _FILE_MODE)
@@ -146,7 +143,7 @@ def _open(path: str, flags: int) -> int:
 
 
 def _advise(error: OSError, path: str) -> None:
-    """If `error` means that too many files are open, raise it again with advice. Otherwise do nothing."""
+    """If `error` means that too many files are open, raise an OSError with advice. Otherwise do nothing."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         advice = f"{error.strerror}: the limit is {limit}; raise it (ulimit -n, LimitNOFILE=)"

@@ -1,7 +1,7 @@
 """A complete broker: its state on a real disk, a clock and a server.
 
-`Broker` runs it in a thread of this process. `run_foreground` is the code of `oncelog serve`. Both raise
-StorageError if another process has locked the data directory.
+`Broker` runs a broker in a thread of this process. `run_foreground` is the code of `oncelog serve`. Both
+raise StorageError if another process has locked the data directory.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def open_node(
 ) -> BrokerState:
     """Lock a data directory and recover its log.
 
-    Raises StorageError, also if another process has locked the directory.
+    Raises StorageError, for example if another process has locked the directory.
     """
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
@@ -211,7 +211,7 @@ def recover_node(
 ) -> BrokerState:
     """Recover a broker from `disk`, which may be a simulated disk. Raises StorageError.
 
-    `limits`: the broker's internal limits (`oncelog.limits`). Tests pass small ones.
+    `limits`: the broker's internal limits (`oncelog.limits`). Tests pass small limits.
     """
     now_ms, new_uuid = clock.now_ms(), system.current().new_uuid
     manager = LogManager.open(

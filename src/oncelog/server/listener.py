@@ -22,10 +22,7 @@ delayed.
 """
 RETRY_SECONDS = 1.0
 HANDSHAKE_SECONDS = 60.0
-"""asyncio's time-out for a TLS handshake.
-
-The server's time-out (`server.HANDSHAKE_MS`) is shorter and ends it first.
-"""
+"""asyncio's time-out for a TLS handshake. The server's own time-out, `server.HANDSHAKE_MS`, is shorter."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """TCP keep-alive: idle seconds, seconds between probes, number of probes.
@@ -106,7 +103,7 @@ class ListeningSockets:
             connection.connection_lost(None)
 
     def close(self) -> None:
-        """Accept no more connections. Existing ones stay open."""
+        """Accept no more connections. Existing connections stay open."""
         for timer in self._paused.values():
             timer.cancel()
         for listening in self.sockets:

@@ -1,4 +1,4 @@
-"""Records how much memory one connection uses of the server's two budgets, for requests and for responses."""
+"""Records the memory that one connection uses of the server's two budgets, for requests and for responses."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ MAX_REQUEST_BYTES = 16_384
 MAX_CONNECTIONS = 20
 """Maximum number of simultaneous connections.
 
-Further ones are closed, so that scrapers cannot use up the log's file descriptors.
+Further connections are closed, so that scrapers cannot use up the log's file descriptors.
 """
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def metrics_token(settings: Settings) -> bytes | None:
-    """Return oncelog.metrics.token; None if it is not set. Raises ConfigError if it is empty."""
+    """Return the value of oncelog.metrics.token; None if unset. Raises ConfigError if it is empty."""
     token = settings["oncelog.metrics.token"]
     if token is None:
         return None
@@ -94,7 +94,7 @@ class MetricsServer:
 
 
 def _bearer(headers: list[bytes]) -> bytes | None:
-    """Return the bearer token of a request; None without one."""
+    """Return the bearer token of a request; None if the request has none."""
     for header in headers:
         name, _, value = header.partition(b":")
         scheme, _, token = value.strip().partition(b" ")

@@ -179,9 +179,6 @@ class RequestHandler:
         return payload
 
     def cancel(self) -> None:
-        """Stop the timer of `_send_and_close`:
-
-        the connection has ended, or it is closing for another reason.
-        """
+        """Stop the timer of `_send_and_close`, because the connection has ended or is already closing."""
         if self._close_timer is not None:
             self._close_timer.cancel()

@@ -80,7 +80,7 @@ class RequestReader:
     def next_backlog(self) -> bool:
         """If the backlog is empty, move the bytes that arrived behind it into the backlog.
 
-        Return True if there were any.
+        Return True if any bytes were moved.
         """
         if self.backlog or not self._arrived:
             return False

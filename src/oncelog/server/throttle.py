@@ -72,9 +72,9 @@ class Throttle:
             self._charged_until = now
 
     def set_client_id(self, header: RequestHeader) -> None:
-        """Charge time to this request's client id from now.
+        """Charge the time from now on to the client id of this request.
 
-        Time before was charged to the previous request's.
+        Until this call, time is charged to the client id of the previous request.
         """
         self._client_id = header.client_id
 

@@ -1,1 +1,1 @@
-"""Support for tests: the pytest plugin, the fault proxy, brokers as processes, an in-memory disk."""
+"""Support for tests: the pytest plugin, the fault-injecting proxy, broker processes and an in-memory disk."""

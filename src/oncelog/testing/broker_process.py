@@ -1,4 +1,4 @@
-"""`oncelog serve` as a child process that a test can kill and restart with the same directory and port."""
+"""Runs `oncelog serve` as a process that a test can kill and restart with the same directory and port."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from oncelog.errors import OncelogError, TimedOut
 from oncelog.testing.process import end_process
 
 READY_TIMEOUT_S = 120.0
-"""Time-out for the line `listening on HOST:PORT`. A start takes less than a second."""
+"""Time-out in seconds for the line `listening on HOST:PORT`. Normally it appears in less than a second."""
 
 
 class BrokerProcess:
-    """A broker process on 127.0.0.1. It keeps its port after `kill()` and `start()`. A context manager.
+    """A broker process on 127.0.0.1. A context manager. A restarted broker keeps its port.
 
-    `settings` are broker settings by Kafka's keys. Standard error is appended to `log_file`.
+    `settings`: broker settings, by Kafka's keys. Standard error is appended to `log_file`.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class BrokerProcess:
         self.data_dir = data_dir
         self.log_file = log_file or data_dir.with_name(f"{data_dir.name}.log")
         self.settings = dict(settings or {})
-        self.port = 0  # a free port, chosen at the first start
+        # 0 until the first start, which chooses a free port.
+        self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -46,13 +47,16 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the running broker. Raises OncelogError if it does not run."""
+        """Process id of the running broker. Raises OncelogError if the broker is not running."""
         if self._process is None:
             raise OncelogError("the broker process is not running")
         return self._process.pid
 
     def start(self) -> float:
-        """Start the broker, wait until it listens, and return the seconds that it took. Raises TimedOut."""
+        """Start the broker and wait until it listens. Return the seconds that this took.
+
+        Raises TimedOut after READY_TIMEOUT_S, or if the broker exits.
+        """
         began = time.monotonic()
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
@@ -85,11 +89,11 @@ class BrokerProcess:
         return text.split(b"\n", 1)[0].decode()
 
     def kill(self) -> None:
-        """Kill the process with SIGKILL: it cannot write or clean up anything."""
+        """Kill the process with SIGKILL. The broker cannot write or clean up anything."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Stop the broker with SIGTERM. Kill it if it runs after STOP_TIMEOUT_S."""
+        """Stop the broker with SIGTERM. Kill it if it is still running after STOP_TIMEOUT_S."""
         self._end(signal.SIGTERM)
 
     def _end(self, signal_number: signal.Signals) -> None:

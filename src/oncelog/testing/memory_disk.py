@@ -1,14 +1,15 @@
 """An in-memory disk that can be full, fail, be killed in the middle of a write, or lose power.
 
-`after_kill` and `after_power_loss` return the disk that the next process finds. Synced data are always there.
-Data that were only written survive a kill completely. They survive a power loss at random:
+`after_kill` and `after_power_loss` return the disk that the next process finds. Synced data always survive.
+Data that were written but not synced survive a kill completely, and a power loss at random:
 
 - a file's bytes block by block, with or without its length;
 - the changes of a directory's names (creations, unlinks, renames) one by one, until the directory is synced;
-- a directory that is new or was renamed only with its parent's change, even if its files were synced.
+- a new or renamed directory only if its parent's change survives, even if its files were synced.
 
-A failed sync leaves pages that can be read, are not on the disk, and are not written by the next sync.
-Source: fsync(2) and rename(2) of Linux; ALICE (Pillai et al., OSDI 2014) for what file systems reorder.
+After a failed sync, the affected bytes can still be read, but they are not on the disk, and the next sync
+does not write them. Source: fsync(2) and rename(2) of Linux; ALICE (Pillai et al., OSDI 2014) for what file
+systems reorder.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ from oncelog.log.disk import Buffer, SyncFailed
 _split = lru_cache(4096)(posixpath.split)
 _names = lru_cache(4096)(lambda path: tuple(path.split("/")) if path else ())
 _ENTRY_BYTES = {".index": 8, ".timeindex": 12, ".txnindex": 34}
-"""Sizes of index entries: a reader cannot detect that a file is cut between two of them."""
+"""Size of an index entry by file extension.
+
+A reader cannot detect that a file was cut between two entries.
+"""
 _BLOCK_BYTES = (16, 64, 512)
 
 
 class SimulatedCrash(BaseException):
-    """The process ends here. Not an Exception, so that no `except Exception` handles it."""
+    """Ends the simulated process. It is not an Exception, so that no `except Exception` handles it."""
 
 
 class _Inode:
-    """A file's present bytes, and those of its last sync.
+    """A file's current bytes, and its bytes at the last sync.
 
-    `lost` has the ranges that a failed sync left readable and that later syncs do not write, as on Linux.
+    `lost`: ranges that can be read after a failed sync, but that later syncs do not write, as on Linux.
     """
 
     __slots__ = ("data", "lost", "modified_ms", "synced")
@@ -60,12 +64,15 @@ class _Inode:
             self.lost.append((same, len(self.data)))
 
     def written(self, start: int, stop: int) -> None:
-        """Mark these bytes as dirty."""
+        """Note that bytes were written again.
+
+        The next sync then writes these bytes, even if an earlier sync of them failed.
+        """
         parts = [part for a, b in self.lost for part in ((a, min(b, start)), (max(a, stop), b))]
         self.lost = [(a, b) for a, b in parts if a < b]
 
     def durable(self) -> bytes:
-        """Return the bytes that the disk has after a successful sync."""
+        """Return the bytes that are on the disk after the next successful sync."""
         data = bytearray(self.data)
         for start, stop in self.lost:
             stop = min(stop, len(data))
@@ -75,7 +82,7 @@ class _Inode:
 
 
 class _Change(NamedTuple):
-    """A change of a directory's names that is not durable yet. A rename is one change, as in a journal."""
+    """A change of a directory's names that is not synced yet. A rename is one change, as in a journal."""
 
     removed: str | None
     name: str | None
@@ -83,7 +90,7 @@ class _Change(NamedTuple):
 
 
 class _Directory:
-    """A directory's present names, those of its last sync, and the changes in between."""
+    """A directory: its current names, its names at the last sync, and the changes since then."""
 
     __slots__ = ("changes", "durable", "entries")
 
@@ -101,7 +108,7 @@ class _Directory:
         self.changes.clear()
 
     def files(self) -> Iterator[_Inode]:
-        """Yield every file below this directory."""
+        """Yield all files below this directory, at any depth."""
         for node in self.entries.values():
             if isinstance(node, _Inode):
                 yield node
@@ -109,7 +116,7 @@ class _Directory:
                 yield from node.files()
 
     def copy(self, copied: dict[int, _Inode | _Directory]) -> _Directory:
-        """Return a copy of the tree. `copied` has the copies so far, by the original's id()."""
+        """Return a copy of the tree. `copied` maps the id() of each node copied so far to its copy."""
 
         def copy_of(node: _Inode | _Directory) -> _Inode | _Directory:
             if id(node) not in copied:
@@ -123,7 +130,10 @@ class _Directory:
         return directory
 
     def survivor(self, rng: Random) -> _Directory:
-        """Return one of the directories that a power loss may leave. Files keep the times of their writes."""
+        """Return one of the directories that a power loss may leave, chosen at random.
+
+        Files keep their modification times.
+        """
         entries = dict(self.durable)
         for change in _surviving(self.changes, rng):
             _apply(entries, change)
@@ -190,7 +200,8 @@ class MemoryFile:
     def sync(self) -> None:
         self._disk.turn(is_sync=True)
         if not self._is_open:
-            return  # as on a real disk, where another thread may close the file during a sync
+            # The file was closed during the sync, as another thread may do on a real disk.
+            return
         try:
             self._disk.step("sync", self._path)
         except SyncFailed:
@@ -228,7 +239,7 @@ class MemoryLock:
 
 
 class _Mutex:
-    """A lock between the threads of a simulated process. No other thread runs while it is held."""
+    """A mutex between the threads of a simulated process. While it is held, no other thread runs."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._disk = disk
@@ -242,52 +253,52 @@ class _Mutex:
 
 
 class MemoryDisk:
-    """An in-memory disk, used by one simulated process at a time."""
+    """An in-memory disk. One simulated process at a time uses it."""
 
     def __init__(self) -> None:
         self.capacity_bytes: int | None = None
         """Size of the disk; None for no limit."""
         self.errors: dict[tuple[str, str], int] = {}
-        """Calls that fail: (operation, end of the path) to errno.
+        """Operations that fail: (operation, end of the path) -> errno.
 
         Operations: write, sync, truncate, create, rename, remove, replace, mkdir.
         """
         self.crash_after: int | None = None
-        """Number of steps after which SimulatedCrash is raised; None for never."""
+        """Value of `steps` at which SimulatedCrash is raised; None for never."""
         self.steps = 0
-        """Steps so far: every byte written is one, and every other change."""
+        """Number of steps so far. Each byte that is written is one step, and so is any other change."""
         self.now_ms: Callable[[], int] = lambda: 1 << 60
-        """The clock of modification times. By default it is far in the future, so no file is old."""
+        """The clock for modification times. The default is far in the future, so that no file is old."""
         self.on_crash: Callable[[], object] = lambda: None
-        """Called once, at a crash by `crash_after`."""
+        """Called once when `crash_after` is reached."""
         self.on_turn: Callable[[bool], object] | None = None
-        """Called before each operation, with True before a sync. Another thread may run here."""
+        """Called before each operation, with True before a sync. May run another thread of the process."""
         self.held_count = 0
-        """Number of held mutexes. No other thread runs while there is one."""
+        """Number of mutexes that are held. While it is above 0, no other thread runs."""
         self._root = _Directory()
         self._locks: set[str] = set()
         self._is_dead = False
 
     def after_kill(self) -> MemoryDisk:
-        """Return the disk after a kill: everything written is there; what is unsynced stays so."""
+        """Return the disk after a kill: all written data are there. Unsynced data can still be lost later."""
         disk = MemoryDisk()
         disk.now_ms = self.now_ms
         disk._root = self._root.copy({})
         return disk
 
     def after_power_loss(self, rng: Random) -> MemoryDisk:
-        """Return the disk after a power loss: data that were not synced survive at random."""
+        """Return the disk after a power loss. Data that were not synced survive at random."""
         disk = MemoryDisk()
         disk.now_ms = self.now_ms
         disk._root = self._root.survivor(rng)
         return disk
 
     def die(self) -> None:
-        """Make every further operation of the dead process raise SimulatedCrash."""
+        """End the process: every further operation raises SimulatedCrash."""
         self._is_dead = True
 
     def release(self) -> None:
-        """Allow operations again, for generators of a dead process that are closed after the simulation."""
+        """Allow operations again after the simulation, so that generators of a dead process can be closed."""
         self._is_dead, self.crash_after, self.on_turn = False, None, None
         self.errors.clear()
 
@@ -297,13 +308,17 @@ class MemoryDisk:
             self.on_turn(is_sync)
 
     def step(self, operation: str, path: str, count: int = 1) -> int:
-        """Count steps. Return how many of `count` happen before the crash. Raises the OSError of `errors`."""
+        """Count steps. Return how many of `count` happen before the crash.
+
+        Raises OSError if `errors` contains the operation, and SimulatedCrash if the process has ended.
+        """
         self._refuse(operation, path)
         done = count if self.crash_after is None else min(count, max(self.crash_after - self.steps, 0))
         self.steps += done
         if done < count:
             self._is_dead = True
-            self.held_count += 1  # `on_crash` inspects the disk: no thread of the process may run in it
+            # `on_crash` inspects the disk. No thread of the process may run in the meantime.
+            self.held_count += 1
             self.on_crash()
             self.held_count -= 1
             if operation != "write":
@@ -311,7 +326,10 @@ class MemoryDisk:
         return done
 
     def _refuse(self, operation: str, path: str) -> None:
-        """Raise the OSError of `errors` for this call, or SimulatedCrash if the process is dead."""
+        """Raise the OSError that `errors` has for this operation.
+
+        Raise SimulatedCrash if the process has ended.
+        """
         if self._is_dead:
             raise SimulatedCrash
         for (failing, suffix), number in self.errors.items():
@@ -320,7 +338,10 @@ class MemoryDisk:
                 raise failed(number, os.strerror(number), path)
 
     def write_into(self, target: bytearray, data: bytes, position: int, path: str) -> None:
-        """Write as many bytes as crash and capacity allow. Raises SimulatedCrash or ENOSPC for the rest."""
+        """Write the bytes that fit before the crash and into the capacity.
+
+        If bytes are left, raises SimulatedCrash or OSError (ENOSPC).
+        """
         room = len(data)
         if self.capacity_bytes is not None:
             growth_left = max(self.capacity_bytes - self.used_bytes(), 0)
@@ -335,7 +356,7 @@ class MemoryDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def used_bytes(self) -> int:
-        """Return the size of all files together."""
+        """Return the total size of all files in bytes."""
         return sum(len(inode.data) for inode in self._root.files())
 
     def describe(self, path: str) -> str:
@@ -448,7 +469,7 @@ class MemoryDisk:
         directory.sync()
 
     def inode(self, path: str) -> _Inode:
-        """Return a file's inode. Raises FileNotFoundError."""
+        """Return the inode of a file. Raises FileNotFoundError."""
         node = self._find(path)
         if not isinstance(node, _Inode):
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
@@ -481,9 +502,9 @@ class MemoryDisk:
 
 
 def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
-    """Return one of the contents that a power loss may leave.
+    """Return one of the contents that a power loss may leave in a file, chosen at random.
 
-    The cut is often between two entries of `entry_bytes`, where a reader cannot detect it.
+    A truncated file often ends between two entries of `entry_bytes`, where a reader cannot detect the cut.
     """
     data, synced = inode.durable(), inode.synced
     fate = rng.choice(("synced", "written", "torn", "holed", "blocks"))
@@ -491,7 +512,7 @@ def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
         return synced
     if fate == "written" or data == synced:
         return data
-    # The part that was synced and is unchanged. A file that was truncated and extended differs behind it.
+    # Bytes that were synced and not changed since. After a truncation, the bytes behind them may differ.
     durable = len(posixpath.commonprefix([data, synced]))
     if fate == "blocks":
         return _some_blocks(data, synced, durable, rng)
@@ -500,14 +521,16 @@ def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
         length = max(durable, length - length % entry_bytes)
     kept = data[:length]
     if fate == "holed" and len(kept) > durable:
-        # The length is on the disk, the last bytes are not.
+        # The length has reached the disk, but the last bytes have not.
         hole = rng.randint(durable, len(kept) - 1)
         kept = kept[:hole] + bytes(len(kept) - hole)
     return kept
 
 
 def _some_blocks(data: bytes, synced: bytes, durable: int, rng: Random) -> bytes:
-    """Return one of the two lengths and, behind `durable`, one of the two contents of each block."""
+    """Choose the written or the synced length, and for each block behind `durable` the written or synced
+    bytes.
+    """
     length = rng.choice((len(data), len(synced)))
     size = rng.choice(_BLOCK_BYTES)
     kept = bytearray(data[:durable])

@@ -1,4 +1,4 @@
-"""Starts, watches and ends server processes on this computer."""
+"""Starts, watches and stops server processes on this computer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _SERVER_PORTS = range(20_000, 32_768)
 
 
 def end_process(process: subprocess.Popen[bytes] | None, signal_number: signal.Signals) -> None:
-    """Send a signal to a process and wait for its end. Kill it after STOP_TIMEOUT_S. None: do nothing."""
+    """Send a signal to a process and wait for its end. Do nothing if `process` is None.
+
+    Kill the process if it is still running after STOP_TIMEOUT_S.
+    """
     if process is None:
         return
     process.send_signal(signal_number)
@@ -37,10 +40,10 @@ def end_process(process: subprocess.Popen[bytes] | None, signal_number: signal.S
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free on loopback now.
+    """Return ports that are currently free on loopback.
 
-    They are below the ephemeral ports of outgoing connections. So no connection takes the port of a node that
-    is restarted. Raises OSError if too few ports are free.
+    They are below the ephemeral ports that the system uses for outgoing connections. Otherwise a connection
+    could take the port of a node while the node is restarted. Raises OSError if too few ports are free.
     """
     ports: list[int] = []
     with ExitStack() as bound:
@@ -48,7 +51,8 @@ def free_ports(count: int) -> list[int]:
             if len(ports) == count:
                 return ports
             probe = bound.enter_context(socket.socket())
-            with suppress(OSError):  # in use
+            # The port is in use.
+            with suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 ports.append(port)
     raise OSError(f"fewer than {count} ports from {_SERVER_PORTS[0]} to {_SERVER_PORTS[-1]} are free")
@@ -58,7 +62,7 @@ def are_free(ports: Iterable[int]) -> bool:
     """Return True if no process listens on any of these ports on loopback."""
     for port in ports:
         with socket.socket() as probe:
-            # As servers do: closed connections of an earlier server may be in TIME_WAIT.
+            # Servers set this option, too: connections of an earlier server may be in TIME_WAIT.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
@@ -69,9 +73,10 @@ def are_free(ports: Iterable[int]) -> bool:
 
 @contextmanager
 def deferring_interrupt() -> Iterator[None]:
-    """Defer SIGINT (Ctrl-C) until the end of the block: its handler is called then. Main thread only.
+    """Defer SIGINT (Ctrl-C) to the end of the block. Works in the main thread only.
 
-    The signal is not blocked, because a process started in the block would inherit the mask.
+    At the end, the signal's handler is called. The signal is not blocked, because a process that is started
+    in the block would inherit the signal mask.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -87,15 +92,18 @@ def deferring_interrupt() -> Iterator[None]:
 
 
 def dying_with_parent() -> list[str]:
-    """Return the prefix of a command that ends with this process; nothing if setpriv is not installed."""
+    """Return the start of a command line that makes the command end with this process.
+
+    Return an empty list if setpriv is not installed.
+    """
     return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
 class NodeProcess:
     """One process of a cluster. It keeps its port and its directory when it is restarted.
 
-    `mark` is a text that is in its command line and in no other process's. `environment` is added to the
-    environment of this process. `page` is the address of its web page, if it has one.
+    `mark`: a text in its command line that no other process's command line contains. `environment` is added
+    to the environment of this process. `page`: the address of its web page, if it has one.
     """
 
     def __init__(
@@ -115,16 +123,17 @@ class NodeProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the running node. Raises OncelogError if it does not run."""
+        """Process id of the running node. Raises OncelogError if the node is not running."""
         if self._process is None:
             raise OncelogError(f"node {self.name} is not running")
         return self._process.pid
 
     def launch(self) -> None:
-        """Start the process. Call `wait_until_ready` before using it."""
-        # An interrupt between the start and the assignment would leave a process without an owner.
+        """Start the process. Call `wait_until_ready` before you use it."""
+        # Without the deferral, an interrupt between the start and the assignment would leave a process
+        # without an owner.
         with self.log_file.open("ab") as log, deferring_interrupt():
-            # In a session of its own, so that Ctrl-C in a terminal reaches only the process that started it.
+            # A new session: Ctrl-C in a terminal then reaches only this process, not the node.
             self._process = subprocess.Popen(
                 self._command,
                 stdout=log,
@@ -134,7 +143,10 @@ class NodeProcess:
             )
 
     def wait_until_ready(self) -> None:
-        """Wait until the node accepts connections. Raises TimedOut, with the end of the log."""
+        """Wait until the node accepts connections.
+
+        Raises TimedOut, with the end of the node's log.
+        """
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
@@ -152,7 +164,7 @@ class NodeProcess:
         self.wait_until_ready()
 
     def stop(self) -> None:
-        """Stop the node with SIGTERM. Kill it if it runs after STOP_TIMEOUT_S."""
+        """Stop the node with SIGTERM. Kill it if it is still running after STOP_TIMEOUT_S."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -160,4 +172,5 @@ class NodeProcess:
 
     def _end(self, signal_number: signal.Signals) -> None:
         end_process(self._process, signal_number)
-        self._process = None  # last, so that an interrupted stop can be repeated
+        # This is last, so that an interrupted stop can be repeated.
+        self._process = None

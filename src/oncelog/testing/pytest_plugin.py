@@ -1,4 +1,4 @@
-"""The pytest fixture `oncelog_broker`: an embedded broker on a free port, stopped after the test."""
+"""The pytest fixture `oncelog_broker`: an embedded broker on a free port, which is stopped after the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def oncelog_broker() -> Iterator[Broker]:
     """Yield a running `oncelog.Broker` with a temporary data directory."""
-    # Imported here, because every pytest run loads this plug-in and few use it.
+    # pytest loads this plug-in in every run, but few runs use the broker. Import it only when needed.
     from oncelog.server.embedded import Broker
 
     with Broker() as broker:

@@ -67,7 +67,7 @@ def make_app(admin: Admin, *, hosts: Sequence[str], servers: str) -> Starlette:
 
 
 class _Pages:
-    """The pages. Most have a method that returns the variables of their template."""
+    """The pages. For most pages, a method returns the variables of the page's template."""
 
     def __init__(self, admin: Admin, servers: str) -> None:
         self._admin = admin

@@ -38,7 +38,7 @@ class RowBytes:
     def words(self) -> Iterator[Words]:
         """Yield the first four bytes of each row as a little-endian number, then the next four, and so on.
 
-        Only rows with four more bytes are in an array. These are the first rows of `rows`.
+        An array has only the rows with at least four more bytes. They are the first rows of `rows`.
         """
         longest = int(self.sizes[0]) if len(self.rows) else 0
         for at in range(0, longest - 3, 4):
@@ -51,10 +51,10 @@ class RowBytes:
                 yield at_any_byte[self._starts[:count] + at]
 
     def tails(self) -> Iterator[tuple[Ints, Words]]:
-        """Yield the bytes that are left of each row after its last whole word: first one byte per row, then
-        the second, then the third.
+        """Yield the bytes of each row that are left after its last whole word.
 
-        Each item is (indexes into `rows`, one byte of each such row).
+        The first item has one byte of each row with a rest, the second item the next byte, and so on. An item
+        is (indexes into `rows`, one byte per index).
         """
         whole, rest = self._starts + (self.sizes & ~3), self.sizes & 3
         for number in range(3):

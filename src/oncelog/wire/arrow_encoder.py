@@ -42,9 +42,7 @@ def arrow_to_batches(
     compression: Compression = Compression.NONE,
     level: int | None = None,
 ) -> list[tuple[WritableBuffer, int]]:
-    """Return sealed batches, each with its number of records, in row order.
-
-    They have no producer and no sequence.
+    """Return sealed batches in row order, each with its number of records. Producer and sequence are not set.
 
     Uncompressed batches are views of one buffer, without a copy.
 
@@ -226,7 +224,7 @@ class _Varints:
 
     @classmethod
     def fixed(cls, column: _Bytes) -> _Varints:
-        """Return a column of one byte per row, which is written as it is."""
+        """Return a column with one byte per row, which is already encoded."""
         varints = object.__new__(cls)
         varints.size, varints.bytes = np.ones(len(column), np.int64), column
         varints.is_used = np.ones(column.shape, np.bool_)
@@ -234,7 +232,7 @@ class _Varints:
 
 
 def _sizes_of(column: Any) -> tuple[_Ints, _Varints]:
-    """Return the number of bytes in each row (0 for null), and the varints for it (-1 for null)."""
+    """Return the number of bytes in each row (0 for null), and the varints that encode it (-1 for null)."""
     lengths = _lengths(column)
     if not column.null_count:
         return lengths, _Varints(lengths)

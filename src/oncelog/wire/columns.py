@@ -1,6 +1,6 @@
 """Decodes many record batches at once into Arrow columns.
 
-The reverse, `arrow_to_batches`, is in arrow_encoder.py. This module exports it as well.
+This module also exports the reverse, `arrow_to_batches`, from arrow_encoder.py.
 
 A NumPy call costs about 0.1 ms even for little data. Therefore call `batches_to_arrow` once for a whole fetch
 response, not once per batch. One Python loop follows the record lengths, because each length leads to the
@@ -43,7 +43,7 @@ _MAX_TOTAL_BYTES = 1 << 30
 
 Arrow's limit for a binary column is twice as high.
 """
-# Maximum number of records per batch: while it is decoded, a record takes about 100 bytes of memory.
+# Maximum number of records per batch. During decoding, a record takes about 100 bytes of memory.
 _MAX_RECORDS = 1 << 22
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -68,8 +68,8 @@ def batches_to_arrow(
 ) -> pa.RecordBatch:
     """Return the records of all whole batches in `buffer` as columns.
 
-    Control batches and batches for which `skip` returns True are omitted. So are records outside
-    [start_offset, end_offset); None: no limit. If a record has no headers, its list of headers is null. A
+    The result omits control batches, batches for which `skip` returns True, and records outside
+    [start_offset, end_offset) (None: no limit). If a record has no headers, its list of headers is null. A
     timestamp that does not fit into microseconds is null. Bytes of a header's name that are not UTF-8 become
     U+FFFD.
 
@@ -93,10 +93,10 @@ def batches_to_arrow(
 
 
 class _Picked:
-    """The batches to decode, and one buffer with the records of all of them.
+    """The batches to decode, and one buffer with the records of all these batches.
 
-    If no batch is compressed, the buffer is the response itself. Otherwise it has the joined, decompressed
-    records.
+    If no batch is compressed, the buffer is the response itself. Otherwise the buffer has the decompressed
+    records of all batches, one batch after the other.
     """
 
     def __init__(self, buffer: Buffer) -> None:
@@ -238,8 +238,8 @@ class _Columns:
         """Raise InvalidRecord for an invalid size, or for a record whose fields do not fill its length
         exactly.
 
-        Headers are not parsed here. For a record with headers, check only that the fields before them end in
-        time.
+        Headers are not parsed here. For a record with headers, this only checks that the fields before the
+        headers leave space for them.
         """
         is_good = (length >= 0) & (self.key_size >= -1) & (self.value_size >= -1) & (self.headers_count >= 0)
         is_good &= np.where(self.headers_count == 0, after == self.end, after < self.end)
@@ -262,8 +262,8 @@ class _Columns:
 def _gather(data: Buffer, at: _Ints, size: _Ints) -> pa.Array:
     """Copy data[at : at + size] of each row. A size below 0 gives null.
 
-    The positions ascend. One BinaryArray over the data therefore has the bytes of the column as every second
-    element. `take` picks these elements. The bytes between them are the other elements.
+    The positions `at` must ascend. A BinaryArray over the data, made without a copy, has alternately the
+    bytes of a row and the bytes up to the next row. `take` copies every second element: the rows.
     """
     count = len(at)
     is_null = size < 0

@@ -7,7 +7,7 @@ A decoder checks every length. Strings and records must lie inside the message. 
 elements than the remaining bytes can contain. All arrays and tag blocks of a message share the element budget
 `left`: an element of one byte may become an object of a hundred bytes or more.
 
-Code is generated on first use. It is returned with the function, as text for a debugger.
+Code is generated on first use. `compile_encoder` and `compile_decoder` also return its source text.
 """
 
 from __future__ import annotations
@@ -73,14 +73,13 @@ class _Source:
 
 
 def bad_uuid(name: str, value: bytes) -> NoReturn:
-    """Raise TypeError. `Message.encode` turns it into a MisuseError."""
+    """Raise TypeError, which `Message.encode` turns into a MisuseError."""
     raise TypeError(f"{name} must be 16 bytes, not {len(value)}")
 
 
 def long_string(size: int) -> NoReturn:
-    """Raise TypeError.
-
-    `Message.encode` turns it into a MisuseError. No Kafka decoder reads such a long string.
+    """Raise TypeError, which `Message.encode` turns into a MisuseError: no Kafka decoder reads such a long
+    string.
     """
     raise TypeError(f"a string of {size} bytes; at most {MAX_STRING_BYTES} can be written")
 
@@ -315,7 +314,10 @@ class _DecoderMaker:
         )
 
     def length(self, fmt: str) -> str:
-        """Generate code that reads a length, and return the name of its variable. There, null is -1."""
+        """Generate code that reads a length, and return the name of its variable.
+
+        The variable is -1 for null.
+        """
         name = self.source.name("n")
         if self.flexible:
             self.number(name)

@@ -37,7 +37,7 @@ _MOST_GROWTH = {
     Compression.NONE: 1,
     Compression.GZIP: 1032,  # Two bits yield a match of 258 bytes.
     Compression.SNAPPY: _SNAPPY_BEST_RATIO,
-    Compression.LZ4: 255,  # One byte of a match's length yields 255 bytes.
+    Compression.LZ4: 255,  # Each further byte of a match's length yields up to 255 bytes.
     Compression.ZSTD: 1 << 15,  # Four bytes yield a block of 128 KB.
 }
 

@@ -25,9 +25,9 @@ FIRST_ROOM_BYTES = 1 << 12
 _ROOM_GROWTH = 8
 """The buffer of an incomplete frame has at most this many times the bytes that have arrived."""
 MAX_REPAIRED_CHARACTERS = 8_191
-"""Maximum length in characters of a client id that was not UTF-8.
+"""Number of characters to which a client id is cut if it is not UTF-8.
 
-Its replacement then fits into 32,767 bytes.
+The text with its replacement characters then fits into 32,767 bytes.
 """
 MAX_HEADER_TAGS = 1_000
 """Maximum number of tagged fields in a header. All are skipped; Kafka defines one."""

@@ -40,7 +40,7 @@ class Api(NamedTuple):
 class Part:
     """A struct of a message:
 
-    mutable, one slot per field, with a keyword constructor and comparison by value.
+    mutable, with one slot per field, a keyword constructor and comparison by value.
     """
 
     __slots__ = ()

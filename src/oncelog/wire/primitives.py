@@ -1,8 +1,8 @@
 """Encodes and decodes variable-length integers. Has the functions that raise PeerError for malformed lengths.
 
-An unsigned varint (`uvarint`) has 7 bits per byte, lowest bits first; lengths and tags use it. A signed
-varint (`varint`) is zigzag-encoded first; records use it. Nearly all encodings are short, so tables have
-these.
+An unsigned varint (`uvarint`) has 7 bits per byte, lowest bits first. It is used for lengths and tags. A
+signed varint (`varint`) is zigzag-encoded first. It is used in records. The short encodings are in tables,
+because nearly all encodings are short.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_STRING_BYTES = 32_767
 Source: kafka MessageGenerator ("string field had invalid length").
 """
 UNBOUNDED = 1 << 62
-"""An element budget without effect: no message of 2^31 bytes can exceed it."""
+"""An element budget that sets no limit: no message of 2^31 bytes can exceed it."""
 
 UVARINT: tuple[bytes, ...] = tuple(bytes((n,)) for n in range(128))
 """The encodings of the unsigned numbers 0 to 127."""
@@ -56,7 +56,7 @@ timestamp.
 
 
 def read_uvarint_rest(buffer: memoryview, position: int, first: int) -> tuple[int, int]:
-    """Read the remaining bytes of an unsigned 32-bit varint. `first`: its first byte, which is above 127.
+    """Read the rest of an unsigned 32-bit varint. `first`: the varint's first byte, which is above 127.
 
     Return (value, position after the varint). Raises PeerError above 5 bytes or 2^31-1. Raises IndexError at
     the end of the buffer.

@@ -24,9 +24,12 @@ from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_va
 # Python's error handlers for header names that are not UTF-8: Kafka stores any bytes as names.
 NameErrors = Literal["strict", "replace", "backslashreplace", "surrogateescape"]
 READING: NameErrors = "replace"
-"""Invalid bytes become U+FFFD, as in the readers of Java and Spark."""
+"""Invalid bytes of a name become U+FFFD, as in the readers of Java and Spark."""
 LOSSLESS: NameErrors = "surrogateescape"
-"""Invalid bytes are escaped so that encoding restores them. For records that are stored again."""
+"""Invalid bytes are escaped, so that encoding restores the same bytes.
+
+Used for records that are stored again.
+"""
 
 _ZERO, _NULL = b"\x00", b"\x01"
 """The varints of 0 and -1."""
@@ -169,7 +172,7 @@ def decode_records(
     max_bytes: int = MAX_DECOMPRESSED_BYTES,
     name_errors: NameErrors = "strict",
 ) -> list[DecodedRecord]:
-    """Return all records of the batch at a position. `max_bytes`: limit of their decompressed size.
+    """Return all records of the batch at a position. `max_bytes`: limit of the batch's decompressed size.
 
     Raises CorruptMessage (wrong checksum, damage), InvalidRecord (malformed record, wrong or too large count)
     and UnsupportedCompressionType.
@@ -198,8 +201,8 @@ def iter_records(
     """Yield the records of the batch at a position, in lists of at most `slice_records`.
 
     Few records are therefore in memory at once. The batch may have any number of records, because Kafka sets
-    no limit. Otherwise raises the exceptions of `decode_records`; for a malformed record, when its list is
-    requested.
+    no limit. Apart from this limit, raises the exceptions of `decode_records`. A malformed record raises when
+    its list is requested.
     """
     header = read_header(buffer, position)
     data = bytes(payload_of(buffer, position, header, verify))
@@ -264,7 +267,7 @@ def _parse(
         stop = position + size
         if size < 0 or stop > end:
             raise _bad_record(base_offset, first + len(records))
-        delta = data[position + 1]  # The byte before it has the attributes, which are unused.
+        delta = data[position + 1]  # The byte before `delta` has the attributes, which are unused.
         if delta > 127:
             delta, position = varint(data, position + 1)
         else:

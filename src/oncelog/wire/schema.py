@@ -46,7 +46,7 @@ FIXED = {
     "float64": "d",
     "uuid": "16s",
 }
-"""Map types of fixed size to their letter in a struct format."""
+"""The letter in a struct format of each type of fixed size."""
 
 PRIMITIVES = {*FIXED, "string", "bytes", "records"}
 NO_ID = bytes(16)

@@ -74,7 +74,8 @@ class StoryEnvironment:
     ) -> Iterator[StoryRun]:
         """Run the body of the `with` statement as one run. Yield the StoryRun, with topic and proxy ready.
 
-        At the end, read the log and count the records. `upstream`: another cluster than the environment's.
+        At the end, read the log and count the records. `upstream`: address of the cluster; default: the
+        environment's.
         """
         address = upstream or self.upstream
         topic = f"oncelog-explain-{uuid.uuid4().hex[:12]}"
@@ -92,7 +93,7 @@ class StoryEnvironment:
 def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> None:
     """Create a topic, and wait until the leader of each partition responds.
 
-    Raises OncelogError, also if this takes longer than READY_SECONDS.
+    Raises OncelogError, for example TimedOut after READY_SECONDS.
     """
     deadline = time.monotonic() + READY_SECONDS
     with Admin({"bootstrap.servers": bootstrap_servers}) as admin:
@@ -105,8 +106,8 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> Non
             if time.monotonic() > deadline:
                 raise TimedOut(f"topic {topic} has no leader after {READY_SECONDS:g} s")
             time.sleep(0.05)
-        # Apache Kafka's metadata can name a leader before it accepts requests. The client retries until each
-        # leader answers.
+        # Apache Kafka's metadata may name a leader that does not accept requests yet. The client retries
+        # until each leader answers.
         admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
 
 

@@ -21,7 +21,7 @@ from oncelog.wire.records import record_size_upper_bound
 RECORDS_PER_BATCH = 3
 _VALUE_BYTES = 100
 PATIENCE_SECONDS = 20.0
-"""Time-out of each wait in a story. Normally a wait takes less than a tenth of it."""
+"""Time-out of each wait in a story, in seconds. Normally a wait ends within a tenth of this time."""
 
 _PRODUCE_FATES_AT_BROKER = {Fate.PASSED, Fate.RELEASED, Fate.COPY}
 
@@ -55,9 +55,9 @@ class Counts:
 
     sent           given to producers
     acknowledged   sent, and the future has a result
-    failed         sent, and the future has no result or an exception
+    failed         sent, and the future has an exception or is not done
     stored         in the log
-    lost           sent and not in the log
+    lost           sent, but not in the log
     doubled        copies in the log beyond the first
     """
 
@@ -151,7 +151,9 @@ class StoryRun:
         )
 
     def _wait_for_records_under_way(self) -> None:
-        """Wait until records sent with acks=0 are stored. This may happen after the producer has closed."""
+        """Wait until the records that were sent with acks=0 are stored, perhaps after the producer has
+        closed.
+        """
         arriving = [
             batch.records_count
             for event in self.proxy.events

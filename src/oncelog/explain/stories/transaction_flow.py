@@ -237,7 +237,7 @@ def _states_of(consumer: Consumer, name: str) -> tuple[set[int], list[tuple[Topi
 
 
 def _written(consumer: Consumer, tp: TopicPartition, producer_ids: set[int]) -> Iterator[str]:
-    """Yield the transactional batches and markers of these producers in a partition, as text."""
+    """Yield the transactional batches and markers of the given producers in a partition, as text."""
     stop = consumer.end_offsets([tp])[tp]
     for chunk in consumer.fetch_batches(tp, consumer.beginning_offsets([tp])[tp], stop):
         for position, header in iter_batches(chunk):

@@ -1,4 +1,6 @@
-"""A fault-injecting proxy: it loses, delays, repeats, holds and cuts chosen Kafka messages."""
+"""A fault-injecting proxy: it drops, delays, repeats or holds chosen Kafka messages, or cuts their
+connections.
+"""
 
 from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, Outcome, WireEvent
 from oncelog.testing.proxy.proxy import Proxy

@@ -1,8 +1,7 @@
-"""Kafka's API keys and error codes by name.
+"""The names of Kafka's API keys and error codes.
 
-The API keys include those whose messages this project does not read.
-
-Source: the request schemas of Apache Kafka 4.x (clients/src/main/resources/common/message).
+The API keys include those whose messages this project does not decode. Source: the request schemas of Apache
+Kafka 4.x (clients/src/main/resources/common/message).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ API_NAMES = frozenset(NAME_BY_KEY.values())
 
 
 def api_name(key: int) -> str:
-    """Return Kafka's name of an API key; `Api<key>` if the key is newer than this table."""
+    """Return Kafka's name of an API key; `Api<key>` if this table does not have the key."""
     return NAME_BY_KEY.get(key, f"Api{key}")
 
 

@@ -1,4 +1,4 @@
-"""Decodes the parts of a message that the proxy needs: batch headers, error codes, addresses, transactions.
+"""Decodes what the proxy needs of a message: batch headers, error codes, addresses, transaction fields.
 
 All other messages are forwarded without being decoded.
 """
@@ -24,10 +24,7 @@ ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 
 
 FETCH_FIRST_WITH_ENDPOINTS = 16
 _MAX_VERSIONS = {PRODUCE: 12}
-"""Highest versions that clients may negotiate for these APIs.
-
-Produce 13 names topics by id only (KIP-516).
-"""
+"""Highest version that clients may use for an API. Produce 13 names topics only by id (KIP-516)."""
 _TRANSACTIONAL = (
     FIND_COORDINATOR, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT,
 )  # fmt: skip
@@ -39,7 +36,7 @@ _SIZE = struct.Struct(">i")
 
 
 def request_event(frame: bytes, connection: int, node: str) -> tuple[RequestHeader, WireEvent]:
-    """Return the header of a client's frame and its event. Raises PeerError if the header is malformed."""
+    """Return the header and the event of a client's frame. Raises PeerError if the header is malformed."""
     header = decode_request_header(frame)
     event = WireEvent(
         Direction.REQUEST, api_name(header.api_key), header.api_version, header.correlation_id,
@@ -88,14 +85,14 @@ def decode_known_response(header: RequestHeader, frame: bytes) -> Message | None
     try:
         _, message = decode_response(API_BY_KEY[key].response, version, frame)
     except OncelogError:
-        # For example UNSUPPORTED_VERSION to ApiVersions, whose body always has version 0. Forwarded
-        # unchanged.
+        # For example, an ApiVersions response with UNSUPPORTED_VERSION always has a body of version 0. Such a
+        # response is forwarded unchanged.
         return None
     return message
 
 
 def response_event(request: WireEvent, frame: bytes, message: Message | None) -> WireEvent:
-    """Return the event of the response to `request`. `message` None: the response is not decoded."""
+    """Return the event of the response to `request`. `message`: the decoded response, or None."""
     event = replace(
         request,
         direction=Direction.RESPONSE,
@@ -123,7 +120,7 @@ def _outcomes_of(message: ProduceResponse) -> Iterator[Outcome]:
 
 
 def addresses_of(message: Message | None) -> list[Any]:
-    """Return the parts of a response with a broker's `host` and `port`, which the proxy replaces."""
+    """Return the structs of a response that have a broker's `host` and `port`. The proxy replaces both."""
     parts: list[Any] = [
         *getattr(message, "brokers", ()),
         *getattr(message, "coordinators", ()),
@@ -135,9 +132,9 @@ def addresses_of(message: Message | None) -> list[Any]:
 
 
 def clip_versions(message: Message) -> bool:
-    """Lower the versions in an ApiVersions response to those that the proxy decodes.
+    """Lower the versions in an ApiVersions response to those that the proxy can decode.
 
-    Return True if any changed.
+    Return True if any version was lowered.
     """
     has_changed = False
     for row in getattr(message, "api_keys", ()):

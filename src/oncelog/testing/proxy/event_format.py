@@ -1,4 +1,4 @@
-"""One line of text per event, for the proxy's table and the diagrams."""
+"""Formats an event as one line of text, for the proxy's table and for diagrams."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _FATE_TEXTS = {
 
 
 class PartitionLabel(Enum):
-    """The form in which a message's partition is named: not at all, by its number, or with its topic."""
+    """The form of a partition's name: no name, its number, or topic and number."""
 
     NONE = 0
     PARTITION = 1
     TOPIC_PARTITION = 2
 
     def text(self, topic: str, partition: int) -> str:
-        """Return the name, followed by two spaces unless it is empty."""
+        """Return the partition's name, followed by two spaces; "" for NONE."""
         return {0: "", 1: f"partition {partition}  ", 2: f"{topic}-{partition}  "}[self.value]
 
 
@@ -41,7 +41,7 @@ def format_sequence(batch: BatchSummary) -> str:
 
 
 def format_batch(batch: BatchSummary, label: PartitionLabel = PartitionLabel.TOPIC_PARTITION) -> str:
-    """Return a batch's partition, its producer id and epoch, and its sequence numbers."""
+    """Return the partition of a batch, its producer id and epoch, and its sequence numbers."""
     partition = label.text(batch.topic, batch.partition)
     if batch.producer_id is None:
         return f"{partition}{batch.records_count} records, unnumbered"
@@ -49,7 +49,7 @@ def format_batch(batch: BatchSummary, label: PartitionLabel = PartitionLabel.TOP
 
 
 def format_outcome(outcome: Outcome, label: PartitionLabel = PartitionLabel.TOPIC_PARTITION) -> str:
-    """Return an outcome's partition, and its error or its offset."""
+    """Return the partition of an outcome, and its error or offset."""
     partition = label.text(outcome.topic, outcome.partition)
     if outcome.error_code:
         return f"{partition}{outcome.error_name}"
@@ -57,7 +57,7 @@ def format_outcome(outcome: Outcome, label: PartitionLabel = PartitionLabel.TOPI
 
 
 def format_event(event: WireEvent, label: PartitionLabel = PartitionLabel.TOPIC_PARTITION) -> str:
-    """Return a message's API and content, without its fate."""
+    """Return the API and the content of a message, without its fate."""
     if event.direction is Direction.NOTE:
         return event.detail
     name = event.api + (" answer" if event.direction is Direction.RESPONSE else "")
@@ -75,12 +75,12 @@ def format_event(event: WireEvent, label: PartitionLabel = PartitionLabel.TOPIC_
 
 
 def format_fate(event: WireEvent) -> str:
-    """Return a message's fate and the remark on it; "" if it was forwarded."""
+    """Return the fate of a message with its remark; "" if it was just forwarded."""
     return "; ".join(text for text in (_FATE_TEXTS[event.fate], event.detail) if text)
 
 
 def format_line(event: WireEvent) -> str:
-    """Return one line of the proxy's table."""
+    """Return the line for an event in the proxy's table."""
     if event.direction is Direction.NOTE:
         return f"{event.number:>6} {event.time_ms:>10.1f}  # {event.detail}"
     arrow = "→" if event.direction is Direction.REQUEST else "←"

@@ -1,4 +1,4 @@
-"""The events of a proxy: one per message, in order, with fields for programs. Readable from any thread."""
+"""The events of a proxy: one per message, in order, with fields for programs. Any thread may read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oncelog.testing.proxy.txn_messages import TxnRequest, describe_request, des
 
 
 class Direction(StrEnum):
-    """The direction of a message. A NOTE is a remark of the program that runs the proxy."""
+    """The direction of a message. NOTE: a remark of the program that runs the proxy."""
 
     REQUEST = "request"
     RESPONSE = "response"
@@ -23,18 +23,18 @@ class Direction(StrEnum):
 
 
 class Fate(StrEnum):
-    """The result of the proxy's rules for one message.
+    """The fate of a message in the proxy.
 
     PASSED      forwarded
-    DROPPED     lost alone; the connection stays open and silent behind it
+    DROPPED     lost without its connection, which stays open but forwards nothing more to the client
     CUT         lost together with its connection
-    HELD        kept in the network until it is released
+    HELD        kept by the proxy until it is released
     RELEASED    forwarded after it was held
-    COPY        a second copy of a request, given to the broker
-    UNEXPECTED  the response to a copy, which no client expects
-    QUEUED      a response that waits for an earlier one
-    LOST        not chosen by a rule, but its connection was gone or silent
-    FORGED      replaced by an error: the broker never got the request, or its response was overwritten
+    COPY        a second copy of a request, sent to the broker
+    UNEXPECTED  the response to a copy; no client expects it
+    QUEUED      a response that waits for an earlier response
+    LOST        not selected by a rule, but it could no longer be delivered
+    FORGED      a request that the proxy answered with an error, or a response that it replaced by an error
     """
 
     PASSED = "passed"
@@ -44,7 +44,8 @@ class Fate(StrEnum):
     RELEASED = "released"
     COPY = "copy"
     UNEXPECTED = "swallowed"
-    SWALLOWED = "swallowed"  # the deprecated name
+    # The deprecated name of UNEXPECTED.
+    SWALLOWED = "swallowed"
     QUEUED = "queued"
     LOST = "lost"
     FORGED = "forged"
@@ -54,7 +55,7 @@ class Fate(StrEnum):
 class BatchSummary:
     """The header of a record batch in a Produce request.
 
-    Producer fields are None for a batch without them.
+    Producer id, epoch and sequence are None if the batch has none.
     """
 
     topic: str
@@ -69,10 +70,7 @@ class BatchSummary:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a Produce request for one partition.
-
-    `base_offset` is None if the broker returned none.
-    """
+    """The result of a Produce request for one partition. `base_offset` None: the broker returned none."""
 
     topic: str
     partition: int
@@ -87,54 +85,54 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class WireEvent:
-    """One message as the proxy saw it, and its fate."""
+    """One message that the proxy saw, and its fate."""
 
     direction: Direction
     api: str
     api_version: int = 0
     correlation_id: int = 0
     connection: int = 0
-    """Number of the client connection, from 1; 0 for notes."""
+    """Number of the client's connection, from 1; 0 for notes."""
     node: str = ""
     """HOST:PORT of the broker."""
     client_id: str | None = None
     size_bytes: int = 0
     batches: tuple[BatchSummary, ...] = ()
-    """Of a Produce request."""
+    """The batches of a Produce request."""
     outcomes: tuple[Outcome, ...] = ()
-    """Of a Produce response."""
+    """The results in a Produce response, one per partition."""
     error_code: int = 0
-    """The response's top-level error code."""
+    """The top-level error code of a response."""
     acks: int | None = None
-    """Of a Produce request."""
+    """The field acks of a Produce request."""
     producer: tuple[int, int] | None = None
     """(producer id, epoch) that a response to InitProducerId or EndTxn assigned."""
     txn: TxnRequest | None = None
-    """Fields of a transaction's request. Its response carries them too."""
+    """The fields of a transactional request. The event of its response has them, too."""
     txn_error_code: int | None = None
-    """First error code in the response to a transaction's request; 0 if there is none."""
+    """First error code in the response to a transactional request; 0 if there is no error."""
     decode_error: str = ""
-    """Reason for which the proxy could not decode the request; it is forwarded unchanged."""
+    """The reason why the proxy could not decode the request, which it forwards unchanged."""
     fate: Fate = Fate.PASSED
     detail: str = ""
-    """A remark on the fate, or the text of a note."""
+    """A remark on the fate; for a note, its text."""
     number: int = 0
-    """Number of the event, from 1, in the order in which fates were decided."""
+    """Number of the event, from 1, in the order in which the fates were decided."""
     time_ms: float = 0.0
     """Milliseconds since the proxy started."""
 
     @property
     def said(self) -> str:
-        """Text of a transaction's message, for tables and diagrams.
+        """The content of a transactional message as text, for tables and diagrams.
 
-        Programs use `txn` and `txn_error_code`.
+        Programs should use `txn` and `txn_error_code`.
         """
         if self.direction is Direction.RESPONSE:
             return "" if self.txn_error_code is None else describe_response(self.txn_error_code)
         return self.decode_error or ("" if self.txn is None else describe_request(self.api, self.txn))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, with the names of the error codes beside their numbers."""
+        """Return the fields as plain values for JSON. Error codes come with their names."""
         row = asdict(self)
         row["said"] = self.said
         row["time_ms"] = round(self.time_ms, 3)
@@ -145,7 +143,7 @@ class WireEvent:
 
 
 class EventLog:
-    """The events of one proxy. It keeps the newest `max_events`; `on_event` is called with each one."""
+    """The events of one proxy, at most the newest `max_events`. `on_event` is called with each new event."""
 
     def __init__(
         self, max_events: int = 200_000, on_event: Callable[[WireEvent], None] | None = None
@@ -157,7 +155,10 @@ class EventLog:
         self._on_event = on_event
 
     def record(self, event: WireEvent, fate: Fate, detail: str = "") -> WireEvent:
-        """Append `event` with its fate, a number and the time. Wakes `wait_until`."""
+        """Append `event` with its fate, a number and the time. Return the complete event.
+
+        Wakes the callers of `wait_until`.
+        """
         with self._changed:
             self._count += 1
             elapsed_ms = (time.monotonic() - self._started) * 1000
@@ -169,15 +170,15 @@ class EventLog:
         return event
 
     def note(self, text: str) -> None:
-        """Append a remark."""
+        """Append a note: a remark that belongs to no message."""
         self.record(WireEvent(Direction.NOTE, ""), Fate.PASSED, text)
 
     def snapshot(self) -> list[WireEvent]:
-        """Return a copy of all events so far."""
+        """Return a copy of the list of events."""
         with self._changed:
             return list(self._events)
 
     def wait_until(self, predicate: Callable[[Sequence[WireEvent]], bool], timeout: float) -> bool:
-        """Block until `predicate(events)` is true, at most `timeout` seconds. Return its last value."""
+        """Wait until `predicate(events)` is true, at most `timeout` seconds. Return its last result."""
         with self._changed:
             return self._changed.wait_for(lambda: predicate(self._events), timeout)

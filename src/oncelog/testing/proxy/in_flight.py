@@ -1,4 +1,4 @@
-"""Messages on their way through the proxy: frames on streams, requests in flight, messages that are held."""
+"""Messages on their way through the proxy: frames on streams, requests in flight, and held messages."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ class ProxyContext(Protocol):
     book: RuleBook
     log: EventLog
     held: list[HeldMessage]
-    """All messages that are held, on all connections."""
+    """The held messages of all connections."""
 
     async def address_for(self, host: str, port: int) -> Address:
-        """Return the address at which clients reach the broker `host:port` through the proxy."""
+        """Return the proxy's address for the broker `host:port`."""
         ...
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a task that may outlive the relay."""
+        """Run a task that may continue after the relay has ended."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class HeldMessage:
-    """A message that a rule holds. `on_release(lose)` is called once."""
+    """A message that a rule holds. `on_release(lose)` is called once, when the message is released."""
 
     api: str
     remaining: int | None
-    """Requests of `api` that must pass before the release; None if their number does not matter."""
+    """Number of requests of `api` that must still pass before the release; None: not released by requests."""
     on_release: Callable[[bool], None]
     timer: asyncio.TimerHandle | None = None
     is_done: bool = False
 
     def release(self, lose: bool = False) -> None:
-        """Forward the message, or lose it."""
+        """Release the message: forward it, or lose it."""
         if not self.is_done:
             self.is_done = True
             if self.timer:
@@ -57,7 +57,7 @@ class HeldMessage:
             self.on_release(lose)
 
     def count_down(self, api: str) -> None:
-        """Count a later request of `api` that passed."""
+        """Note that a later request of `api` has passed. This may release the message."""
         if self.remaining is not None and api == self.api:
             self.remaining -= 1
             if self.remaining <= 0:
@@ -66,15 +66,17 @@ class HeldMessage:
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
-    """A request and its response."""
+    """A request that the proxy has read, and its response."""
 
     header: RequestHeader
     frame: bytes
     event: WireEvent
     response: asyncio.Future[bytes | None]
-    """The response frame; None if the broker closed the connection."""
+    """The response's frame; None if the broker closed the connection."""
     send_number: int = 0
-    """Number among the requests of its API that the broker was given on this connection, from 1."""
+    """Number of this request among those of its API that the proxy sent to the broker on this connection,
+    from 1.
+    """
     is_copy: bool = False
     is_dropped: bool = False
     is_forged: bool = False
@@ -82,12 +84,12 @@ class InFlightRequest:
 
     @property
     def expects_response(self) -> bool:
-        """False for a Produce request with acks=0, the only request without a response."""
+        """False for a Produce request with acks=0. Every other request has a response."""
         return self.event.acks != 0
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next frame without its size prefix; None at the end.
+    """Return the next frame without its size prefix; None at the end of the stream.
 
     Raises PeerError for an invalid size.
     """
@@ -107,8 +109,9 @@ def write_frame(writer: asyncio.StreamWriter, frame: bytes) -> None:
 
 
 async def drain(writer: asyncio.StreamWriter) -> None:
-    """Wait until the writer accepts more. A lost connection is no error here."""
+    """Wait until the writer accepts more data. A lost connection is ignored."""
     try:
         await writer.drain()
     except ConnectionError:
-        pass  # the task that reads from that side ends
+        # The task that reads from this connection notices the loss.
+        pass

@@ -1,4 +1,7 @@
-"""A TCP proxy between clients and the brokers of a cluster that injects the faults of its rules."""
+"""The proxy: a TCP server between clients and the brokers of a cluster.
+
+It applies rules that inject faults.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from oncelog.testing.proxy.rules import Rule, RuleBook
 
 
 def parse_address(text: str) -> Address:
-    """Return host and port of `host:port` (IPv6 in brackets). Raises ConfigError."""
+    """Return host and port of `host:port`; an IPv6 address is in brackets. Raises ConfigError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{text!r} is no HOST:PORT")
@@ -24,13 +27,14 @@ def parse_address(text: str) -> Address:
 
 
 class Proxy:
-    """A proxy for Kafka's protocol, in a thread of its own. A context manager.
+    """A fault-injecting proxy for Kafka's protocol, in its own thread. A context manager.
 
-    Every broker that a response names gets a listening port of the proxy, opened when it is first named. So
-    clients that bootstrap here never bypass the proxy. It forwards plaintext connections, SASL among them,
-    but not TLS. `advertised_host` replaces the brokers' host names in responses; it defaults to `host`.
-    `on_event` is called with each event, in the proxy's thread. Raises ConfigError for an `upstream` that is
-    not HOST:PORT.
+    When a response names a broker for the first time, the proxy opens a listening port for it. Clients that
+    bootstrap at the proxy therefore never bypass it. Plaintext connections are supported, also with SASL, but
+    not TLS.
+
+    `advertised_host` replaces the brokers' host names in responses; the default is `host`. `on_event` is
+    called with each event, in the proxy's thread. Raises ConfigError if `upstream` is not HOST:PORT.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Proxy:
         return self
 
     def stop(self) -> None:
-        """Close every connection and port. Held messages are lost, events stay available."""
+        """Close all connections and ports. Held messages are lost. The events can still be read."""
         if self._thread is not None:
             self._thread.run(self._core.close())
             self._thread.stop()
@@ -85,7 +89,7 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """The port of `bootstrap_servers`."""
+        """The port in `bootstrap_servers`."""
         return int(self.bootstrap_servers.rpartition(":")[2])
 
     @property
@@ -94,11 +98,11 @@ class Proxy:
         return self._core.log.snapshot()
 
     def add(self, rule: Rule) -> None:
-        """Add a rule behind the present ones. Its count of matches starts now."""
+        """Append a rule. It counts matches from now on."""
         self._core.book.add(rule)
 
     def clear(self) -> None:
-        """Remove all rules. Held messages stay held."""
+        """Remove all rules. Messages that are held stay held."""
         self._core.book.clear()
 
     def note(self, text: str) -> None:
@@ -106,18 +110,18 @@ class Proxy:
         self._core.log.note(text)
 
     def wait_until(self, predicate: Callable[[Sequence[WireEvent]], bool], timeout: float = 10.0) -> bool:
-        """Block until `predicate(events)` is true, at most `timeout` seconds. Return its last value."""
+        """Wait until `predicate(events)` is true, at most `timeout` seconds. Return its last result."""
         return self._core.log.wait_until(predicate, timeout)
 
     def release(self, *, lose: bool = False) -> int:
-        """Forward all held messages and return their number.
+        """Release all held messages and return their number.
 
-        `lose` loses them instead. A lost response ends its connection.
+        With `lose`, they are lost instead of forwarded. A lost response ends its connection.
         """
         return self._run(self._core.release(lose))
 
     def cut(self) -> int:
-        """Close all client connections now and return their number."""
+        """Close all client connections now, and return their number."""
         return self._run(self._core.cut())
 
     def _run(self, coroutine: Coroutine[Any, Any, int]) -> int:
@@ -128,7 +132,7 @@ class Proxy:
 
 
 class _Core:
-    """The state of a proxy on its event loop: ports by broker, relays, held messages."""
+    """The state of a proxy on its event loop: ports by broker, relays and held messages."""
 
     def __init__(self, host: str, advertised_host: str, book: RuleBook, log: EventLog) -> None:
         self.book, self.log = book, log
@@ -141,12 +145,12 @@ class _Core:
         self._connection_count = 0
 
     async def listen(self, upstream: Address, port: int) -> Address:
-        """Open the port of the broker `upstream`, and return its address for clients."""
+        """Open a port for the broker `upstream`, and return the port's address for clients."""
         self._servers[upstream] = await asyncio.start_server(self._accept_for(upstream), self._host, port)
         return await self.address_for(*upstream)
 
     async def address_for(self, host: str, port: int) -> Address:
-        """Return the address at which clients reach the broker `host:port`. Open its port if it is new."""
+        """Return the proxy's address for the broker `host:port`. Open a port if the broker is new."""
         upstream = (host, port)
         async with self._opening:
             if upstream not in self._servers:
@@ -177,7 +181,7 @@ class _Core:
             self._relays.discard(relay)
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a task that may outlive its relay."""
+        """Run a task that may continue after its relay has ended."""
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -198,7 +202,7 @@ class _Core:
         return len(relays)
 
     async def close(self) -> None:
-        """Close ports and connections. Wait for it: the event loop must not end with open handles."""
+        """Close ports and connections, and wait for their end. The event loop must not end before."""
         servers, relays = tuple(self._servers.values()), tuple(self._relays)
         for server in servers:
             server.close()

@@ -1,13 +1,15 @@
-"""One client connection through the proxy, and what the rules do to its messages.
+"""Forwards one client connection through the proxy, and applies the rules to its messages.
 
     client --requests---> [rules] --> broker          _read_from_client
     broker --responses--> by order of sending         _read_from_broker
     client <--responses-- [rules] in request order    _deliver
 
-Clients match responses to requests by order, and close the connection on any other correlation id (Java's
-client and librdkafka alike). So a response that may not be delivered yet, or never, holds back all later
-ones. If a connection ends, the broker may finish the requests that it was already given. Therefore a lost
-acknowledgement always means that the records were stored and the client was not notified.
+Clients match responses to requests by order. If the correlation id is another one, they close the connection
+(Java's client and librdkafka alike). Therefore a response that is held or dropped also blocks all later
+responses.
+
+After a connection has ended, the broker may still finish the requests that it was sent. Therefore a lost
+acknowledgement always means that the records were stored but the client does not know it.
 """
 
 from __future__ import annotations
@@ -41,14 +43,14 @@ from oncelog.testing.proxy.in_flight import (
 from oncelog.testing.proxy.rules import Action, Rule, error_code_of
 
 DRAIN_SECONDS = 1.0
-"""Time that a broker gets to respond to the last requests before its connection is closed."""
+"""Seconds that a broker gets to respond to the last requests before its connection is closed."""
 
 LATE_SECONDS = 10.0
-"""Time that a broker gets to respond to a request that was released after its connection ended."""
+"""Seconds that a broker gets to respond to a request that was released after its connection ended."""
 
 
 class Relay:
-    """A client connection and its connection to one broker."""
+    """A client's connection, and the proxy's connection to one broker."""
 
     def __init__(
         self, context: ProxyContext, number: int, upstream: Address, client: Streams, broker: Streams
@@ -60,21 +62,21 @@ class Relay:
         self._from_broker, self._to_broker = broker
         self._loop = asyncio.get_running_loop()
         self._open: deque[InFlightRequest] = deque()
-        """Requests whose response is not delivered, in the client's order."""
+        """Requests whose response is not yet delivered, in the order in which the client sent them."""
         self._order: asyncio.Queue[InFlightRequest | None] = asyncio.Queue()
         self._sent: deque[InFlightRequest] = deque()
-        """Requests without a response, in the order in which the broker was given them."""
+        """Requests to which the broker has not yet responded, in the order in which the proxy sent them."""
         self._held: list[HeldMessage] = []
         self._cut = asyncio.Event()
         self._sent_counts: dict[str, int] = {}
-        """Number of requests that the broker was given, by API."""
+        """Number of requests that the proxy has sent to the broker, by API."""
         self._is_over = False
         self._has_broker_closed = False
         self._is_blocked = False
-        """True while the next response in order is held."""
+        """True while a held response blocks all later ones."""
 
     async def run(self) -> None:
-        """Forward messages until either side or a rule ends a connection. Then close both."""
+        """Forward messages until one side or a rule ends the connection. Then close both connections."""
         try:
             await self._run_tasks()
         finally:
@@ -98,7 +100,7 @@ class Relay:
             await asyncio.gather(responses, *ending_tasks, return_exceptions=True)
 
     async def abort(self) -> None:
-        """Close both connections at once. Data that is not written yet is lost."""
+        """Close both connections at once. Data that are not yet written are lost."""
         self._writer.transport.abort()
         self._to_broker.transport.abort()
         await self._wait_closed()
@@ -108,7 +110,7 @@ class Relay:
         await asyncio.gather(*closing, return_exceptions=True)
 
     def cut(self) -> None:
-        """End the client's connection now."""
+        """Close the client's connection now."""
         self._cut.set()
 
     @property
@@ -119,7 +121,7 @@ class Relay:
         await self._cut.wait()
 
     def _end(self, ending_tasks: list[asyncio.Task[None]]) -> None:
-        """Stop the exchange with the client: nothing more is read from it or written to it."""
+        """End the exchange with the client: cancel its tasks, and record undelivered responses as lost."""
         self._is_over = True
         if self._reader.at_eof():
             self._writer.close()
@@ -150,7 +152,7 @@ class Relay:
             await drain(self._to_broker)
 
     def _apply_rule(self, request: InFlightRequest, rule: Rule | None) -> bool:
-        """Apply a rule to a request. Return False to end the connection."""
+        """Apply a rule to a request. Return False if the connection must end."""
         action = rule.action if rule else None
         if action is Action.CUT:
             self.context.log.record(request.event, Fate.CUT)
@@ -190,7 +192,10 @@ class Relay:
             self._send(copy, Fate.COPY)
 
     def _send(self, request: InFlightRequest, fate: Fate) -> None:
-        """Give a request to the broker, then the held requests that were waiting for this one to pass."""
+        """Send a request to the broker.
+
+        Then release the held requests that waited for this request to pass.
+        """
         self.context.log.record(request.event, fate, "a copy" if request.is_copy else "")
         if self._has_broker_closed:
             request.response.set_result(None)
@@ -224,7 +229,10 @@ class Relay:
         self._hold(request.event, rule, on_release)
 
     async def _send_late(self, request: InFlightRequest) -> None:
-        """Give the broker a request whose connection has ended. Its response is recorded and dropped."""
+        """Send a held request after its connection has ended, on a new connection to the broker.
+
+        The response is recorded, but no client gets it.
+        """
         self.context.log.record(request.event, Fate.RELEASED, "after its connection ended")
         try:
             reader, writer = await asyncio.open_connection(*self.upstream)
@@ -283,7 +291,8 @@ class Relay:
                 break
             earlier.append(other)
         if any(other.is_dropped for other in earlier):
-            return  # the response will be lost, and is recorded then
+            # The response will be lost. `_lose_responses` records this.
+            return
         if earlier and (self._is_blocked or any(not other.response.done() for other in earlier)):
             self._queue(request, frame)
 
@@ -292,7 +301,7 @@ class Relay:
         self._record_response(request, frame, Fate.QUEUED)
 
     def _queue_responses_behind(self, head: InFlightRequest) -> None:
-        """Record the responses behind one that is held now: they wait for it."""
+        """Record that the responses behind `head`, which is now held, wait."""
         for request in self._open:
             frame = request.response.result() if request.response.done() else None
             if request is not head and frame is not None and not request.is_queued:
@@ -318,7 +327,7 @@ class Relay:
             await drain(self._writer)
 
     async def _lose_responses(self) -> None:
-        """Lose all further responses: no response behind a dropped message can be delivered."""
+        """Record all further responses as lost: after a dropped message, none can be delivered in order."""
         if self._open:
             self._open.popleft()
         while (request := await self._order.get()) is not None:
@@ -330,7 +339,7 @@ class Relay:
             self._open.popleft()
 
     async def _deliver_one(self, request: InFlightRequest, frame: bytes) -> bool:
-        """Apply the rules to a response. Return False to end the connection."""
+        """Apply the rules to a response. Return False if the connection must end."""
         frame, event = await self._rewrite(request, frame)
         fate = Fate.RELEASED if request.is_queued else Fate.PASSED
         if request.is_forged:
@@ -369,7 +378,8 @@ class Relay:
         self._queue_responses_behind(request)
         held = self._hold(event, rule, on_release)
         for _ in range(self._sent_counts[event.api] - request.send_number):
-            held.count_down(event.api)  # requests that passed before this response came
+            # These requests passed before this response arrived.
+            held.count_down(event.api)
         if await released:
             self._is_blocked = False
             return self._write(event, frame, Fate.RELEASED)
@@ -383,7 +393,7 @@ class Relay:
         return True
 
     async def _rewrite(self, request: InFlightRequest, frame: bytes) -> tuple[bytes, WireEvent]:
-        """Return the response with the brokers' addresses replaced by the proxy's, and its event."""
+        """Replace the brokers' addresses in a response by the proxy's. Return the new frame and the event."""
         message = decode_known_response(request.header, frame)
         event = response_event(request.event, frame, message)
         if message is None:

@@ -1,8 +1,9 @@
 """The rules of the proxy: which messages they match, how they count matches, and their one-line grammar.
 
-Every rule counts the messages that it matches, over all connections, from 1. A probability is a function of
-the seed, the rule and the number of the match. So one seed selects the same matches however the connections
-interleave. Delays of several rules add up. Of the other actions, the first rule that applies decides.
+Each rule counts the messages that it matches, from 1, over all connections. A rule with a probability decides
+by the seed, the number of the rule and the number of the match. Therefore one seed selects the same matches,
+even if connections interleave differently. If several rules apply to a message, the delays of DELAY and
+THROTTLE add up. The action is that of the first other rule.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ E = TypeVar("E", bound=StrEnum)
 class Action(StrEnum):
     """The action of a rule on a message.
 
-    DROP       lose the message alone. Clients refuse a response out of order, so the responses
-               behind a dropped message never come. The connection stays open and silent until the
-               client's time-out. Requests behind it do arrive.
-    CUT        lose the message together with its connection. A response (the default): the broker
-               has handled the request, its acknowledgement is lost. A request: it never arrives.
-    DELAY      wait `delay_ms`; later messages of the same direction wait behind it.
+    DROP       lose only this message. Clients reject a response out of order, so the proxy delivers no
+               response behind a dropped message. The connection stays open and silent until the
+               client's time-out. Requests behind the message still reach the broker.
+    CUT        lose the message and close its connection. If the message is a response (the default), the
+               broker has handled the request. If it is a request, it never reaches the broker.
+    DELAY      wait `delay_ms`. Later messages of the same direction wait, too.
     HOLD       keep the message until `release_after` later requests of the same API have passed on
-               its connection, until `delay_ms`, or until Proxy.release(). Later requests overtake a
-               held request (reordering). It survives its connection (late arrival).
-    DUPLICATE  send the request twice; with `delay_ms` or `release_after` the copy comes later.
-    FAIL       respond with `error`. A request (the default) never reaches the broker; a response
-               hides that the broker handled it. Produce only.
-    THROTTLE   forward at most `rate_bytes_s` bytes a second.
+               its connection, for `delay_ms`, or until Proxy.release(). Later requests overtake a
+               held request (reordering). A held request survives its connection (late arrival).
+    DUPLICATE  send the request twice. With `delay_ms` or `release_after`, the copy is held first.
+    FAIL       respond with `error`. If the rule is for requests (the default), the broker does not get the
+               request. If it is for responses, the broker has handled the request. Produce only.
+    THROTTLE   forward at most `rate_bytes_s` bytes per second.
     """
 
     DROP = "drop"
@@ -62,11 +63,12 @@ _ALLOWED_FOR = {
 class Rule:
     """One kind of fault, and the messages to which it applies.
 
-    `api` is Kafka's name ("Produce"); None matches any. `direction` None means "response" for cut, and
-    "request" for the other actions. `nth` is the first match to which the rule applies (from 1). `count` is
-    the number of matches from there on; None means one if `nth` is given, else all. `probability` (0 to 1)
-    selects among them at random. `match` is a further condition on the event. Raises ConfigError if the
-    options are contradictory.
+    `api`: Kafka's name ("Produce"); None matches any API. `direction` None: "response" for cut, "request" for
+    other actions. `nth`: number of the first match to which the rule applies, from 1. `count`: number of
+    matches to which the rule applies, from `nth` on; None means one if `nth` is set, otherwise all.
+    `probability` (0 to 1) selects among these matches at random. `match`: a further condition on the event.
+
+    Raises ConfigError if the options contradict each other.
     """
 
     action: Action | str
@@ -119,7 +121,7 @@ class Rule:
             raise ConfigError(f"delay_ms={self.delay_ms} must be 0 or more")
 
     def matches(self, event: WireEvent) -> bool:
-        """Return True if the rule counts this message."""
+        """Return True if the message matches, so that the rule counts it."""
         return (
             event.direction == self.direction
             and (self.api is None or self.api == event.api)
@@ -127,7 +129,7 @@ class Rule:
         )
 
     def applies(self, match_number: int, seed: int, rule_number: int) -> bool:
-        """Return True if the rule applies to its `match_number`-th match (from 1)."""
+        """Return True if the rule applies to its match number `match_number`, from 1."""
         first = self.nth or 1
         count = self.count or (1 if self.nth else None)
         if match_number < first or (count is not None and match_number >= first + count):
@@ -148,7 +150,10 @@ def error_code_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision about one message: wait `delay_ms`, then apply `rule` (None: forward)."""
+    """The decision about one message: wait `delay_ms`, then apply `rule`.
+
+    `rule` None: forward the message.
+    """
 
     delay_ms: float = 0.0
     rule: Rule | None = None
@@ -158,7 +163,7 @@ _PASS = Decision()
 
 
 class RuleBook:
-    """The rules of a proxy and their counters. May be changed from any thread at any time."""
+    """The rules of a proxy and their counters. Any thread may change the rules at any time."""
 
     def __init__(self, rules: Iterable[Rule] = (), seed: int = 0) -> None:
         self._lock = threading.Lock()
@@ -169,18 +174,18 @@ class RuleBook:
             self.add(rule)
 
     def add(self, rule: Rule) -> None:
-        """Add `rule` behind the present ones. Its count of matches starts now."""
+        """Append a rule. It counts matches from now on."""
         with self._lock:
             self._entries.append(_Entry(rule, self._next_number))
             self._next_number += 1
 
     def clear(self) -> None:
-        """Remove all rules. Held messages stay held."""
+        """Remove all rules. Messages that are held stay held."""
         with self._lock:
             self._entries.clear()
 
     def decide(self, event: WireEvent) -> Decision:
-        """Count the message in every rule that matches it, and return the decision about it."""
+        """Count the message in every rule that matches it. Return the decision about the message."""
         with self._lock:
             applied = [entry.rule for entry in self._entries if entry.count(event, self._seed)]
         if not applied:
@@ -222,10 +227,10 @@ _OPTIONS: dict[str, Callable[[str], object]] = {
 
 
 def parse_rule(text: str) -> Rule:
-    """Return the rule of one line: `[request|response] [API] ACTION [option=value ...]`.
+    """Return the rule in one line of text: `[request|response] [API] ACTION [option=value ...]`.
 
     Examples: `response Produce cut nth=2`, `request Produce hold nth=2 release_after=1`, `cut
-    probability=0.05`, `Fetch delay delay_ms=200`. Raises ConfigError, which names the invalid word.
+    probability=0.05`, `Fetch delay delay_ms=200`. Raises ConfigError, whose text names the invalid word.
     """
     words = text.split()
     positional = [word for word in words if "=" not in word]

@@ -1,4 +1,4 @@
-"""The fields of transactional messages in the proxy's events, and their text for tables."""
+"""Extracts the fields of transactional messages for the proxy's events, and formats them for tables."""
 
 from __future__ import annotations
 
@@ -25,36 +25,33 @@ _TRANSACTION = 1
 
 @dataclass(frozen=True, slots=True)
 class TxnRequest:
-    """The fields of one request of a transaction.
-
-    A field is None or empty if the request does not have it.
-    """
+    """The fields of one transactional request. A field that the request lacks is None or empty."""
 
     transactional_id: str | None = None
     producer_id: int | None = None
     producer_epoch: int | None = None
     is_commit: bool | None = None
-    """Of EndTxn: True to commit, False to abort."""
+    """EndTxn: True to commit, False to abort."""
     group_id: str | None = None
-    """Of AddOffsetsToTxn and TxnOffsetCommit."""
+    """The group of AddOffsetsToTxn and TxnOffsetCommit."""
     partitions: tuple[tuple[str, int], ...] = ()
-    """(topic, partition) of AddPartitionsToTxn."""
+    """AddPartitionsToTxn: (topic, partition) of each partition."""
     offsets: tuple[tuple[str, int, int], ...] = ()
-    """(topic, partition, committed offset) of TxnOffsetCommit."""
+    """TxnOffsetCommit: (topic, partition, committed offset) of each partition."""
     coordinator_keys: tuple[str, ...] = ()
-    """Group ids or transactional ids of FindCoordinator."""
+    """FindCoordinator: group ids or transactional ids."""
     is_transaction_coordinator: bool | None = None
-    """Of FindCoordinator: True for transactional ids, False for groups."""
+    """FindCoordinator: True for transactional ids, False for groups."""
 
 
 def txn_request(message: Message) -> TxnRequest | None:
-    """Return the fields of a request; None if it is not part of a transaction."""
+    """Return the fields of a transactional request; None for any other request."""
     read = _READERS.get(type(message))
     return read(message) if read else None
 
 
 def first_error_code(message: Message) -> int:
-    """Return the first error code in the response to a transaction's request; 0 if there is none."""
+    """Return the first error code in the response to a transactional request; 0 if there is no error."""
     codes = (code for code in (getattr(message, "error_code", 0), *_inner_codes(message)) if code)
     return next(codes, 0)
 
@@ -127,7 +124,7 @@ _READERS: dict[type[Message], Callable[[Any], TxnRequest]] = {
 
 
 def describe_request(api: str, request: TxnRequest) -> str:
-    """Return the text of a request for tables and diagrams; "" if its API's name says it all."""
+    """Return the text of a request for tables and diagrams; "" if the API's name is enough."""
     match api:
         case "FindCoordinator":
             kind = "transactional id" if request.is_transaction_coordinator else "group"
