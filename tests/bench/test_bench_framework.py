@@ -92,7 +92,7 @@ def test_sizes_are_read_as_their_defaults_types() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_measurement_has_what_the_framework_asks_for(name: str) -> None:
+def test_every_measurement_implements_the_protocol(name: str) -> None:
     assert importlib.util.find_spec(f"oncelog_bench.{name}")
     measurement = load(name)
     assert name == measurement.NAME and measurement.SUMMARY.endswith(".")

@@ -121,7 +121,7 @@ def test_records_are_readable_by_a_consumer() -> None:
     assert [len(record.value or b"") for record in records] == [700] * (2 + OPENING_BATCHES)
 
 
-def test_a_template_numbers_its_batches_and_seals_them_anew() -> None:
+def test_a_template_sets_sequences_and_checksums_of_its_batches() -> None:
     spec = ProduceSpec("", 0, "t", 2, batch_records=3, batches=2)
     template = Template(spec, [0, 1], (77, 5))
     for expected in (0, 3, 6):
@@ -159,7 +159,7 @@ def _refuse_second(listener: socket.socket) -> None:
             peer.sendall(encode_response(ProduceResponse(responses=topics), raw_produce.VERSION, 0))
 
 
-def test_a_process_is_seen_from_outside() -> None:
+def test_cpu_time_and_memory_of_a_process_are_read() -> None:
     before = cpu_seconds(os.getpid())
     sum(range(300_000))
     assert cpu_seconds(os.getpid()) > before and rss_mb(os.getpid()) > 1

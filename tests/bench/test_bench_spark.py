@@ -44,7 +44,9 @@ def test_every_sample_has_every_figure(name: str, results: dict[str, dict[str, A
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_it_is_rendered(name: str, results: dict[str, dict[str, Any]]) -> None:
+def test_the_page_and_the_picture_of_a_measurement_are_rendered(
+    name: str, results: dict[str, dict[str, Any]]
+) -> None:
     measurement = load(name)
     text = measurement.section(results[name])
     assert text.startswith("## ") and "What this shows." in text

@@ -532,7 +532,7 @@ def test_many_topics_are_deleted_in_as_many_steps_as_one(
             patch.setattr(Offsets, "_of_topics", counting("looks", Offsets._of_topics))
             header = RequestHeader(DeleteTopicsRequest.api.key, 5, 1, "test", 0)
             answer = handle(node, Request(1, header, DeleteTopicsRequest(topic_names=deleted)), 0)
-            assert {each.error_code for each in answer.responses} == {0}  # type: ignore[union-attr]
+            assert {response.error_code for response in answer.responses} == {0}  # type: ignore[union-attr]
             flush(node)
         steps.append(dict(counts))
         counts.clear()

@@ -42,7 +42,7 @@ def commit_request(group: str, offset: int) -> m.OffsetCommitRequest:
 def fetched(client: RawClient, group: str) -> tuple[int, int | None]:
     asked = m.OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None)
     (found,) = client.ask(m.OffsetFetchRequest(groups=[asked]), 8).groups
-    offsets = [each.committed_offset for topic in found.topics for each in topic.partitions]
+    offsets = [partition.committed_offset for topic in found.topics for partition in topic.partitions]
     return found.error_code, offsets[0] if offsets else None
 
 
@@ -167,7 +167,7 @@ def test_a_flipped_bit_in_the_transaction_log_tears_no_transaction(data: Path) -
     with Broker(data, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         assert client.ask(init_request("a"), 4).error_code == NotCoordinator.code
         described = client.ask(m.DescribeTransactionsRequest(transactional_ids=["a", "b"]), 0)
-        codes = {each.transactional_id: each.error_code for each in described.transaction_states}
+        codes = {state.transactional_id: state.error_code for state in described.transaction_states}
         assert codes == {"a": NotCoordinator.code, "b": 0}
         # The other id works: its earlier transaction is aborted.
         with producer_of(broker.bootstrap_servers, transactional_id="b") as producer:
@@ -189,8 +189,8 @@ def _open_transactions(client: RawClient) -> dict[int, int]:
     asked = m.DescribeProducersRequest.TopicRequest(name="t", partition_indexes=[0, 1])
     (topic,) = client.ask(m.DescribeProducersRequest(topics=[asked]), 0).topics
     return {
-        each.partition_index: sum(p.current_txn_start_offset >= 0 for p in each.active_producers)
-        for each in topic.partitions
+        partition.partition_index: sum(p.current_txn_start_offset >= 0 for p in partition.active_producers)
+        for partition in topic.partitions
     }
 
 

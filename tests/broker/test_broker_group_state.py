@@ -332,13 +332,13 @@ def test_requests_that_name_groups_look_at_no_others(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(GroupCoordinator, "group_ids", walk)
     monkeypatch.setattr(Offsets, "groups", walk)
     (described,) = node.ask(DescribeGroupsRequest(groups=["a", "none"]), 5)
-    assert [each.group_state for each in described.groups] == ["Empty", "Dead"]
+    assert [group.group_state for group in described.groups] == ["Empty", "Dead"]
     (described,) = node.ask(ConsumerGroupDescribeRequest(group_ids=["a", "none"]), 1)
-    assert {each.error_code for each in described.groups} == {errors.GroupIdNotFound.code}
+    assert {group.error_code for group in described.groups} == {errors.GroupIdNotFound.code}
     (deleted,) = node.ask(OffsetDeleteRequest(group_id="none", topics=[]), 0)
     assert deleted.error_code == errors.GroupIdNotFound.code
     (deleted,) = node.ask(DeleteGroupsRequest(groups_names=["a", "none"]), 2)
-    assert [each.error_code for each in deleted.results] == [0, errors.GroupIdNotFound.code]
+    assert [result.error_code for result in deleted.results] == [0, errors.GroupIdNotFound.code]
     assert not node.node.groups.has("a")
     assert node.node.groups.has("b")
 
@@ -362,7 +362,7 @@ def test_a_commit_above_a_batchs_size_is_refused_whole() -> None:
         ),
         8,
     )
-    codes = {each.partitions[0].error_code for each in answer.topics}
+    codes = {topic.partitions[0].error_code for topic in answer.topics}
     assert codes == {errors.InvalidCommitOffsetSize.code}
     (producer,) = node.ask(InitProducerIdRequest(transactional_id="x", transaction_timeout_ms=10_000), 4)
     (answer,) = node.ask(
@@ -380,7 +380,7 @@ def test_a_commit_above_a_batchs_size_is_refused_whole() -> None:
         ),
         5,
     )
-    codes = {each.partitions[0].error_code for each in answer.topics}
+    codes = {topic.partitions[0].error_code for topic in answer.topics}
     assert codes == {errors.InvalidCommitOffsetSize.code}
     assert not node.node.groups.has(group)
 
@@ -509,7 +509,7 @@ def protocol(name: str, metadata: bytes) -> JoinGroupRequest.JoinGroupRequestPro
 def test_one_join_that_cannot_be_stored_does_not_break_its_group(own_broker: Broker, hostile: Any) -> None:
     tried(own_broker, hostile, 6)
     with RawClient(own_broker.bootstrap_servers) as client:
-        assert not {"cg"} & {each.group_id for each in client.ask(ListGroupsRequest(), 4).groups}
+        assert not {"cg"} & {group.group_id for group in client.ask(ListGroupsRequest(), 4).groups}
         joined = client.ask(join("cg", session_timeout_ms=60_000), 3)
         assert joined.error_code == 0
         (described,) = client.ask(DescribeGroupsRequest(groups=["cg"]), 5).groups

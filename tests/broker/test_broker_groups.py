@@ -31,8 +31,8 @@ def _join(member_id: str) -> JoinGroupRequest:
 
 def _sync(joined: JoinGroupResponse, member_ids: list[str]) -> SyncGroupRequest:
     shares = [
-        SyncGroupRequest.SyncGroupRequestAssignment(member_id=each, assignment=each.encode())
-        for each in member_ids
+        SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=member_id.encode())
+        for member_id in member_ids
     ]
     return SyncGroupRequest(
         group_id="g",

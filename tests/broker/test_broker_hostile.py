@@ -168,9 +168,9 @@ def test_many_connections_at_once(tmp_path: Path, count: int) -> None:
         quick.create_topic("t")
         before_kb = _rss_kb(broker.pid)
         clients = [stack.enter_context(RawClient(broker.bootstrap_servers)) for _ in range(count)]
-        for each in clients:
-            each.send(ApiVersionsRequest(), 0)
-            each.socket.sendall(struct.pack(">i", 100 * MB) + b"12345")  # a large request begins
+        for client in clients:
+            client.send(ApiVersionsRequest(), 0)
+            client.socket.sendall(struct.pack(">i", 100 * MB) + b"12345")  # a large request begins
         assert quick.produce("t", batch(b"beside")).error_code == 0
         assert all(each.read_frame() for each in clients)
         assert quick.produce("t", batch(b"after")).error_code == 0
@@ -213,8 +213,8 @@ def test_a_size_that_is_only_claimed_takes_no_memory(broker: Broker) -> None:
         gc.collect()
         tracemalloc.start()
         try:
-            for each in clients:
-                each.socket.sendall(struct.pack(">i", 100 * MB) + b"x" * 10)
+            for client in clients:
+                client.socket.sendall(struct.pack(">i", 100 * MB) + b"x" * 10)
             wait_until(lambda: broker.metrics()["request_bytes_held"] >= 50 * 14)
             assert tracemalloc.get_traced_memory()[1] < 50 * 16_384
         finally:

@@ -137,11 +137,11 @@ class Topic:
         self.now_ms += self.draw.choice((0, 2, 6)) * HOUR_MS
         if not self.exists:
             return
-        before = [(each.end_offset, each.size_bytes) for each in self.partition.log.segments]
+        before = [(segment.end_offset, segment.size_bytes) for segment in self.partition.log.segments]
         self.partition.enforce_retention(self.now_ms)
         expected, oldest_ms = self.model.start, self.now_ms - 5 * HOUR_MS
         for end, size in before:
-            times = [each.timestamp_ms for each in self.model.batches if each.end_offset <= end]
+            times = [batch.timestamp_ms for batch in self.model.batches if batch.end_offset <= end]
             if not self.partition.config.is_deleted or not size or max(times, default=0) >= oldest_ms:
                 break
             expected = max(expected, end)

@@ -208,7 +208,10 @@ def test_a_long_list_of_transactional_ids_is_matched_in_steps(
             init = InitProducerIdRequest(transactional_id=f"stepwise-{index}", transaction_timeout_ms=60_000)
             assert client.ask(init, 4).error_code == 0
         answer = client.ask(by_pattern("stepwise-[12]"), 2)
-    assert {each.transactional_id for each in answer.transaction_states} == {"stepwise-1", "stepwise-2"}
+    assert {state.transactional_id for state in answer.transaction_states} == {
+        "stepwise-1",
+        "stepwise-2",
+    }
 
 
 @pytest.fixture
@@ -232,7 +235,7 @@ def test_a_stored_pattern_that_is_refused_now_stops_neither_the_start_nor_the_gr
     with Broker(directory) as broker, RawClient(broker.bootstrap_servers) as client:
         answer = client.ask(heartbeat("new", "g", "t"), 1)
         assert answer.error_code == 0
-        assert [each.partitions for each in answer.assignment.topic_partitions] == [[0]]
+        assert [topic.partitions for topic in answer.assignment.topic_partitions] == [[0]]
 
 
 def test_ids_that_may_not_be_described_are_not_matched(tmp_path: Path, matched: list[str]) -> None:

@@ -92,7 +92,7 @@ def describe(client: RawClient, resource_type: int, name: str, key: str) -> list
     assert result.error_code == 0
     for config in result.configs:
         assert (config.value, config.config_source) == (config.synonyms[0].value, config.synonyms[0].source)
-    return [(each.value, each.source) for config in result.configs for each in config.synonyms]
+    return [(synonym.value, synonym.source) for config in result.configs for synonym in config.synonyms]
 
 
 def test_a_broker_setting_holds_at_once_and_after_a_restart(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_request_writes_each_file_once_however_many_resources_it_names(
         ]
         resources += [resource(BROKER_TYPE, "", "log.roll.ms", "1000")]
         answer = client.ask(Alter(resources=resources), 1)
-        assert [each.error_code for each in answer.responses] == [0, 42, 0, 3, 42] + [0] * 10
+        assert [response.error_code for response in answer.responses] == [0, 42, 0, 3, 42] + [0] * 10
         assert sorted(writes) == sorted([FILE_NAME, CONFIGS_FILE])
         assert describe(client, 2, "t2", "retention.ms")[0] == ("5000", 1)
         assert describe(client, 2, "t1", "segment.ms")[0] == ("1000", 3)
@@ -309,7 +309,7 @@ def test_log_directories_are_described_of_a_topic_named_twice(tmp_path: Path) ->
         ]
         (directory,) = client.ask(m.DescribeLogDirsRequest(topics=topics), 4).results
         (described,) = directory.topics
-        assert [each.partition_index for each in described.partitions] == [0, 2]
+        assert [partition.partition_index for partition in described.partitions] == [0, 2]
 
 
 def test_groups_with_long_names_have_no_settings_of_their_own(tmp_path: Path) -> None:

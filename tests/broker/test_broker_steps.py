@@ -384,7 +384,7 @@ def test_a_topic_that_is_half_made_when_the_broker_stops_is_whole_at_the_next_st
     node = driven(disk)
     handle(node, create("many", count))
     node.topics.create("other", 1, {}, NOW_MS)  # writes the file in between
-    named = {each["name"]: each["partitions"] for each in json.loads(disk.read(FILE_NAME))["topics"]}
+    named = {topic["name"]: topic["partitions"] for topic in json.loads(disk.read(FILE_NAME))["topics"]}
     assert named == {"many": count, "other": 1}
     node.close(NOW_MS)
     again = open_node(disk)

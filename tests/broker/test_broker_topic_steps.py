@@ -129,7 +129,11 @@ class Broker:
     def shape(self, name: str) -> list[int] | None:
         """Return the partitions that hold records; None without the topic."""
         topic = self.node.topics.get(name)
-        return None if topic is None else [len(list(read_all(each))) and 1 for each in topic.partitions]
+        return (
+            None
+            if topic is None
+            else [len(list(read_all(partition))) and 1 for partition in topic.partitions]
+        )
 
     def topic_codes(self, answer: Answer) -> list[int] | None:
         return None if answer.code is None else [row.error_code for row in answer._answers[0].topics]
@@ -250,7 +254,7 @@ def test_new_partitions_have_the_settings_that_a_topic_got_meanwhile() -> None:
     for broker, _ in growths():
         broker.node.topics.alter([(broker.topic("t"), {"max.message.bytes": "99"})])
         broker.finish()
-        assert {each.config.max_message_bytes for each in broker.topic("t").partitions} == {99}
+        assert {partition.config.max_message_bytes for partition in broker.topic("t").partitions} == {99}
 
 
 def deletions() -> Iterator[tuple[Broker, Answer]]:

@@ -300,7 +300,7 @@ def test_a_request_makes_no_more_partitions_than_one_may(tmp_path: Path) -> None
             for name in "ab"
         ]
         results = client.ask(CreatePartitionsRequest(topics=growing, validate_only=True), 3).results
-        assert [each.error_code for each in results] == [0, errors.PolicyViolation.code]
+        assert [result.error_code for result in results] == [0, errors.PolicyViolation.code]
 
 
 @pytest.mark.behaviour("I17")

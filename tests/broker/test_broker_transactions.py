@@ -282,7 +282,7 @@ def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path)
     assert answers == [], "now the batch itself is awaited"
     flush_all(node)
     results = [answer.responses[0].partition_responses[0] for answer in answers]
-    assert [(each.error_code, each.base_offset) for each in results] == [(0, 0), (0, 0)]
+    assert [(result.error_code, result.base_offset) for result in results] == [(0, 0), (0, 0)]
     node.log_manager.release()
 
 

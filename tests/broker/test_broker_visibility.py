@@ -104,7 +104,7 @@ def _values(response: Any) -> list[bytes | None]:
     (topic,) = response.responses
     (found,) = topic.partitions
     assert found.error_code == 0
-    return [record.value for each in split_batches(found.records) for record in decode_records(each)]
+    return [record.value for batch in split_batches(found.records) for record in decode_records(batch)]
 
 
 @pytest.mark.behaviour("I28")

@@ -103,7 +103,7 @@ def test_a_finding_is_a_row_and_exit_code_3(audited: dict[str, Any]) -> None:
     assert "PRODUCER ID" in run("payments", "-o", "wide").stdout
 
 
-def test_what_is_cut_or_not_proven_is_said(audited: dict[str, Any]) -> None:
+def test_truncated_and_unproven_results_are_marked(audited: dict[str, Any]) -> None:
     many = PartitionTotals(batches=9, records=90, unnumbered_records=40, unknown_starts=1, findings=5000)
     audited["result"] = AuditResult((FINDING,), {TopicPartition("payments", 2): many}, None)
     said = run("payments").stderr
@@ -116,7 +116,7 @@ def test_what_is_cut_or_not_proven_is_said(audited: dict[str, Any]) -> None:
     assert checked.exit_code == 0 and "90 different keys, 0 of them more than once" in checked.stderr
 
 
-def test_directories_instead_of_topics(audited: dict[str, Any]) -> None:
+def test_directories_can_be_audited_instead_of_topics(audited: dict[str, Any]) -> None:
     assert run("--files", "/data", "s3://copies/payments-0", "--compacted", "payments").exit_code == 0
     assert audited["paths"] == ("/data", "s3://copies/payments-0")
     assert audited["compacted_topics"] == ("payments",)
@@ -125,12 +125,12 @@ def test_directories_instead_of_topics(audited: dict[str, Any]) -> None:
     assert (audited["key_check"], audited["against"]) == ("key", ("/copy",))
 
 
-def test_a_topic_that_was_compacted_once(audited: dict[str, Any]) -> None:
+def test_a_topic_that_was_once_compacted_is_shown_as_compacted(audited: dict[str, Any]) -> None:
     assert run("a", "--compacted", "a").exit_code == 0
     assert (audited["topics"], audited["compacted_topics"]) == (("a",), ("a",))
 
 
-def test_a_comparison_is_told_and_exits_with_3(audited: dict[str, Any]) -> None:
+def test_a_comparison_with_differences_is_printed_and_exits_with_3(audited: dict[str, Any]) -> None:
     lost = dataclasses.replace(FINDING, kind="lost_key", key="k7")
     partitions = audited["result"].partitions
     audited["result"] = AuditResult((lost,), partitions, None, (), Difference(10, 9, 1, 0, 0, 4))
@@ -150,7 +150,7 @@ def test_a_note_is_shown_and_is_no_violation(audited: dict[str, Any]) -> None:
     assert [row["severity"] for row in json.loads(said.stdout)] == ["information"]
 
 
-def test_the_page_needs_no_network_and_says_everything(audited: dict[str, Any], tmp_path: Path) -> None:
+def test_the_page_needs_no_network_and_contains_all_results(audited: dict[str, Any], tmp_path: Path) -> None:
     totals = PartitionTotals(batches=30, records=150, producers=2, findings=1)
     hostile = dataclasses.replace(FINDING, key="<script>alert(1)</script>")
     note = dataclasses.replace(FINDING, kind="torn_tail")
@@ -171,7 +171,7 @@ def test_no_findings_are_an_empty_list_in_json_and_nothing_in_a_table(audited: d
     assert run("payments").stdout == ""
 
 
-def test_a_wrong_setting_is_told_before_spark_starts(audited: dict[str, Any]) -> None:
+def test_a_wrong_setting_is_an_error_before_spark_starts(audited: dict[str, Any]) -> None:
     wrong = run("payments", "-X", "fetch.mn.bytes=5")
     assert isinstance(wrong.exception, ConfigError) and "did you mean fetch.min.bytes" in str(wrong.exception)
     assert "topics" not in audited

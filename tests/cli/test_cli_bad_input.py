@@ -43,7 +43,7 @@ def broker_config() -> Mapping[str, object]:
     ],
     ids=" ".join,
 )
-def test_what_is_not_there_is_said_once_and_plainly(arguments: list[str], ours: str) -> None:
+def test_a_missing_name_is_one_plain_error(arguments: list[str], ours: str) -> None:
     got = oncelog(*arguments, "-X", "request.timeout.ms=1000", servers=ours)
     last = got.err.splitlines()[-1]
     assert got.code == 1 and last.startswith("oncelog: ")
@@ -56,7 +56,7 @@ def test_what_is_not_there_is_said_once_and_plainly(arguments: list[str], ours: 
     [["serve"], ["serve", "--metrics-port"], ["web", "--listen"], ["proxy", "--listen"]],
     ids=" ".join,
 )
-def test_a_port_in_use_is_said_with_the_remedy(command: list[str], ours: str, tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_with_the_remedy(command: list[str], ours: str, tmp_path: Path) -> None:
     port = ours.rpartition(":")[2]
     if command[0] == "serve":
         command = [*command, *([port] if command[1:] else []), "--data-dir", str(tmp_path)]
@@ -74,7 +74,7 @@ def test_a_port_in_use_is_said_with_the_remedy(command: list[str], ours: str, tm
     assert wanted in got.stderr.splitlines()[-1]
 
 
-def test_a_data_directory_that_cannot_be_made_is_said_with_the_remedy(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_created_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "data", Path("/proc/data")):
         got = oncelog("serve", "--data-dir", str(path), "--listen", "127.0.0.1:0")
@@ -82,7 +82,7 @@ def test_a_data_directory_that_cannot_be_made_is_said_with_the_remedy(tmp_path: 
         assert "name another directory with --data-dir" in got.err
 
 
-def test_a_misspelt_command_is_answered_with_the_near_one() -> None:
+def test_a_misspelt_command_gets_a_suggestion() -> None:
     got = oncelog("topic", "list")
     assert got.code == 2 and "No such command 'topic'. Did you mean 'topics'?" in got.err
     assert oncelog("xyzzy").code == 2
@@ -142,7 +142,7 @@ def test_every_output_can_be_parsed(arguments: list[str], full: bool) -> None:
 @pytest.mark.parametrize(
     "arguments", [["--config", "retention.ms=1"], ["--delete-config", "retention.ms"], ["--config", "no=1"]]
 )
-def test_an_error_says_its_code_once(arguments: list[str], ours: str) -> None:
+def test_an_error_contains_its_name_once(arguments: list[str], ours: str) -> None:
     got = oncelog("topics", "alter", "nobodys", *arguments, servers=ours)
     assert got.code == 1
     assert re.findall(r"[A-Z]+_[A-Z_]+ \(\d+\)", got.err) in (
@@ -151,9 +151,7 @@ def test_an_error_says_its_code_once(arguments: list[str], ours: str) -> None:
 
 
 @pytest.mark.parametrize("output", ["a full disk", "a closed pipe"])
-def test_a_broker_whose_output_cannot_be_written_serves_and_stops_cleanly(
-    output: str, tmp_path: Path
-) -> None:
+def test_a_broker_with_an_unwritable_output_works_and_stops_cleanly(output: str, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     if output == "a full disk":

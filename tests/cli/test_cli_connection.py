@@ -65,7 +65,7 @@ def _nothing_at_the_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_command_goes_where_it_is_told(
+def test_a_command_uses_the_cluster_of_its_option(
     way: str, ours: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments, environment, text = WAYS[way]
@@ -83,7 +83,7 @@ def test_a_command_goes_where_it_is_told(
     assert gone.out == f"deleted {topic}\n" and f"on the cluster at {ours}:" in gone.err
 
 
-def test_the_default_is_taken_when_nothing_names_a_cluster() -> None:
+def test_without_a_cluster_the_default_address_is_used() -> None:
     assert make_client_config([], [], {})["bootstrap.servers"] == DEAD
     assert DEFAULT_SERVERS == "127.0.0.1:9092"
 
@@ -125,7 +125,7 @@ def test_an_empty_address_is_not_the_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["-X", "the environment", "the file"])
 @pytest.mark.parametrize("key", ["request.timeout.ms"])
-def test_other_settings_have_the_same_order(
+def test_other_settings_have_the_same_precedence(
     way: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = ["the file", "the environment", "-X"]
@@ -182,7 +182,9 @@ def connecting_commands() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", list(connecting_commands()))
-def test_every_command_goes_where_the_environment_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_uses_the_cluster_of_the_environment(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[object] = []
 
     def refuse(*settings: object, **_: object) -> None:
@@ -238,7 +240,7 @@ def test_a_confirmation_names_the_cluster(name: str, ours: str) -> None:
     assert re.search(rf"(--yes|with --yes).* on the cluster at {ours}", said)
 
 
-def test_explain_plays_on_the_cluster_of_the_environment(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_runs_on_the_cluster_of_the_environment(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONCELOG_BOOTSTRAP_SERVERS", ours)
     got = oncelog("explain", "lost-ack", "-o", "json")
     assert got.code == 0 and json.loads(got.out)

@@ -32,20 +32,20 @@ def servers(oncelog_broker: Broker) -> str:
     return oncelog_broker.bootstrap_servers
 
 
-def test_values_to_the_end(servers: str) -> None:
+def test_consume_prints_values_to_the_end(servers: str) -> None:
     got = oncelog("consume", "t", "--from-beginning", "--until-end", servers=servers)
     assert got.code == 0
     assert sorted(got.out.split()) == ["a", "b", "c", "d"]
     assert got.err == "4 records\n"
 
 
-def test_an_offset_of_a_partition(servers: str) -> None:
+def test_consume_starts_at_an_offset_of_a_partition(servers: str) -> None:
     got = oncelog("consume", "t", "-p", "0", "--offset", "1", "--until-end", "-o", "jsonl", servers=servers)
     rows = [json.loads(line) for line in got.out.splitlines()]
     assert [(row["offset"], row["value"], row["key"]) for row in rows] == [(1, "b", None), (2, "c", None)]
 
 
-def test_max_messages(servers: str) -> None:
+def test_consume_stops_after_max_messages(servers: str) -> None:
     got = oncelog("consume", "t", "-p", "0", "--from-beginning", "-n", "2", servers=servers)
     assert (got.code, got.out) == (0, "a\nb\n")
 
@@ -58,7 +58,7 @@ def test_a_timeout_without_enough_messages_is_exit_code_4(servers: str) -> None:
 
 
 @pytest.mark.parametrize("output", ["json", "yaml", "table", "wide", "value", "jsonl"])
-def test_formats(servers: str, output: str) -> None:
+def test_records_are_printed_in_every_format(servers: str, output: str) -> None:
     got = oncelog("consume", "t", "-p", "0", "--from-beginning", "--until-end", "-o", output, servers=servers)
     assert got.code == 0
     if output == "json":
@@ -76,7 +76,7 @@ def test_formats(servers: str, output: str) -> None:
         assert len(got.out.splitlines()) == 3
 
 
-def test_json_stays_a_document_when_the_broker_goes_away() -> None:
+def test_json_output_is_complete_when_the_broker_fails() -> None:
     with Broker() as broker:
         servers = broker.bootstrap_servers
         with Admin({"bootstrap.servers": servers}) as admin:
@@ -115,14 +115,14 @@ def test_wide_shows_headers_and_readable_times(servers: str) -> None:
 
 
 @pytest.mark.parametrize("output", ["table", "wide", "jsonl"])
-def test_an_unknown_topic_has_no_head(oncelog_broker: Broker, output: str) -> None:
+def test_an_unknown_topic_prints_no_table_header(oncelog_broker: Broker, output: str) -> None:
     for more in ([], ["-p", "0"]):
         arguments = ["nosuch", "--from-beginning", *more, "-o", output, "-X", "request.timeout.ms=1000"]
         got = oncelog("consume", *arguments, servers=oncelog_broker.bootstrap_servers)
         assert (got.code in (1, 4), got.out) == (True, ""), got
 
 
-def test_a_terminal_is_given_no_control_characters_and_a_pipe_is(servers: str) -> None:
+def test_control_characters_are_escaped_on_a_terminal_but_not_in_a_pipe(servers: str) -> None:
     append(servers, T1, batch_of("\x1b[31mred\x07\r\u202e\u00a0ok".encode()))
     command = [sys.executable, "-m", "oncelog.cli.main", "consume", "t", "-p", "1", "--offset", "1"]
     command += ["--until-end", "-b", servers]
@@ -136,12 +136,12 @@ def test_a_terminal_is_given_no_control_characters_and_a_pipe_is(servers: str) -
 
 
 @pytest.mark.parametrize("output", ["json", "yaml"])
-def test_nothing_is_still_a_document(servers: str, output: str) -> None:
+def test_an_empty_result_is_still_a_document(servers: str, output: str) -> None:
     got = oncelog("consume", "t", "--until-end", "-o", output, servers=servers)
     assert (got.code, got.out) == (0, "[]\n")
 
 
-def test_bytes_headers_and_nulls(servers: str) -> None:
+def test_bytes_headers_and_nulls_are_printed(servers: str) -> None:
     append(servers, T1, build_batch([NewRecord(5, b"\xff", None, (("h", b"x"), ("n", None)))]))
     arguments = [
         "-p",
@@ -159,7 +159,7 @@ def test_bytes_headers_and_nulls(servers: str) -> None:
     assert row["headers"] == [{"key": "h", "value": "x"}, {"key": "n", "value": None}]
 
 
-def test_an_interrupt_ends_it_in_order(servers: str) -> None:
+def test_an_interrupt_ends_consume_cleanly(servers: str) -> None:
     command = [
         sys.executable,
         "-m",
@@ -181,7 +181,7 @@ def test_an_interrupt_ends_it_in_order(servers: str) -> None:
     assert len(json.loads("[" + rest)) == 3
 
 
-def test_a_closed_pipe_ends_it_quietly(servers: str) -> None:
+def test_a_closed_pipe_ends_consume_quietly(servers: str) -> None:
     append(servers, T0, *(batch_of(*[b"x" * 1000] * 500) for _ in range(3)))
     command = f"{sys.executable} -m oncelog.cli.main consume t --from-beginning -b {servers} | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=240)
@@ -189,14 +189,14 @@ def test_a_closed_pipe_ends_it_quietly(servers: str) -> None:
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
-def test_wrong_usage_and_unknown_topics(servers: str) -> None:
+def test_wrong_usage_and_unknown_topics_are_errors_of_consume(servers: str) -> None:
     assert oncelog("consume", "t", "--offset", "1", servers=servers).code == 2
     assert oncelog("consume", "t", "-p", "0", "--offset", "1", "--from-beginning", servers=servers).code == 2
     gone = oncelog("consume", "gone", "-X", "request.timeout.ms=100", servers=servers)
     assert gone.code == 1 and "'gone' does not exist" in gone.err
 
 
-def test_a_record_as_a_row() -> None:
+def test_a_record_is_printed_as_a_row() -> None:
     record = Record("t", 0, 7, 9, TimestampType.CREATE_TIME, b"k", b"\xfe", ())
     assert record_row(record) == {
         "topic": "t",
@@ -209,7 +209,7 @@ def test_a_record_as_a_row() -> None:
     }
 
 
-def test_a_group_goes_on_where_it_was(servers: str) -> None:
+def test_a_group_continues_at_its_committed_offset(servers: str) -> None:
     as_group = ["consume", "t", "--group", "g", "--from-beginning"]
     first = oncelog(*as_group, "-n", "2", servers=servers)
     assert first.code == 0

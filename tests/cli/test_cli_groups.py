@@ -54,7 +54,7 @@ def read_and_commit(consumer: Consumer, topic: str, count: int) -> None:
     consumer.commit()
 
 
-def test_from_a_member_to_nothing(servers: str) -> None:
+def test_a_group_is_listed_described_and_deleted(servers: str) -> None:
     group, topic = f"cli-{os.getpid()}-{next(_numbers)}", filled(servers)
     with reader(servers, group) as consumer:
         read_and_commit(consumer, topic, 10)
@@ -139,7 +139,7 @@ def test_a_hanging_transaction_is_named_beside_the_group_that_it_holds_up(kafka_
         assert "STABLE END OFFSET" in table.out and "HELD BACK BY" in table.out
 
 
-def test_an_offset_outside_the_log_is_remarked(ours: str) -> None:
+def test_an_offset_outside_the_log_gets_a_remark(ours: str) -> None:
     topic = filled(ours)
     group = stuck_group(ours, topic, 17)
     told = oncelog("groups", "describe", group, servers=ours)
@@ -165,7 +165,7 @@ def test_an_offset_outside_the_log_is_remarked(ours: str) -> None:
         (("--to-datetime", "2030-01-01T00:00:00Z"), [5, 5]),
     ],
 )
-def test_reset(ours: str, way: tuple[str, ...], wanted: list[int]) -> None:
+def test_offsets_are_reset(ours: str, way: tuple[str, ...], wanted: list[int]) -> None:
     group, topic = f"reset-{next(_numbers)}", filled(ours)
     with reader(ours, group) as consumer:
         read_and_commit(consumer, topic, 10)
@@ -176,7 +176,7 @@ def test_reset(ours: str, way: tuple[str, ...], wanted: list[int]) -> None:
     assert [row["offset"] for row in rows("describe", group, servers=ours)] == wanted
 
 
-def test_reset_on_apache_for_a_group_nobody_joined(apache_kafka: ApacheKafka) -> None:
+def test_offsets_of_a_new_group_are_reset_on_apache_kafka(apache_kafka: ApacheKafka) -> None:
     servers = apache_kafka.bootstrap_servers
     group, topic = f"reset-{os.getpid()}-{next(_numbers)}", filled(servers)
     rows("reset-offsets", group, "--topic", topic, "--to-offset", "2", "--yes", servers=servers)
@@ -194,13 +194,15 @@ def test_reset_on_apache_for_a_group_nobody_joined(apache_kafka: ApacheKafka) ->
         (("--to-offset", "-1"), "-1"),
     ],
 )
-def test_reset_said_wrong(ours: str, arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_options_of_reset_offsets_are_usage_errors(
+    ours: str, arguments: tuple[str, ...], said: str
+) -> None:
     topic = filled(ours)
     got = oncelog("groups", "reset-offsets", "g", "--topic", topic, *arguments, servers=ours)
     assert got.code == 2 and said in got.err
 
 
-def test_kafkas_own_tool(ours: str, kafka_class_path: str) -> None:
+def test_kafka_consumer_groups_agrees(ours: str, kafka_class_path: str) -> None:
     group, topic = f"tool-{next(_numbers)}", filled(ours)
     server = ["--bootstrap-server", ours]
     with reader(ours, group) as consumer:

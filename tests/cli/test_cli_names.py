@@ -23,7 +23,7 @@ def test_markup_in_names_is_printed_as_it_is(capsys: pytest.CaptureFixture[str])
     assert lines == ["GROUP", *HOSTILE[:3], r"esc\x1b[2J", r"\x9b2J"]
 
 
-def test_a_name_takes_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_with_line_breaks_is_printed_in_one_row(capsys: pytest.CaptureFixture[str]) -> None:
     emit([{"group": "two\nrows", "state": "a\tb"}], "table")
     assert r"two\nrows" in capsys.readouterr().out
 
@@ -45,6 +45,6 @@ def test_an_error_text_is_escaped() -> None:
     assert b"\x1b" not in streams[1].getvalue() + streams[0].getvalue()
 
 
-def test_the_log_quotes_what_a_terminal_would_carry_out() -> None:
+def test_the_log_quotes_control_characters() -> None:
     assert _format_value("a\x1b[2J") == r'"a\u001b[2J"'
     assert _format_value("plain") == "plain"

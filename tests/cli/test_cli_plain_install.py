@@ -35,7 +35,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ],
     ids=lambda arguments: " ".join(arguments[:2]),
 )
-def test_a_command_that_needs_spark_says_what_to_install(arguments: list[str]) -> None:
+def test_a_command_without_spark_names_the_package_to_install(arguments: list[str]) -> None:
     ended = run("from oncelog.cli.main import main; main()", *arguments)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"oncelog: MissingDependency: {WHAT_TO_INSTALL}\n"
@@ -45,12 +45,12 @@ def test_a_command_that_needs_spark_says_what_to_install(arguments: list[str]) -
     "statement",
     ["from oncelog.spark import write_atomic", "from oncelog.spark.audit import audit_topic"],
 )
-def test_an_import_that_needs_spark_says_what_to_install(statement: str) -> None:
+def test_an_import_without_spark_names_the_package_to_install(statement: str) -> None:
     ended = run(f"try:\n    {statement}\nexcept ImportError as error:\n    print(error)")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, WHAT_TO_INSTALL + "\n", "")
 
 
-def test_what_needs_no_spark_is_there() -> None:
+def test_commands_without_spark_work_in_a_plain_installation() -> None:
     ended = run(
         "import oncelog.spark, oncelog.pipeline.supervisor\n"
         "import oncelog_simulator.cli, oncelog_simulator.sink_tasks"

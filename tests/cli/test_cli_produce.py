@@ -51,7 +51,7 @@ def read(broker: Broker, topic: str) -> list[Record]:
     return sorted(records, key=lambda record: (record.partition, record.offset))
 
 
-def test_lines_of_standard_input(broker: Broker, topic: str) -> None:
+def test_lines_of_standard_input_are_produced(broker: Broker, topic: str) -> None:
     got = produce(broker, topic, "-p", "1", "-o", "json", stdin=b"a\n\xff\r\n\nlast")
     assert (got.code, got.err) == (0, "")
     assert json.loads(got.out) == [
@@ -60,7 +60,7 @@ def test_lines_of_standard_input(broker: Broker, topic: str) -> None:
     assert [record.value for record in read(broker, topic)] == [b"a", b"\xff", b"", b"last"]
 
 
-def test_files_with_keys(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_files_with_keys_are_produced(broker: Broker, topic: str, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_bytes(b"k1\tv1\nk2\tv2\twith\n")
     two.write_bytes(b"k1\tv3\n")
@@ -84,7 +84,7 @@ def test_files_with_keys(broker: Broker, topic: str, tmp_path: Path) -> None:
     assert len({record.partition for record in records if record.key == b"k1"}) == 1
 
 
-def test_json_lines_are_what_consume_prints(broker: Broker, topic: str) -> None:
+def test_produce_reads_the_json_lines_that_consume_prints(broker: Broker, topic: str) -> None:
     row = {"key": "k", "value_base64": "/w==", "partition": 1, "timestamp": 7, "headers": {"h": "x"}}
     assert produce(broker, topic, "--jsonl", stdin=json.dumps(row).encode()).code == 0
     (first,) = read(broker, topic)
@@ -96,7 +96,7 @@ def test_json_lines_are_what_consume_prints(broker: Broker, topic: str) -> None:
     assert [record[3:] for record in read(broker, topic)] == [first[3:]] * 2
 
 
-def test_json_fields() -> None:
+def test_json_lines_are_parsed_into_fields() -> None:
     assert parse_json(b'{"value": {"a": [1]}, "headers": [{"key": "n", "value": null}]}') == {
         "key": None,
         "value": b'{"a":[1]}',
@@ -118,7 +118,7 @@ def test_json_fields() -> None:
         (b'{"headers": [1]}', "a header must be"),
     ],
 )
-def test_a_wrong_line_is_named_and_what_was_before_is_sent(
+def test_a_wrong_line_is_named_and_earlier_lines_are_sent(
     broker: Broker, topic: str, line: bytes, says: str
 ) -> None:
     got = produce(broker, topic, "--jsonl", "-o", "jsonl", stdin=b'{"value": "good"}\n' + line)
@@ -127,7 +127,7 @@ def test_a_wrong_line_is_named_and_what_was_before_is_sent(
     assert json.loads(got.out)["records"] == 1
 
 
-def test_a_line_without_its_separator(broker: Broker, topic: str) -> None:
+def test_a_line_without_the_separator_is_an_error(broker: Broker, topic: str) -> None:
     got = produce(broker, topic, "-k", "=", stdin=b"a=1\nb\n")
     assert got.code == 1 and "no '=' between key and value" in got.err
 
@@ -143,7 +143,9 @@ def test_failed_records_are_exit_code_1_with_the_typed_error(broker: Broker, top
     assert sum(row["records"] for row in json.loads(got.out)) == 2
 
 
-def test_wrong_usage_and_unknown_topics(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_wrong_usage_and_unknown_topics_are_errors_of_produce(
+    broker: Broker, topic: str, tmp_path: Path
+) -> None:
     assert produce(broker, topic, "--jsonl", "-k", ",").code == 2
     assert produce(broker, topic, "-k", "").code == 2
     assert produce(broker, topic, "-X", "acks=0", "-X", "enable.idempotence=true").code == 2
@@ -154,12 +156,12 @@ def test_wrong_usage_and_unknown_topics(broker: Broker, topic: str, tmp_path: Pa
     assert gone.code in (1, 4) and "gone" in gone.err
 
 
-def test_nothing_to_send(broker: Broker, topic: str) -> None:
+def test_empty_input_sends_nothing(broker: Broker, topic: str) -> None:
     assert produce(broker, topic, "-o", "json", stdin=b"").out == "[]\n"
     assert produce(broker, topic, "-o", "json", stdin=None).out == "[]\n"
 
 
-def test_a_closed_standard_input_is_an_empty_one(broker: Broker, topic: str) -> None:
+def test_a_closed_standard_input_counts_as_empty(broker: Broker, topic: str) -> None:
     command = (
         f"{sys.executable} -m oncelog.cli.main produce {topic} -o json -b {broker.bootstrap_servers} <&-"
     )
@@ -198,7 +200,7 @@ def test_an_interrupt_sends_what_was_read(broker: Broker, topic: str) -> None:
     assert [record.value for record in read(broker, topic)] == [b"line"] * count
 
 
-def test_a_missing_topic_is_told_long_before_max_block_ms(broker: Broker) -> None:
+def test_a_missing_topic_is_an_error_long_before_max_block_ms(broker: Broker) -> None:
     """`send` waits for a topic that may be about to exist; a command's topic is mistyped."""
     got = produce(broker, "mistyped", "-X", "max.block.ms=86400000", stdin=b"x")
     assert got.code == 1

@@ -21,7 +21,7 @@ def servers(oncelog_broker: Broker) -> str:
     return oncelog_broker.bootstrap_servers
 
 
-def test_list(servers: str) -> None:
+def test_producers_of_a_topic_are_listed(servers: str) -> None:
     rows = json.loads(oncelog("producers", "list", "t", "-o", "json", servers=servers).out)
     assert [(r["partition"], r["producer_id"], r["epoch"], r["last_sequence"]) for r in rows] == [
         (0, 7, 1, 1),
@@ -35,7 +35,7 @@ def test_list(servers: str) -> None:
     assert len(table) == 2
 
 
-def test_describe_one(servers: str) -> None:
+def test_one_producer_is_described(servers: str) -> None:
     got = oncelog("producers", "describe", "t:0", "--producer-id", "8", "-o", "jsonl", servers=servers)
     assert json.loads(got.out)["producer_id"] == 8
     missing = oncelog("producers", "describe", "t:0", "--producer-id", "9", servers=servers)
@@ -43,10 +43,10 @@ def test_describe_one(servers: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["t:", ":0", "t:x", ""])
-def test_places_that_cannot_be(where: str) -> None:
+def test_a_malformed_partition_is_a_usage_error(where: str) -> None:
     assert oncelog("producers", "list", where).code == 2
 
 
-def test_a_topic_that_is_not_there(servers: str) -> None:
+def test_a_missing_topic_of_producers_list_is_an_error(servers: str) -> None:
     gone = oncelog("producers", "list", "gone", servers=servers)
     assert gone.code == 1 and "UNKNOWN_TOPIC_OR_PARTITION" in gone.err

@@ -29,7 +29,7 @@ def proxy_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]
         process.communicate()
 
 
-def test_it_carries_strikes_and_tells() -> None:
+def test_the_proxy_forwards_messages_injects_faults_and_prints_events() -> None:
     with ScriptedBroker() as broker:
         arguments = ("--upstream", broker.address, "--rule", "response Produce cut nth=1", "-o", "jsonl")
         with proxy_process(*arguments) as (process, address):
@@ -46,7 +46,7 @@ def test_it_carries_strikes_and_tells() -> None:
     assert "4 messages, 1 of them" in errors
 
 
-def test_a_table_line_per_message() -> None:
+def test_the_proxy_prints_a_line_per_message() -> None:
     with ScriptedBroker() as broker, proxy_process("--upstream", broker.address) as (process, address):
         with TinyClient(address) as client:
             client.call(produce(3), 9)
@@ -56,13 +56,13 @@ def test_a_table_line_per_message() -> None:
     assert "← Produce answer  t-0  ok  offset 0" in output
 
 
-def test_a_wrong_rule_says_what_is_wrong() -> None:
+def test_a_wrong_rule_is_an_error_that_names_the_word() -> None:
     result = CliRunner().invoke(cli, ["proxy", "--rule", "response Produce explode"])
     assert result.exit_code != 0
     assert "'explode' is no direction" in str(result.exception)
 
 
-def test_a_taken_port_is_an_error() -> None:
+def test_a_port_in_use_is_an_error_of_the_proxy() -> None:
     with ScriptedBroker() as broker:
         result = CliRunner().invoke(cli, ["proxy", "--listen", broker.address])
     assert result.exit_code == 1

@@ -16,7 +16,7 @@ def listed(broker: Broker, *options: str) -> list[list[object]]:
     return [list(row.values()) for row in json.loads(done.out)]
 
 
-def test_quotas(broker: Broker) -> None:
+def test_quotas_are_set_described_and_removed(broker: Broker) -> None:
     def run(*arguments: str) -> tuple[int, str, str]:
         done = oncelog("quotas", *arguments, servers=broker.bootstrap_servers)
         return done.code, done.out, done.err
@@ -53,6 +53,6 @@ def test_quotas(broker: Broker) -> None:
         (("remove", "--user", ""), "--user"),
     ],
 )
-def test_usage(arguments: tuple[str, ...], named: str) -> None:
+def test_wrong_usage_of_quotas_is_refused(arguments: tuple[str, ...], named: str) -> None:
     done = oncelog("quotas", *arguments)
     assert done.code == 2 and named in done.err

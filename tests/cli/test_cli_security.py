@@ -50,7 +50,7 @@ def as_user(broker: Broker, user: str, *arguments: str) -> tuple[int, str, str]:
     return done.code, done.out, done.err
 
 
-def test_users_and_acls(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_and_acls_are_added_listed_and_removed(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", typed(PASSWORD))
     assert as_user(broker, "admin", "users", "set", "alice")[:2] == (0, "user alice is set\n")
     _, out, _ = as_user(broker, "admin", "users", "list", "-o", "json")
@@ -102,19 +102,19 @@ def test_a_running_brokers_directory_is_left_alone(broker: Broker, monkeypatch: 
         (("acls", "list", "--command-config", "/nowhere"), "/nowhere"),
     ],
 )
-def test_usage(arguments: tuple[str, ...], named: str) -> None:
+def test_wrong_usage_of_users_and_acls_is_refused(arguments: tuple[str, ...], named: str) -> None:
     done = oncelog(*arguments)
     assert done.code == 2 and named in done.err
 
 
-def test_serve_beyond_loopback(tmp_path: Path) -> None:
+def test_serving_beyond_loopback_requires_authentication(tmp_path: Path) -> None:
     done = oncelog("serve", "--data-dir", str(tmp_path), "--listen", "0.0.0.0:0")
     assert done.code == 2 and "--insecure" in done.err
     done = oncelog("serve", "--data-dir", str(tmp_path), "--listen", "SASL_SSL://0.0.0.0:0")
     assert done.code == 2 and "ssl.keystore.location" in done.err
 
 
-def test_serve_on_several_listeners(tmp_path: Path) -> None:
+def test_a_broker_serves_on_several_listeners(tmp_path: Path) -> None:
     """One line each, in the order given, with the name; and every one must be locked or on loopback."""
     command = [sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir", str(tmp_path)]
     command += ["--listen", "PLAINTEXT://127.0.0.1:0", "--listen", "SASL_PLAINTEXT://127.0.0.1:0"]
@@ -133,7 +133,7 @@ def test_serve_on_several_listeners(tmp_path: Path) -> None:
     assert done.code == 2 and "0.0.0.0 (SSL)" in done.err and "--insecure" in done.err
 
 
-def test_metrics_and_pages_beyond_loopback(tmp_path: Path) -> None:
+def test_metrics_and_pages_beyond_loopback_need_a_token_or_insecure(tmp_path: Path) -> None:
     here = ("serve", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics-port", "0")
     done = oncelog(*here, "--metrics-host", "0.0.0.0")
     assert done.code == 2 and "oncelog.metrics.token" in done.err

@@ -11,7 +11,7 @@ from support.client import append, batch_of
 from oncelog import Broker, TopicPartition
 
 
-def test_the_life_of_a_topic(oncelog_broker: Broker) -> None:
+def test_a_topic_is_created_listed_described_and_deleted(oncelog_broker: Broker) -> None:
     servers = oncelog_broker.bootstrap_servers
     made = oncelog("topics", "create", "flights", "-p", "2", "--config", "retention.ms=5000", servers=servers)
     assert (made.code, made.out) == (0, "created flights\n")
@@ -41,7 +41,7 @@ def test_the_life_of_a_topic(oncelog_broker: Broker) -> None:
     assert oncelog("topics", "list", "-o", "json", servers=servers).out == "[]\n"
 
 
-def test_alter(oncelog_broker: Broker) -> None:
+def test_topics_are_altered(oncelog_broker: Broker) -> None:
     servers = oncelog_broker.bootstrap_servers
     oncelog("topics", "create", "t", "--config", "retention.ms=5000", servers=servers)
     arguments = ["--partitions", "3", "--config", "segment.bytes=1048576", "--delete-config", "retention.ms"]
@@ -54,7 +54,7 @@ def test_alter(oncelog_broker: Broker) -> None:
     assert len(json.loads(oncelog("topics", "describe", "t", "-o", "json", servers=servers).out)) == 3
 
 
-def test_if_not_exists(oncelog_broker: Broker) -> None:
+def test_if_not_exists_accepts_an_existing_topic(oncelog_broker: Broker) -> None:
     servers = oncelog_broker.bootstrap_servers
     oncelog("topics", "create", "t", servers=servers)
     again = oncelog("topics", "create", "t", "u", servers=servers)
@@ -76,7 +76,7 @@ def test_errors_are_one_line_and_an_exit_code(oncelog_broker: Broker) -> None:
     assert unknown.code == 2 and "did you mean request.timeout.ms?" in unknown.err
 
 
-def test_no_broker_is_said_with_its_address() -> None:
+def test_an_unreachable_broker_is_named_by_its_address() -> None:
     failed = oncelog("topics", "list", "-X", "oncelog.bootstrap.timeout.ms=0", servers="127.0.0.1:1")
     assert failed.code == 1
     assert "cannot connect to 127.0.0.1:1: Connection refused" in failed.err

@@ -78,7 +78,7 @@ def visible(servers: str, topic: str) -> int:
 
 
 @pytest.mark.behaviour("T14")
-def test_a_transaction_that_is_open_then_committed(servers: str) -> None:
+def test_an_open_and_a_committed_transaction_are_described(servers: str) -> None:
     name, topic = f"cli-{os.getpid()}-{next(_numbers)}", new_topic(servers, 2)
     with producer_of(servers, transactional_id=name) as producer:
         producer.init_transactions()
@@ -110,7 +110,7 @@ def test_a_transaction_that_is_open_then_committed(servers: str) -> None:
 
 
 @pytest.mark.behaviour("T14")
-def test_one_that_hangs_is_found_and_aborted(servers: str) -> None:
+def test_a_hanging_transaction_is_found_and_aborted(servers: str) -> None:
     producer_id = 700_000 + next(_numbers)
     topic = hang(servers, producer_id)
     assert visible(servers, topic) == 1
@@ -138,7 +138,7 @@ def test_one_that_hangs_is_found_and_aborted(servers: str) -> None:
 
 
 @pytest.mark.behaviour("T14")
-def test_kafkas_own_tool_finds_and_aborts(ours: str, kafka_class_path: str) -> None:
+def test_kafka_transactions_finds_and_aborts_a_hanging_transaction(ours: str, kafka_class_path: str) -> None:
     producer_id = 700_000 + next(_numbers)
     topic, name = hang(ours, producer_id), f"cli-{next(_numbers)}"
     with producer_of(ours, transactional_id=name) as producer:
@@ -155,13 +155,13 @@ def test_kafkas_own_tool_finds_and_aborts(ours: str, kafka_class_path: str) -> N
     assert visible(ours, topic) == 4
 
 
-def test_what_is_not_there(servers: str) -> None:
+def test_missing_transactions_and_topics_are_errors(servers: str) -> None:
     missing = oncelog("transactions", "describe", "nobody", servers=servers)
     assert missing.code == 1 and "does not exist" in missing.err
     whole = oncelog("transactions", "abort", "t", "--producer-id", "1", servers=servers)
     assert whole.code == 2 and "name the partition" in whole.err
 
 
-def test_admin_lists_by_state(ours: str) -> None:
+def test_transactions_are_listed_by_state(ours: str) -> None:
     with Admin({"bootstrap.servers": ours}) as admin:
         assert admin.list_transactions(states=["Dead"]) == []

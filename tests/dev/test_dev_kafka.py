@@ -26,7 +26,7 @@ def directory(tmp_path: Path, kafka_class_path: str) -> Iterator[str]:
     oncelog("dev", "kafka", "stop", "--directory", str(tmp_path / "kafka"))
 
 
-def test_start_status_stop(directory: str) -> None:
+def test_a_node_starts_reports_its_status_and_stops(directory: str) -> None:
     started = oncelog("dev", "kafka", "start", "--directory", directory, "-X", "num.partitions=4")
     assert started.code == 0, started.err
     bootstrap_servers = started.out.strip()
@@ -104,7 +104,7 @@ class Load:
 
 @pytest.mark.soak
 @pytest.mark.behaviour("I26")
-def test_our_producer_while_the_nodes_of_a_cluster_are_stopped_and_killed(kafka_class_path: str) -> None:
+def test_our_producer_loses_nothing_while_nodes_are_stopped_and_killed(kafka_class_path: str) -> None:
     quick = {"broker.session.timeout.ms": 3000, "broker.heartbeat.interval.ms": 500}
     with ApacheKafka(nodes=3, heap_mb=256, properties=quick) as cluster:
         servers = {"bootstrap.servers": cluster.bootstrap_servers}

@@ -35,7 +35,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.soak
 @pytest.mark.behaviour("P3")
-def test_the_example_on_a_cluster_of_two_workers(directory: Path, tmp_path: Path) -> None:
+def test_the_example_runs_on_a_cluster_of_two_workers(directory: Path, tmp_path: Path) -> None:
     where = ("--directory", str(directory))
     started = oncelog("dev", "spark", "start", "--workers", "2", "--memory-mb", "512", *where)
     assert started.code == 0, started.err

@@ -39,13 +39,13 @@ def test_partitions_stay_where_they_are(admin: KafkaAdminClient) -> None:
     assert not admin.list_partition_reassignments()
 
 
-def test_the_quorum_is_this_node(admin: KafkaAdminClient) -> None:
+def test_the_quorum_is_one_node(admin: KafkaAdminClient) -> None:
     (topic,) = admin.describe_metadata_quorum()["topics"]
     (partition,) = topic["partitions"]
     assert partition["leader_id"] == 1
 
 
-def test_resources_are_listed(admin: KafkaAdminClient) -> None:
+def test_config_resources_are_listed(admin: KafkaAdminClient) -> None:
     assert "t" in str(admin.list_config_resources())
 
 

@@ -52,7 +52,7 @@ def noise(size: int) -> bytes:
 @pytest.mark.behaviour("I21")
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("writer", WRITERS)
-def test_everyone_reads_what_one_wrote(oncelog_broker: Any, writer: str, codec: str) -> None:
+def test_every_client_reads_what_each_client_wrote(oncelog_broker: Any, writer: str, codec: str) -> None:
     bootstrap = oncelog_broker.bootstrap_servers
     make_topic(bootstrap, "mixed", PARTITIONS)
     rows = awkward_rows(writer)
@@ -149,7 +149,7 @@ def test_librdkafka_sets_and_deletes_a_scram_user(oncelog_broker: Any) -> None:
 
 @pytest.mark.behaviour("I21")
 @pytest.mark.parametrize("codec", CODECS)
-def test_our_clients_on_apache_kafka(apache_kafka: Any, codec: str) -> None:
+def test_our_clients_read_and_write_on_apache_kafka(apache_kafka: Any, codec: str) -> None:
     """The same records through Apache Kafka: written by us for all, written by all for us."""
     bootstrap = apache_kafka.bootstrap_servers
     for writer in WRITERS:

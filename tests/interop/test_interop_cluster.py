@@ -81,7 +81,7 @@ def records_in_files(node: KafkaNode, topic: str) -> int:
 
 
 @pytest.mark.behaviour("I26")
-def test_two_of_three_nodes_gone_and_back(cluster: ApacheKafka) -> None:
+def test_without_a_majority_no_record_is_acknowledged(cluster: ApacheKafka) -> None:
     """Without a majority nothing is acknowledged; what the last node stored is not stored again."""
     servers = {"bootstrap.servers": cluster.bootstrap_servers}
     quick = {"request.timeout.ms": 2000, "linger.ms": 2}
@@ -144,7 +144,7 @@ def test_consumer_and_admin_follow_leaders(cluster: ApacheKafka) -> None:
 
 @pytest.mark.soak
 @pytest.mark.behaviour("I26")
-def test_thirty_ends_of_random_nodes(cluster: ApacheKafka) -> None:
+def test_no_record_is_lost_or_doubled_over_thirty_node_failures(cluster: ApacheKafka) -> None:
     chance = random.Random(26)
     servers = {"bootstrap.servers": cluster.bootstrap_servers}
     with Admin(servers) as admin, Producer({**servers, "linger.ms": 2}) as producer:

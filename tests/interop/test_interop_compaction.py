@@ -51,7 +51,7 @@ EXPECTED = {b"k%d" % key: b"%d" % (ROUNDS - 1) for key in range(KEYS)}
 
 
 @pytest.mark.parametrize("read", [read_oncelog, read_confluent, read_aiokafka, read_kafka_python])
-def test_clients_read_past_the_holes(
+def test_clients_read_past_compacted_offsets(
     compacted: tuple[Broker, str, Path], read: Callable[[str, str, int], list[ReadRow]]
 ) -> None:
     broker, topic, _ = compacted
@@ -59,7 +59,9 @@ def test_clients_read_past_the_holes(
     assert len(rows) < KEYS * ROUNDS and {row.key: row.value for row in rows} == EXPECTED
 
 
-def test_kafka_dump_log_reads_it(compacted: tuple[Broker, str, Path], apache_kafka: ApacheKafka) -> None:
+def test_kafka_dump_log_reads_a_compacted_log(
+    compacted: tuple[Broker, str, Path], apache_kafka: ApacheKafka
+) -> None:
     *_, log = compacted
     files = [*log.glob("*.log"), *log.glob("*.index"), *log.glob("*.timeindex"), *log.glob("*.txnindex")]
     dump = apache_kafka.run_tool(
@@ -70,7 +72,7 @@ def test_kafka_dump_log_reads_it(compacted: tuple[Broker, str, Path], apache_kaf
         assert complaint not in dump
 
 
-def test_apache_kafka_goes_on_from_it(
+def test_apache_kafka_continues_a_log_that_we_compacted(
     compacted: tuple[Broker, str, Path], kafka_class_path: str, tmp_path: Path
 ) -> None:
     *_, log = compacted

@@ -127,7 +127,7 @@ def test_scenario(
     Run(scenario, version, request.getfixturevalue(f"{ownership}_{broker}")).run()
 
 
-def test_scenarios_show_the_rows_they_are_marked_with() -> None:
+def test_the_behaviour_marker_is_the_union_of_the_scenarios_rows() -> None:
     """docs/behaviours.md reads the marker above, which must be the union of the scenarios' rows."""
     marked = {row for mark in test_scenario.pytestmark for row in mark.args if mark.name == "behaviour"}  # type: ignore[attr-defined]
     assert marked == {row for scenario in SCENARIOS for row in scenario.rows}

@@ -34,15 +34,15 @@ def poll_until(members: list[confluent_kafka.Consumer], is_done: Callable[[], bo
     for _ in attempts(lambda: [each.assignment() for each in members], SECONDS):
         if is_done():
             break
-        for each in members:
-            message = each.poll(0.05)
+        for member in members:
+            message = member.poll(0.05)
             if message is not None and not message.error():
                 got.append(int(message.value()))
     return got
 
 
 def sizes(*members: confluent_kafka.Consumer) -> list[int]:
-    return [len(each.assignment()) for each in members]
+    return [len(member.assignment()) for member in members]
 
 
 def test_librdkafka_shares_and_takes_over() -> None:

@@ -89,7 +89,7 @@ def test_kafka_dump_log_decodes_our_coordinators_logs(apache_kafka: ApacheKafka,
 
 
 @pytest.mark.behaviour("I17")
-def test_our_broker_goes_on_from_apache_kafkas_partition(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
+def test_our_broker_continues_a_partition_of_apache_kafka(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
     with RawClient(apache_kafka.bootstrap_servers) as client:
         topic, producer_id = fill(client)
     with oncelog.Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
@@ -104,7 +104,7 @@ def test_our_broker_goes_on_from_apache_kafkas_partition(apache_kafka: ApacheKaf
 
 
 @pytest.mark.behaviour("I17")
-def test_apache_kafka_goes_on_from_our_partition(kafka_class_path: str, tmp_path: Path) -> None:
+def test_apache_kafka_continues_our_partition(kafka_class_path: str, tmp_path: Path) -> None:
     def send(client: RawClient, sequence: int, count: int = 2) -> tuple[int, int]:
         # Of now: Kafka forgets a producer by its records' timestamps.
         answer = client.produce(topic, batch(*[b"v"] * count, pid=7, sequence=sequence))

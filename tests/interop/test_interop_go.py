@@ -74,13 +74,13 @@ def test_transactions_on_apache_kafka(franz_go: Command, apache_kafka: ApacheKaf
 
 
 @pytest.mark.behaviour("T6")
-def test_lost_answers_to_commits(franz_go: Command) -> None:
+def test_a_commit_whose_response_is_lost_takes_effect_once(franz_go: Command) -> None:
     pipe_past_lost_answers(franz_go, 1_000)
 
 
 @pytest.mark.behaviour("T6", "T7", "T11")
 @pytest.mark.parametrize(("transaction_version", "steps"), [(0, CLASSIC_STEPS), (2, STEPS)])
-def test_a_copying_program_is_killed_at_every_step(
+def test_records_are_copied_once_when_the_program_is_killed_at_every_step(
     franz_go: Command, transaction_version: int, steps: tuple[str, ...]
 ) -> None:
     pipe_killed_at_every_step(franz_go, steps, transaction_version, 3_000)
@@ -88,7 +88,7 @@ def test_a_copying_program_is_killed_at_every_step(
 
 @pytest.mark.behaviour("T6", "T7")
 @pytest.mark.parametrize(("transaction_version", "steps"), [(0, OTHER_CLASSIC_STEPS), (2, STEPS)])
-def test_the_broker_is_killed_at_every_step(
+def test_records_are_copied_once_when_the_broker_is_killed_at_every_step(
     franz_go: Command, tmp_path: Path, transaction_version: int, steps: tuple[str, ...]
 ) -> None:
     broker_killed_at_every_step(franz_go, steps, tmp_path / "data", transaction_version, 3_000)

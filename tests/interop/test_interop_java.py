@@ -60,5 +60,5 @@ def test_transactions_on_apache_kafka(transactions: Command, apache_kafka: Apach
 
 
 @pytest.mark.behaviour("T6", "T7")
-def test_the_broker_is_killed_under_transactions(transactions: Command, tmp_path: Path) -> None:
+def test_transactions_stay_whole_when_the_broker_is_killed(transactions: Command, tmp_path: Path) -> None:
     pipe_past_killed_brokers(transactions, tmp_path, 2_000)

@@ -14,7 +14,7 @@ ROWS = 2_000
 
 
 @pytest.mark.behaviour("P4")
-def test_killed_and_continued(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
+def test_a_killed_load_continues_without_loss_or_duplicate(apache_kafka: ApacheKafka, tmp_path: Path) -> None:
     servers = apache_kafka.bootstrap_servers
     topic = new_topic(servers, PARTITIONS)
     file = write_csv(tmp_path / "rows.csv", 0, ROWS)

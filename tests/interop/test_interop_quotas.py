@@ -29,7 +29,7 @@ def admin(broker: Broker) -> Iterator[Admin]:
         yield running
 
 
-def test_librdkafka_one_producer_per_record(broker: Broker, admin: Admin) -> None:
+def test_librdkafka_waits_for_its_quota_with_one_producer_per_record(broker: Broker, admin: Admin) -> None:
     admin.alter_client_quotas({EVERYBODY: {"producer_ids_rate": 0.5}})
     errors: list[object] = []
     config = {"bootstrap.servers": broker.bootstrap_servers, "enable.idempotence": True}
@@ -44,7 +44,7 @@ def test_librdkafka_one_producer_per_record(broker: Broker, admin: Admin) -> Non
 
 
 @pytest.mark.soak
-def test_librdkafka_is_told_its_throttle_time(broker: Broker, admin: Admin) -> None:
+def test_librdkafka_gets_its_throttle_time(broker: Broker, admin: Admin) -> None:
     admin.alter_client_quotas({EVERYBODY: {"producer_byte_rate": 100_000, "consumer_byte_rate": 50_000}})
     throttled: list[confluent_kafka.ThrottleEvent] = []
     config = {"bootstrap.servers": broker.bootstrap_servers, "throttle_cb": throttled.append}
@@ -66,7 +66,7 @@ def test_librdkafka_is_told_its_throttle_time(broker: Broker, admin: Admin) -> N
 
 
 @pytest.mark.soak
-def test_ours_slow_down_and_stay_connected(broker: Broker, admin: Admin) -> None:
+def test_our_throttled_clients_slow_down_and_stay_connected(broker: Broker, admin: Admin) -> None:
     """Silent for longer than request.timeout.ms: the broker said that it would be."""
     admin.alter_client_quotas({QuotaEntity(client_id="slow"): {"producer_byte_rate": 10_000}})
     config = {"bootstrap.servers": broker.bootstrap_servers, "client.id": "slow"}
@@ -84,7 +84,7 @@ def test_ours_slow_down_and_stay_connected(broker: Broker, admin: Admin) -> None
     assert broker.metrics()["throttled.consumer_byte_rate"] >= 1
 
 
-def test_ours_on_apache_kafka(apache_kafka: ApacheKafka) -> None:
+def test_our_clients_obey_apache_kafkas_quotas(apache_kafka: ApacheKafka) -> None:
     user, ip = QuotaEntity("quota-user"), QuotaEntity(ip="10.9.8.7")
     both = QuotaEntity("quota-user", DEFAULT)
     values = {
@@ -109,7 +109,7 @@ def test_ours_on_apache_kafka(apache_kafka: ApacheKafka) -> None:
 
 
 @pytest.mark.soak
-def test_our_admin_waits_for_apache_kafka(apache_kafka: ApacheKafka) -> None:
+def test_our_admin_obeys_apache_kafkas_controller_quota(apache_kafka: ApacheKafka) -> None:
     config = {"bootstrap.servers": apache_kafka.bootstrap_servers, "client.id": "quota-client"}
     of_client = QuotaEntity(client_id="quota-client")
     with Admin(config) as admin:
@@ -123,7 +123,9 @@ def test_our_admin_waits_for_apache_kafka(apache_kafka: ApacheKafka) -> None:
 
 
 @pytest.mark.soak
-def test_java(broker: Broker, admin: Admin, kafka_class_path: str) -> None:
+def test_a_java_producer_obeys_quotas_set_by_kafka_configs(
+    broker: Broker, admin: Admin, kafka_class_path: str
+) -> None:
     """kafka-configs sets them; a producer without an id at first, and throttled later, sends it all."""
     server = ["--bootstrap-server", broker.bootstrap_servers]
     configs, default = "kafka.admin.ConfigCommand", ["--entity-type", "users", "--entity-default"]

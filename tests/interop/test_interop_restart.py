@@ -33,7 +33,9 @@ class KillOnce:
 @pytest.mark.behaviour("I17", "I1")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("writer", WRITERS)
-def test_killed_while_producing(tmp_path: Path, writer: str) -> None:
+def test_no_acknowledged_record_is_lost_when_the_broker_is_killed_while_producing(
+    tmp_path: Path, writer: str
+) -> None:
     rows = [Row(i % PARTITIONS, b"%d" % i, b"v" * 300) for i in range(RECORDS)]
     with BrokerProcess(tmp_path / "data") as broker:
         make_topic(broker.bootstrap_servers, "killed", PARTITIONS)

@@ -78,6 +78,6 @@ def test_a_field_that_the_version_lacks_is_passed_over(embedded: Embedded, tmp_p
         run(embedded, tmp_path, steps, "Versions: ListOffsets 4")
 
 
-def test_steps_lines_and_comments(embedded: Embedded, tmp_path: Path) -> None:
+def test_steps_may_span_lines_and_have_comments(embedded: Embedded, tmp_path: Path) -> None:
     steps = "# a whole line\nproduce T a b -> 0  # said\n" + ASK.replace("{name", "\n    {name", 1)
     run(embedded, tmp_path, steps + "< {topics: [{name: $T, partitions: [{offset: 2}]}]}")

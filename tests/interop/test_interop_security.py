@@ -111,7 +111,7 @@ def _aiokafka(config: dict[str, str]) -> list[bytes]:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("client", [_confluent, _kafka_python, _aiokafka])
-def test_clients_of_the_world(
+def test_other_clients_authenticate(
     broker: Broker,
     certificates: Certificates,
     client: Callable[[dict[str, str]], list[bytes]],
@@ -120,7 +120,9 @@ def test_clients_of_the_world(
     assert client(client_config(broker, certificates, "admin", mechanism)) == [b"1"]
 
 
-def test_librdkafka_is_told_that_its_password_is_wrong(broker: Broker, certificates: Certificates) -> None:
+def test_librdkafka_gets_an_authentication_error_for_a_wrong_password(
+    broker: Broker, certificates: Certificates
+) -> None:
     from confluent_kafka import KafkaError
     from confluent_kafka import Producer as Confluent
 
@@ -134,7 +136,7 @@ def test_librdkafka_is_told_that_its_password_is_wrong(broker: Broker, certifica
     raise AssertionError(told)
 
 
-def test_the_java_client(
+def test_the_java_client_authenticates(
     broker: Broker, certificates: Certificates, kafka_class_path: str, tmp_path: Path
 ) -> None:
     files = []
@@ -205,7 +207,7 @@ def _apache(properties: dict[str, object]) -> Iterator[ApacheKafka]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_our_clients_on_apache_kafka(apache: ApacheKafka, certificates: Certificates) -> None:
+def test_our_clients_authenticate_on_apache_kafka(apache: ApacheKafka, certificates: Certificates) -> None:
     node = apache.nodes[0]
     for mechanism in MECHANISMS:
         config = {
@@ -231,7 +233,7 @@ def test_our_clients_on_apache_kafka(apache: ApacheKafka, certificates: Certific
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_our_clients_on_apache_kafka_with_a_token(
+def test_our_clients_authenticate_on_apache_kafka_with_a_token(
     apache: ApacheKafka, certificates: Certificates, tmp_path: Path
 ) -> None:
     """Kafka ends sessions after two seconds: each time the token is read anew."""

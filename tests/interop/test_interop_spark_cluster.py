@@ -138,7 +138,7 @@ def spark_cluster() -> Iterator[SparkCluster]:
 
 @pytest.mark.behaviour("P3")
 @pytest.mark.parametrize("options", [(), ("--atomic",)], ids=["lane", "atomic"])
-def test_brokers_and_workers_killed_under_the_example(
+def test_the_example_is_exactly_once_while_brokers_and_workers_are_killed(
     kafka: ApacheKafka, spark_cluster: SparkCluster, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     servers, source, target = kafka.bootstrap_servers, f"orders{len(options)}", f"taxed{len(options)}"

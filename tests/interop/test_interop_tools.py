@@ -23,7 +23,7 @@ def server(broker: Broker) -> list[str]:
     return ["--bootstrap-server", broker.bootstrap_servers]
 
 
-def test_kafka_topics(server: list[str]) -> None:
+def test_kafka_topics_creates_alters_and_deletes(server: list[str]) -> None:
     topics = TOOLS + "TopicCommand"
     create = ["--create", "--topic", "tools", "--partitions", "2", "--config", "retention.ms=5000"]
     assert "Created topic tools" in run_tool(topics, *server, *create)
@@ -38,7 +38,7 @@ def test_kafka_topics(server: list[str]) -> None:
     assert "tools" not in run_tool(topics, *server, "--list").split()
 
 
-def test_kafka_configs(broker: Broker, server: list[str]) -> None:
+def test_kafka_configs_changes_topic_settings(broker: Broker, server: list[str]) -> None:
     with RawClient(broker.bootstrap_servers) as client:
         client.create_topic("configured")
     configs, topic = "kafka.admin.ConfigCommand", ["--entity-type", "topics", "--entity-name", "configured"]
@@ -55,7 +55,7 @@ def test_kafka_configs(broker: Broker, server: list[str]) -> None:
     assert "log.segment.bytes" in run_tool(configs, *server, *of_broker, "--describe", "--all")
 
 
-def test_kafka_producer_perf_test_and_what_is_seen_of_it(broker: Broker, server: list[str]) -> None:
+def test_log_dirs_and_offsets_show_what_the_perf_test_produced(broker: Broker, server: list[str]) -> None:
     with RawClient(broker.bootstrap_servers) as client:
         client.create_topic("perf", 3)
     sizes = ["--topic", "perf", "--num-records", "3000", "--record-size", "100", "--throughput", "-1"]
@@ -79,11 +79,11 @@ def test_kafka_producer_perf_test_and_what_is_seen_of_it(broker: Broker, server:
     printed = run_tool(TOOLS + "LogDirsCommand", *server, "--describe", "--topic-list", "perf")
     (found,) = json.loads(printed.splitlines()[-1])["brokers"]
     partitions = found["logDirs"][0]["partitions"]
-    assert {each["partition"] for each in partitions} == {"perf-0", "perf-1", "perf-2"}
-    assert sum(each["size"] for each in partitions) > 3000 * 100
+    assert {partition["partition"] for partition in partitions} == {"perf-0", "perf-1", "perf-2"}
+    assert sum(partition["size"] for partition in partitions) > 3000 * 100
 
 
-def test_kafka_delete_records(
+def test_kafka_delete_records_moves_the_log_start(
     broker: Broker, server: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with RawClient(broker.bootstrap_servers) as client:
@@ -98,7 +98,9 @@ def test_kafka_delete_records(
         assert client.offset("shrinking", -2) == 4
 
 
-def test_console_producer_and_consumer(broker: Broker, server: list[str]) -> None:
+def test_the_console_consumer_reads_what_the_console_producer_wrote(
+    broker: Broker, server: list[str]
+) -> None:
     with RawClient(broker.bootstrap_servers) as client:
         client.create_topic("console")
     lines = [f"k{number}:line {number}" for number in range(20)]
@@ -110,7 +112,7 @@ def test_console_producer_and_consumer(broker: Broker, server: list[str]) -> Non
     assert printed.splitlines() == lines[5:]
 
 
-def test_verifiable_producer(broker: Broker, server: list[str]) -> None:
+def test_the_verifiable_producer_succeeds(broker: Broker, server: list[str]) -> None:
     with RawClient(broker.bootstrap_servers) as client:
         client.create_topic("verified")
     printed = run_tool(TOOLS + "VerifiableProducer", *server, "--topic", "verified", "--max-messages", "200")
@@ -119,7 +121,7 @@ def test_verifiable_producer(broker: Broker, server: list[str]) -> None:
     assert sorted(offsets) == list(range(200))
 
 
-def test_versions_and_cluster_id(server: list[str]) -> None:
+def test_versions_and_the_cluster_id_are_read(server: list[str]) -> None:
     versions = run_tool(TOOLS + "BrokerApiVersionsCommand", *server)
     assert re.search(r"Produce\(0\): 0 to 13 \[usable: 13\]", versions)
     assert re.search(r"Fetch\(1\): 4 to \d+ \[usable: \d+\]", versions)
@@ -127,7 +129,7 @@ def test_versions_and_cluster_id(server: list[str]) -> None:
     assert re.search(r"Cluster ID: [\w-]{22}", cluster)
 
 
-def test_a_java_producer_splits_what_grows_too_much(broker: Broker, tmp_path: Path) -> None:
+def test_a_java_producer_splits_a_batch_that_is_too_large(broker: Broker, tmp_path: Path) -> None:
     """Java's producer bounds a batch by what it may become compressed: more and more records.
 
     The broker must open these batches, and takes none that becomes more than 400,000 bytes.

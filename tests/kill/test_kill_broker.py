@@ -63,7 +63,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         yield running
 
 
-def test_the_first_line_and_a_clean_stop(served: Served, tmp_path: Path) -> None:
+def test_the_broker_prints_its_address_first_and_stops_cleanly(served: Served, tmp_path: Path) -> None:
     assert served.first_line.startswith("listening on 127.0.0.1:")
     with RawClient(served.address) as client:
         client.create_topic("t")
@@ -73,7 +73,7 @@ def test_the_first_line_and_a_clean_stop(served: Served, tmp_path: Path) -> None
     assert list((tmp_path / "t-0").glob("*.snapshot"))
 
 
-def test_ctrl_c_is_a_clean_stop_even_with_a_client_that_waits(served: Served, tmp_path: Path) -> None:
+def test_ctrl_c_is_a_clean_stop_even_with_a_waiting_fetch(served: Served, tmp_path: Path) -> None:
     with RawClient(served.address) as client:
         client.create_topic("t")
         client.send(fetch_request([("t", 0, 0)], max_wait_ms=60_000), 12)
@@ -145,7 +145,7 @@ def test_topics_and_their_ids_survive_kill_9(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("I17")
-def test_killed_again_and_again_everything_acknowledged_is_there(tmp_path: Path) -> None:
+def test_acknowledged_records_survive_repeated_kills(tmp_path: Path) -> None:
     acknowledged: list[bytes] = []
     for life in range(4):
         with Served(tmp_path) as broker, RawClient(broker.address) as client:
@@ -160,7 +160,7 @@ def test_killed_again_and_again_everything_acknowledged_is_there(tmp_path: Path)
         assert client.values("lives") == acknowledged
 
 
-def test_settings_from_file_and_command_line(tmp_path: Path) -> None:
+def test_settings_come_from_the_file_and_the_command_line(tmp_path: Path) -> None:
     config = tmp_path / "server.properties"
     config.write_text("# a comment\nnum.partitions = 4\nlog.retention.ms: \\\n  1234\n")
     options = ("--config", str(config), "--set", "num.partitions=6")

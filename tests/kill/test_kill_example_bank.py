@@ -28,10 +28,10 @@ def check(lines: list[str]) -> None:
 
 
 @pytest.mark.behaviour("T11")
-def test_with_a_broker_of_its_own() -> None:
+def test_the_bank_example_runs_on_its_own_broker() -> None:
     check(run())
 
 
 @pytest.mark.behaviour("T11")
-def test_on_apache_kafka(apache_kafka: ApacheKafka) -> None:
+def test_the_bank_example_runs_on_apache_kafka(apache_kafka: ApacheKafka) -> None:
     check(run("-b", apache_kafka.bootstrap_servers))

@@ -166,12 +166,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.mark.behaviour("T6", "T7", "T11")
 @pytest.mark.parametrize("cell", CELLS)
-def test_copied_once(broker: BrokerProcess, tmp_path: Path, cell: Cell) -> None:
+def test_records_are_copied_once(broker: BrokerProcess, tmp_path: Path, cell: Cell) -> None:
     copy_and_bounce(broker, tmp_path, cell, 5 * SIZE, 0.1)
 
 
 @pytest.mark.soak
 @pytest.mark.behaviour("T6", "T7", "T11")
 @pytest.mark.parametrize("cell", CELLS)
-def test_many_copied_once(broker: BrokerProcess, tmp_path: Path, cell: Cell) -> None:
+def test_many_records_are_copied_once(broker: BrokerProcess, tmp_path: Path, cell: Cell) -> None:
     copy_and_bounce(broker, tmp_path, cell, 100_000, 0.1)

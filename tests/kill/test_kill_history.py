@@ -65,19 +65,19 @@ def run(
 
 @pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
 @pytest.mark.parametrize("shared", [True, False], ids=["partitions shared", "each its own"])
-def test_the_broker_is_killed_and_the_network_fails(tmp_path: Path, shared: bool) -> None:
+def test_no_anomaly_when_the_broker_is_killed_and_the_network_fails(tmp_path: Path, shared: bool) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         run(broker.bootstrap_servers, broker, 5, shared=shared)
 
 
 @pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
-def test_where_epochs_stay_and_nothing_arrives_late(tmp_path: Path) -> None:
+def test_no_anomaly_without_epoch_bumps_when_nothing_arrives_late(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data", settings={"oncelog.transaction.version": 1}) as broker:
         run(broker.bootstrap_servers, broker, 5, rules=lost_messages())
 
 
 @pytest.mark.behaviour("T3", "T6", "T7", "T13")
-def test_the_network_before_apache_kafka_fails(apache_kafka: ApacheKafka) -> None:
+def test_no_anomaly_when_the_network_of_apache_kafka_fails(apache_kafka: ApacheKafka) -> None:
     run(apache_kafka.bootstrap_servers, None, 5)
 
 
@@ -86,7 +86,7 @@ LATE_ENDS = Rule(action="duplicate", api="EndTxn", probability=0.5, delay_ms=40)
 
 @pytest.mark.behaviour("T13")
 @pytest.mark.parametrize("version", [2, 1])
-def test_late_ends(version: int) -> None:
+def test_late_end_txn_requests_are_an_anomaly_only_without_epoch_bumps(version: int) -> None:
     """KAFKA-17754 for real: an epoch per transaction refuses them, an epoch that stays does not."""
     found: list[Anomaly] = []
     for seed in range(20 if version == 1 else 1):
@@ -105,7 +105,7 @@ def test_late_ends(version: int) -> None:
     assert version == 1 or found == []
 
 
-def test_a_reader_of_what_is_not_committed_is_caught() -> None:
+def test_a_read_uncommitted_reader_shows_anomalies() -> None:
     with Broker() as broker:
         load = Load(broker.bootstrap_servers, isolation="read_uncommitted")
         load.create_topics(broker.bootstrap_servers)
@@ -117,6 +117,6 @@ def test_a_reader_of_what_is_not_committed_is_caught() -> None:
 @pytest.mark.soak
 @pytest.mark.behaviour("T3", "T6", "T7", "T11", "T13")
 @pytest.mark.parametrize(("seconds", "clients", "shared"), [(300, 2, True), (300, 5, True), (300, 3, False)])
-def test_for_long(tmp_path: Path, seconds: float, clients: int, shared: bool) -> None:
+def test_no_anomaly_in_a_long_run(tmp_path: Path, seconds: float, clients: int, shared: bool) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         run(broker.bootstrap_servers, broker, seconds, shared=shared, clients=clients)

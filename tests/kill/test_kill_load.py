@@ -27,7 +27,7 @@ def finish(servers: str, topic: str, load_id: str, files: list[Path]) -> Report:
 
 
 @pytest.mark.behaviour("P4")
-def test_killed_again_and_again(broker: Broker, tmp_path: Path) -> None:
+def test_repeated_kills_of_the_loader_lose_and_double_nothing(broker: Broker, tmp_path: Path) -> None:
     servers = broker.bootstrap_servers
     topic = new_topic(servers, PARTITIONS)
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(3)]
@@ -58,7 +58,7 @@ MOMENTS = [
 
 @pytest.mark.behaviour("P4")
 @pytest.mark.parametrize(("api", "direction", "nth", "before"), MOMENTS)
-def test_killed_at(
+def test_a_loader_killed_at_any_message_loses_and_doubles_nothing(
     broker: Broker, tmp_path: Path, api: str, direction: str, nth: int, before: int | None
 ) -> None:
     """The message is the last one of the loader: lost if a request, handled if a response."""
@@ -83,7 +83,7 @@ def test_killed_at(
 
 
 @pytest.mark.behaviour("P4")
-def test_the_broker_is_killed_and_then_both(tmp_path: Path) -> None:
+def test_kills_of_the_broker_and_the_loader_lose_and_double_nothing(tmp_path: Path) -> None:
     files = [write_csv(tmp_path / "rows.csv", 0, 3 * ROWS)]
     with BrokerProcess(tmp_path / "data") as broker:
         servers = broker.bootstrap_servers

@@ -119,7 +119,7 @@ def _check_retries(partition: Partition, acknowledged: list[list[int]]) -> None:
 
 
 @pytest.mark.behaviour("I17")
-def test_the_real_last_batch_torn_at_every_byte(tmp_path: Path) -> None:
+def test_a_last_batch_torn_at_any_byte_is_removed_on_recovery(tmp_path: Path) -> None:
     _run_and_kill(tmp_path, 5)
     path = max((tmp_path / str(TP)).glob("*.log"))
     whole = path.read_bytes()

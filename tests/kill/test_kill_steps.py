@@ -60,7 +60,9 @@ def reach(world: World, api: str, side: str) -> None:
     ],
 )
 @VERSIONS
-def test_killed_at_every_step(tmp_path: Path, version: int, side: str, victims: str) -> None:
+def test_a_copier_killed_at_every_step_copies_every_record_once(
+    tmp_path: Path, version: int, side: str, victims: str
+) -> None:
     """What is held when they die never arrives."""
     with World(tmp_path, oncelog_transaction_version=version) as world:
         for api in STEPS[version]:
@@ -73,7 +75,7 @@ def test_killed_at_every_step(tmp_path: Path, version: int, side: str, victims: 
 
 @pytest.mark.behaviour("T3", "T6", "T11")
 @VERSIONS
-def test_the_request_of_the_dead_arrives_late(tmp_path: Path, version: int) -> None:
+def test_a_late_request_of_a_killed_copier_changes_nothing(tmp_path: Path, version: int) -> None:
     """The copier is killed; when its successor has gone on, the broker gets what the network had kept."""
     with World(tmp_path, oncelog_transaction_version=version) as world:
         for api in STEPS[version]:
@@ -88,7 +90,7 @@ def test_the_request_of_the_dead_arrives_late(tmp_path: Path, version: int) -> N
 
 @pytest.mark.behaviour("T6", "T11")
 @VERSIONS
-def test_the_broker_dies_between_decision_and_completion(tmp_path: Path, version: int) -> None:
+def test_a_decided_transaction_completes_after_the_broker_is_killed(tmp_path: Path, version: int) -> None:
     """At every marker, and once more while it makes up for that."""
     with World(tmp_path, oncelog_transaction_version=version) as world:
         world.feed()
@@ -106,7 +108,7 @@ def test_the_broker_dies_between_decision_and_completion(tmp_path: Path, version
 @pytest.mark.timeout(3000)
 @pytest.mark.behaviour("T6", "T11")
 @VERSIONS
-def test_killed_at_random(tmp_path: Path, version: int) -> None:
+def test_copiers_killed_at_random_copy_every_record_once(tmp_path: Path, version: int) -> None:
     """Who dies and when is left to chance; connections are cut, and requests arrive late, by chance too."""
     chance = random.Random(version)
     with World(tmp_path, oncelog_transaction_version=version) as world:

@@ -45,7 +45,7 @@ def whole(servers: str, topic: str) -> list[int]:
 
 
 @pytest.mark.behaviour("T6")
-def test_the_broker_is_killed_again_and_again(tmp_path: Path) -> None:
+def test_transactions_stay_whole_over_repeated_kills_of_the_broker(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         topic = new_topic(broker.bootstrap_servers, PARTITIONS)
         stopped, acknowledged = threading.Event(), []
@@ -79,7 +79,7 @@ def test_the_broker_is_killed_again_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("T3", "T6")
-def test_the_producer_is_killed_again_and_again(tmp_path: Path) -> None:
+def test_transactions_stay_whole_over_repeated_kills_of_the_producer(tmp_path: Path) -> None:
     """Its successor aborts what it left open; what it was told to be committed is there."""
     with BrokerProcess(tmp_path / "data") as broker:
         topic = new_topic(broker.bootstrap_servers, PARTITIONS)

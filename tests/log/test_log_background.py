@@ -227,7 +227,7 @@ def test_an_image_does_not_change(seed: int) -> None:
             assert (found, image.entry_count) == (expected, len(expected))
 
 
-def test_parts_stay_small_while_a_table_grows() -> None:
+def test_snapshot_parts_stay_small_while_the_producer_table_grows() -> None:
     table = ProducerTable(4, 4)
     for pid in range(5000):
         table.put(pid, _entry(pid, 0))

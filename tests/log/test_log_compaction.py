@@ -141,7 +141,7 @@ def test_reads_begin_at_any_offset() -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_restart(clean: bool) -> None:
+def test_a_compacted_log_survives_a_restart(clean: bool) -> None:
     disk = MemoryDisk()
     partition = opened(disk)
     for sequence in range(30):
@@ -178,7 +178,7 @@ def test_producers_are_rebuilt_from_what_stayed() -> None:
 
 
 @pytest.mark.parametrize("codec", list(Compression))
-def test_batches_of_several_records(codec: Compression) -> None:
+def test_batches_of_several_records_keep_only_the_newest_keys(codec: Compression) -> None:
     partition = opened()
     for number in range(12):
         data = batch(number * 4, 4, pid=7, key=b"k", value=b"v%d" % number, compression=codec)
@@ -193,7 +193,7 @@ def test_batches_of_several_records(codec: Compression) -> None:
     assert last.base_sequence == last.base_offset and last.last_offset + 1 == partition.cleaner.cleaned_to
 
 
-def test_tombstones_go_in_two_steps() -> None:
+def test_tombstones_are_removed_in_two_rounds() -> None:
     partition = opened()
     write(partition, b"gone", b"value")
     write(partition, b"gone", None)
@@ -214,7 +214,7 @@ def transaction(partition: Partition, pid: int, first: int, values: list[bytes],
     put_marker(partition, marker(pid, commit=commit))
 
 
-def test_aborted_data_goes_and_its_marker_later() -> None:
+def test_aborted_records_are_removed_and_their_marker_later() -> None:
     partition = opened()
     transaction(partition, 1, 0, [b"first"], commit=True)
     transaction(partition, 1, 1, [b"bad", b"worse"], commit=False)
@@ -234,7 +234,7 @@ def test_aborted_data_goes_and_its_marker_later() -> None:
     assert [a.producer_id for a in partition.aborted_transactions(0, 10**6)] == [1, 2]
 
 
-def test_markers_of_forgotten_producers_go_wholly() -> None:
+def test_markers_of_expired_producers_are_removed_completely() -> None:
     partition = open_partition(None, config(1_000, **SETTINGS, delete_retention_ms=1_000))
     transaction(partition, 1, 0, [b"bad"], commit=False)
     fill(partition, keys=1)
@@ -249,7 +249,7 @@ def test_markers_of_forgotten_producers_go_wholly() -> None:
 
 
 @pytest.mark.parametrize("retention_ms", [INT64_MAX, INT64_MAX - NOW_MS + 1, INT64_MAX - NOW_MS])
-def test_tombstones_that_stay_for_ever_survive_rounds_and_restarts(retention_ms: int) -> None:
+def test_tombstones_kept_without_limit_survive_rounds_and_restarts(retention_ms: int) -> None:
     """Their delete horizon did not fit the format, and every round of compaction failed."""
     disk, kept = MemoryDisk(), config(**SETTINGS, delete_retention_ms=retention_ms)
     partition = open_partition(disk, kept)
@@ -452,7 +452,7 @@ def half_cleaned() -> tuple[MemoryDisk, Partition]:
     return disk, partition
 
 
-def test_a_power_loss_amid_a_swap_keeps_aborted_records_hidden() -> None:
+def test_a_power_loss_during_a_swap_keeps_aborted_records_hidden() -> None:
     disk, partition = half_cleaned()
     expected = newest(partition)
     compact(partition)
@@ -515,7 +515,7 @@ def prepared() -> tuple[MemoryDisk, Partition]:
     return world.disk, world.partition
 
 
-def test_a_crash_at_every_step() -> None:
+def test_a_compaction_survives_a_crash_at_every_step() -> None:
     disk, partition = prepared()
     expected, start = newest(partition), disk.steps
     compact(partition, NOW_MS)
@@ -542,7 +542,7 @@ def test_a_crash_at_every_step() -> None:
     assert replaced, "no crash fell between the swap and its end"
 
 
-def test_the_start_after_such_a_crash_may_crash_as_well() -> None:
+def test_recovery_of_a_compaction_survives_a_crash_at_every_step() -> None:
     disk, partition = prepared()
     expected, start = newest(partition), disk.steps
     compact(partition, NOW_MS)
@@ -564,7 +564,7 @@ def test_the_start_after_such_a_crash_may_crash_as_well() -> None:
 
 
 @pytest.mark.parametrize("operation", ["write", "sync", "rename", "create"])
-def test_a_failing_disk(operation: str) -> None:
+def test_a_compaction_on_a_failing_disk_changes_no_record(operation: str) -> None:
     disk, partition = prepared()
     expected = newest(partition)
     disk.errors = {(operation, ".cleaned"): errno.ENOSPC}
@@ -576,7 +576,7 @@ def test_a_failing_disk(operation: str) -> None:
 
 
 @pytest.mark.parametrize(("call", "is_offline"), [(("rename", ".swap"), False), (("sync", "orders-0"), True)])
-def test_a_disk_that_fails_in_the_middle_of_the_swap(call: tuple[str, str], is_offline: bool) -> None:
+def test_a_disk_failure_during_the_swap_changes_no_record(call: tuple[str, str], is_offline: bool) -> None:
     disk, partition = prepared()
     expected, point = newest(partition), partition.recovery_point
     disk.errors = {call: errno.EIO}
@@ -589,7 +589,7 @@ def test_a_disk_that_fails_in_the_middle_of_the_swap(call: tuple[str, str], is_o
     assert newest(opened(disk.after_kill(), recovery_point=point)) == expected
 
 
-def test_a_damaged_batch_changes_nothing() -> None:
+def test_a_damaged_batch_ends_the_compaction_without_a_change() -> None:
     disk, partition = prepared()
     path = f"orders-0/{0:020d}.log"
     file = disk.open(path)
@@ -633,7 +633,7 @@ def test_a_damage_in_what_is_swapped_in_leaves_nothing_of_the_old_segments() -> 
     assert (again.segment_count, again.log_end_offset) == (2, 12)
 
 
-def test_records_deleted_and_partitions_closed_meanwhile() -> None:
+def test_records_may_be_deleted_and_partitions_closed_during_a_compaction() -> None:
     steps = _steps_of(lambda partition: None)
     assert steps > 20
     for step in range(steps):
@@ -687,7 +687,7 @@ def test_the_last_batch_of_a_round_tells_where_the_log_ends() -> None:
 
 @pytest.mark.parametrize("is_started_again", [False, True])
 @pytest.mark.parametrize("ages_ms", [(0, -4_000, -6_000), (-1_800_000, -1_000, 0, -10_000)])
-def test_what_was_replaced_goes_in_time_whatever_the_largest_timestamp_beside_it(
+def test_the_compaction_lag_counts_from_the_oldest_first_batch(
     ages_ms: tuple[int, ...], is_started_again: bool
 ) -> None:
     """The lag counts from the oldest first batch of the dirty segments, as on Apache Kafka."""

@@ -158,15 +158,15 @@ def _retries_are_known(partition: Partition, acknowledged: list[tuple[int, bytes
 
 
 @pytest.mark.behaviour("I17", "I20")
-def test_kill_within_every_write() -> None:
+def test_no_acknowledged_batch_is_lost_by_a_kill_within_any_write() -> None:
     steps = _steps_of_each_kind()
     assert 100 < len(steps) < 1_000
     assert_survived(steps)
 
 
-@pytest.mark.full("takes 19 s of processor time; test_kill_within_every_write crashes within each write")
+@pytest.mark.full("takes 19 s of processor time; another test of this file crashes once within each write")
 @pytest.mark.behaviour("I17", "I20")
-def test_kill_at_every_byte() -> None:
+def test_no_acknowledged_batch_is_lost_by_a_kill_at_any_byte() -> None:
     total = _steps()
     assert total > 2000
     assert_survived(range(total))
@@ -216,7 +216,7 @@ def test_power_loss_keeps_what_was_flushed() -> None:
 
 
 @pytest.mark.behaviour("I17")
-def test_recovery_may_crash_as_well() -> None:
+def test_recovery_may_crash_and_be_repeated() -> None:
     story, crashed = _crashed(_steps() - 40)
     disk = crashed.after_kill()
     total = _recovery_steps(disk)

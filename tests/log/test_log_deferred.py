@@ -414,7 +414,7 @@ def test_a_topic_is_created_again_between_any_two_calls_of_deferred_work(what: s
     assert acts > (2 if what == "flush" else 40)
 
 
-def test_dropped_files_are_out_of_the_way_at_once(world: Driven) -> None:
+def test_dropped_files_are_renamed_at_once(world: Driven) -> None:
     fill(world.partition)
     world.finish()
     world.partition.delete_records(world.partition.log_end_offset - 1, NOW_MS)
@@ -461,7 +461,7 @@ def test_thousands_of_segments_are_deleted_a_few_a_step(how: str) -> None:
     world.stop()
 
 
-def test_a_kill_amid_the_deletion_of_many_segments_brings_none_back() -> None:
+def test_a_kill_during_the_deletion_of_many_segments_brings_none_back() -> None:
     for steps in range(1, 40, 3):
         world = Driven(MemoryDisk())
         world.partition.reconfigure(config(segment_bytes=100))

@@ -37,7 +37,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
     return RealDisk(tmp_path / "data") if request.param == "real" else MemoryDisk()
 
 
-def test_files_at_positions(disk: Disk) -> None:
+def test_files_are_read_and_written_at_positions(disk: Disk) -> None:
     file = disk.open("a", create=True)
     file.pwrite(b"hello", 0)
     file.pwrite(memoryview(b"XY"), 3)
@@ -68,7 +68,7 @@ def test_files_at_positions(disk: Disk) -> None:
     assert disk.open("a").size() == 3
 
 
-def test_names(disk: Disk) -> None:
+def test_files_and_directories_are_listed_renamed_and_removed(disk: Disk) -> None:
     assert disk.list() == []
     disk.mkdir("d")
     disk.open("d/x", create=True).close()
@@ -85,7 +85,7 @@ def test_names(disk: Disk) -> None:
     assert disk.list() == []
 
 
-def test_what_is_not_there(disk: Disk) -> None:
+def test_missing_files_raise_file_not_found_error(disk: Disk) -> None:
     calls: list[Callable[[], object]] = [
         lambda: disk.open("a"),
         lambda: disk.read("a"),
@@ -101,7 +101,7 @@ def test_what_is_not_there(disk: Disk) -> None:
         disk.mkdir("d")
 
 
-def test_locks_exclude(disk: Disk) -> None:
+def test_a_lock_excludes_another_holder(disk: Disk) -> None:
     held = disk.lock(".lock")
     with pytest.raises(BlockingIOError):
         disk.lock(".lock")

@@ -34,7 +34,7 @@ def _rows(result: Result) -> list[dict[str, object]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_segment(directory: Path) -> None:
+def test_a_segment_is_dumped_batch_by_batch(directory: Path) -> None:
     result = _dump(directory / f"{0:020d}.log", "--print-data-log", "-o", "jsonl")
     rows = _rows(result)
     assert result.exit_code == 0
@@ -46,7 +46,7 @@ def test_segment(directory: Path) -> None:
     assert rows[5]["records"] == [{"offset": 5, "control": "ABORT", "coordinator_epoch": 0}]
 
 
-def test_the_other_files(directory: Path) -> None:
+def test_indexes_snapshots_and_checkpoints_are_dumped(directory: Path) -> None:
     index = _rows(_dump(directory / f"{0:020d}.index", "-o", "jsonl"))
     assert [row["offset"] for row in index] == [1, 2, 3, 4, 5]
     times = _rows(_dump(directory / f"{0:020d}.timeindex", "-o", "jsonl"))
@@ -69,7 +69,7 @@ def test_several_files_as_tables(directory: Path) -> None:
     assert f"{0:020d}.index:" in result.stdout
 
 
-def test_a_torn_segment(directory: Path) -> None:
+def test_a_torn_segment_is_dumped_up_to_the_tear(directory: Path) -> None:
     path = directory / f"{0:020d}.log"
     path.write_bytes(path.read_bytes()[:-10])
     result = _dump(path, "-o", "jsonl")
@@ -78,7 +78,7 @@ def test_a_torn_segment(directory: Path) -> None:
     assert "at position" in result.stderr and "claims 78 bytes, 68 are there" in result.stderr
 
 
-def test_a_damaged_batch(directory: Path) -> None:
+def test_a_damaged_batch_is_dumped_as_damaged(directory: Path) -> None:
     path = directory / f"{0:020d}.log"
     data = bytearray(path.read_bytes())
     data[65] ^= 1
@@ -116,14 +116,14 @@ def test_verify_says_nothing_when_all_is_well(directory: Path) -> None:
     assert (result.exit_code, result.output) == (0, "")
 
 
-def test_unknown_kinds_of_file(directory: Path) -> None:
+def test_unknown_kinds_of_files_are_refused(directory: Path) -> None:
     result = _dump(directory / "partition.metadata")
     assert result.exit_code == 1
     assert "not a file this command knows" in result.stderr
     assert _dump(directory / "missing.log").exit_code == 2
 
 
-def test_index_cut_in_an_entry(directory: Path) -> None:
+def test_an_index_cut_within_an_entry_is_reported(directory: Path) -> None:
     path = directory / f"{0:020d}.index"
     path.write_bytes(path.read_bytes()[:-3])
     result = _dump(path)

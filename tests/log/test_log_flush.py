@@ -122,7 +122,7 @@ def test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline()
     partition.flush()
     assert partition.recovery_point == 2
     again = open_partition(disk.after_power_loss(Random(1)), recovery_point=2)
-    assert [each.last_offset for each in again.aborted_transactions(0, 2)] == [1]
+    assert [transaction.last_offset for transaction in again.aborted_transactions(0, 2)] == [1]
 
 
 def _open_files(root: Path) -> int:

@@ -53,7 +53,7 @@ def _table(entries: dict[int, ProducerEntry]) -> ProducerTable:
 
 
 @pytest.mark.behaviour("I6", "I20")
-def test_snapshot_bytes() -> None:
+def test_a_snapshot_has_kafkas_bytes() -> None:
     data, _ = _written(_table({1: ENTRY, 2: BARE}))
     assert data.hex() == (
         "0001" "1b693b67" "00000002"
@@ -143,7 +143,7 @@ def _aged_partition(disk: object, close: bool = True) -> None:
         partition.close(NOW_MS)
 
 
-def test_index_bytes() -> None:
+def test_indexes_have_kafkas_bytes() -> None:
     disk = MemoryDisk()
     _aged_partition(disk)
     size = len(batch(0, 2))
@@ -158,7 +158,7 @@ def test_index_bytes() -> None:
     assert len(read(".log")) == 6 * size + len(batch(0)) + 78
 
 
-def test_text_files() -> None:
+def test_checkpoints_have_kafkas_text() -> None:
     disk = MemoryDisk()
     _aged_partition(disk)
     assert disk.read(f"{TP}/leader-epoch-checkpoint") == b"0\n1\n2 0\n"

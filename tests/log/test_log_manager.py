@@ -51,7 +51,7 @@ def _open(disk: Disk, **how: object) -> LogManager:
     return LogManager.open(disk, **{"node_id": 1, "new_uuid": _uuid, "now_ms": NOW_MS, **how})
 
 
-def test_identity_is_kept() -> None:
+def test_the_cluster_id_and_the_directory_id_are_kept() -> None:
     disk = MemoryDisk()
     manager = _open(disk)
     known = (manager.cluster_id, manager.directory_id)
@@ -180,7 +180,7 @@ def test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records(
     manager.close(NOW_MS)
 
 
-def test_a_directory_of_something_else() -> None:
+def test_a_meta_properties_file_without_ids_is_refused() -> None:
     disk = MemoryDisk()
     disk.replace("meta.properties", b"# comment\nversion=1\nnode.id=1\n")
     with pytest.raises(StorageError, match=r"lacks cluster\.id, directory\.id"):
@@ -246,7 +246,7 @@ def test_a_newer_format_is_refused_and_nothing_is_touched(key: str) -> None:
 
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
-def test_partitions_come_back(clean: bool) -> None:
+def test_partitions_are_opened_again_after_a_restart(clean: bool) -> None:
     disk = MemoryDisk()
     manager = _open(disk)
     partition = manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
@@ -272,7 +272,7 @@ def test_partitions_come_back(clean: bool) -> None:
         manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
 
 
-def test_checkpoint_files() -> None:
+def test_checkpoint_files_are_written_and_read() -> None:
     disk = MemoryDisk()
     manager = _open(disk)
     for number in (1, 0):
@@ -388,7 +388,7 @@ def test_a_directory_that_cannot_be_removed_keeps_no_other(is_started: bool) -> 
     assert not [name for name in disk.list() if name.endswith("-delete")]
 
 
-def test_deletion_may_crash_anywhere() -> None:
+def test_a_deletion_survives_a_crash_at_every_step() -> None:
     def run(disk: MemoryDisk) -> None:
         manager = _open(disk)
         put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch(0))

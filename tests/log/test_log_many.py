@@ -63,7 +63,7 @@ def test_new_partitions_are_not_synced_one_by_one() -> None:
     assert [p.log_end_offset for p in partitions] == [0] * len(PARTITIONS)
 
 
-def test_what_nothing_happened_to_is_closed_without_a_write() -> None:
+def test_unchanged_partitions_are_closed_without_a_write() -> None:
     disk = CountingDisk()
     manager, partitions = _open(disk)
     for partition in partitions:
@@ -175,7 +175,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))
 """
 
 
-def test_serving_takes_all_the_files_it_may() -> None:
+def test_serving_raises_the_limit_of_open_files() -> None:
     done = subprocess.run([sys.executable, "-c", RAISED], capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "True", done.stderr[-2000:]
 
@@ -209,7 +209,7 @@ class Looked(OrderedDict[int, int]):
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
-def test_many_open_transactions_end_in_turn(is_reversed: bool) -> None:
+def test_ending_one_of_many_open_transactions_examines_few_others(is_reversed: bool) -> None:
     """Each abort examined all open transactions: 80,000 in one partition took half a minute."""
     Looked.count = 0
     partition = open_partition()

@@ -100,7 +100,7 @@ def test_an_unknown_producer_may_start_anywhere() -> None:
 
 
 @pytest.mark.behaviour("I16")
-def test_what_is_not_recognised() -> None:
+def test_another_producer_id_or_partition_is_no_duplicate() -> None:
     """Neither another session (producer id), nor another partition."""
     one, other = open_partition(), open_partition()
     put(one, batch(0, pid=1))
@@ -163,7 +163,7 @@ def test_refused_batches_leave_no_trace(case: str) -> None:
     assert (partition.log_end_offset, partition.producer_count, disk.steps) == (0, 0, before)
 
 
-def test_limits_are_inclusive_and_no_timestamp_passes() -> None:
+def test_limits_are_inclusive_and_records_without_a_timestamp_pass() -> None:
     partition = open_partition(log_config=config(message_timestamp_before_max_ms=10_000))
     put(partition, batch(0, timestamp_ms=NOW_MS + 3_600_000))
     put(partition, batch(1, timestamp_ms=NOW_MS - 10_000))
@@ -171,13 +171,13 @@ def test_limits_are_inclusive_and_no_timestamp_passes() -> None:
     assert partition.log_end_offset == 3
 
 
-def test_a_batch_larger_than_a_segment() -> None:
+def test_a_batch_larger_than_a_segment_is_refused() -> None:
     partition = open_partition(log_config=config(segment_bytes=100))
     with pytest.raises(RecordListTooLarge):
         put(partition, batch(0, value=bytes(100)))
 
 
-def test_log_append_time() -> None:
+def test_log_append_time_replaces_the_records_timestamps() -> None:
     partition = open_partition(log_config=config(message_timestamp_type="LogAppendTime"))
     appended = put(partition, batch(0, 2, timestamp_ms=5), now_ms=NOW_MS + 9)
     assert appended.log_append_time_ms == NOW_MS + 9
@@ -240,7 +240,7 @@ def _batches(data: bytes) -> list[tuple[int, object]]:
     return found
 
 
-def test_bounds_of_reading() -> None:
+def test_reads_respect_their_size_and_offset_bounds() -> None:
     partition = open_partition()
     put(partition, batch(count=2))
     size = partition.size_bytes
@@ -254,7 +254,7 @@ def test_bounds_of_reading() -> None:
 
 
 @pytest.mark.parametrize(("position", "damage"), [(0, 0x7F), (8, 0x7F), (8, 0xFF)])
-def test_damage_at_rest_is_an_error_and_no_gap(position: int, damage: int) -> None:
+def test_a_damaged_stored_batch_is_an_error_and_no_gap(position: int, damage: int) -> None:
     """The second batch has a wrong offset or length: a reader gets an error and does not skip it."""
     disk = MemoryDisk()
     partition = open_partition(disk, config(segment_bytes=200))
@@ -269,7 +269,7 @@ def test_damage_at_rest_is_an_error_and_no_gap(position: int, damage: int) -> No
     assert partition.read(3, 1000).next_offset > 3
 
 
-def test_a_reader_at_the_end_goes_on_after_a_roll() -> None:
+def test_a_reader_at_the_end_continues_after_a_roll() -> None:
     partition = open_partition(log_config=config(segment_bytes=200))
     offset = 0
     for number in range(20):
@@ -280,7 +280,7 @@ def test_a_reader_at_the_end_goes_on_after_a_roll() -> None:
     assert partition.segment_count > 5
 
 
-def test_look_up_by_time() -> None:
+def test_offsets_are_looked_up_by_timestamp() -> None:
     partition = open_partition(log_config=config(segment_bytes=300, index_interval_bytes=0))
     for step in (0, 100, 50, 200, 150, 300):
         put(partition, batch(count=3, timestamp_ms=NOW_MS + step))
@@ -292,7 +292,7 @@ def test_look_up_by_time() -> None:
     assert open_partition().max_timestamp_offset() is None
 
 
-def test_leader_epochs() -> None:
+def test_leader_epochs_have_end_offsets() -> None:
     disk = MemoryDisk()
     partition = open_partition(disk, leader_epoch=0)
     put(partition, batch())
@@ -319,7 +319,7 @@ def test_transactions_hold_the_last_stable_offset() -> None:
     assert partition.aborted_transactions(0, 1) == []
 
 
-def test_transaction_refusals() -> None:
+def test_invalid_transactional_batches_are_refused() -> None:
     partition = open_partition()
     put(partition, batch(0, pid=1, epoch=2, is_transactional=True))
     with pytest.raises(InvalidTxnState):

@@ -58,7 +58,7 @@ def _corrupt(disk: MemoryDisk, name: str, position: int = -1) -> None:
 
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
-def test_a_retry_that_straddles_a_restart(clean: bool) -> None:
+def test_a_retry_after_a_restart_is_a_duplicate(clean: bool) -> None:
     """All five batches are remembered; Kafka's snapshot alone would have only the newest."""
     disk = MemoryDisk()
     partition = _filled(disk)
@@ -119,7 +119,7 @@ def test_kafkas_snapshot_alone_is_enough_for_the_newest_batch() -> None:
 
 
 @pytest.mark.behaviour("I17")
-def test_the_last_batch_torn_at_every_byte() -> None:
+def test_a_last_batch_torn_at_any_byte_is_cut_off() -> None:
     disk = MemoryDisk()
     partition = _filled(disk, 6)
     size = len(batch(5, pid=1))
@@ -215,7 +215,9 @@ def _closed_without_snapshots(how: LogConfig) -> tuple[dict[str, bytes], list[tu
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 @pytest.mark.parametrize("segment_bytes", [400, 1 << 20], ids=["small segments", "one segment"])
-def test_a_start_takes_any_flipped_bit_below_the_recovery_point(segment_bytes: int, clean: bool) -> None:
+def test_a_flipped_bit_below_the_recovery_point_does_not_prevent_startup(
+    segment_bytes: int, clean: bool
+) -> None:
     """Found by the simulator: replay trusted bytes that nothing had verified, and the broker did not
     start."""
     how = config(segment_bytes=segment_bytes, index_interval_bytes=100)
@@ -379,7 +381,7 @@ def test_segments_without_an_index_of_aborted_transactions_are_foreign_until_the
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
-def test_open_transactions_survive(clean: bool) -> None:
+def test_open_transactions_survive_a_restart(clean: bool) -> None:
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     put(partition, batch(0, pid=1))
@@ -425,7 +427,7 @@ def test_expired_producers_are_not_loaded_and_not_written() -> None:
     assert [state.producer_id for state in partition.describe_producers()] == [3]
 
 
-def test_leftovers_are_swept() -> None:
+def test_leftover_files_are_removed_at_startup() -> None:
     disk = MemoryDisk()
     _filled(disk, 2).close(NOW_MS)
     for name in (f"{99:020d}.index", f"{0:020d}.log.deleted", "leader-epoch-checkpoint.tmp"):
@@ -472,7 +474,7 @@ def test_a_log_that_lost_its_synced_end_hides_no_new_records(clean: bool, torn_b
     assert open_partition(disk, clean_shutdown=True).aborted_transactions(0, 9) == []
 
 
-def test_a_log_start_beyond_the_log_begins_anew_there() -> None:
+def test_a_log_start_beyond_the_log_becomes_the_start_of_an_empty_log() -> None:
     disk = MemoryDisk()
     _filled(disk, 3).close(NOW_MS)
     partition = open_partition(disk, SMALL, log_start_offset=50)
@@ -529,7 +531,7 @@ def test_a_long_segment_is_snapshotted_between_rolls() -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
-def test_indexes_that_kafka_preallocated(clean: bool) -> None:
+def test_indexes_preallocated_by_kafka_are_read(clean: bool) -> None:
     """A killed Java broker leaves zeros at the end of the active segment's indexes."""
     disk = MemoryDisk()
     partition = _filled(disk)
@@ -584,7 +586,7 @@ def test_what_follows_a_damage_can_be_read(position: int) -> None:
     assert not verify_crc(served, 0, size)
 
 
-def test_a_log_that_ends_below_what_was_synced_is_told() -> None:
+def test_a_log_that_ends_below_its_synced_end_is_reported() -> None:
     """Neither a kill nor a power loss causes this: a file is missing, or was copied too early."""
     disk = MemoryDisk()
     partition = open_partition(disk)

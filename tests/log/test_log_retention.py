@@ -121,7 +121,7 @@ def test_a_segment_ends_when_offsets_no_longer_fit() -> None:
     assert partition.read(2**31, 1000).next_offset == 2**31 + 1
 
 
-def test_retention_by_time() -> None:
+def test_segments_are_deleted_by_retention_time() -> None:
     partition = _filled(retention_ms=1000)
     assert partition.enforce_retention(NOW_MS + 1002) == 0
     assert partition.enforce_retention(NOW_MS + 1003) == 1
@@ -134,7 +134,7 @@ def test_retention_by_time() -> None:
     assert put(partition, batch()).base_offset == 9
 
 
-def test_retention_by_size() -> None:
+def test_segments_are_deleted_by_retention_size() -> None:
     partition = _filled(retention_bytes=5 * SIZE)
     assert partition.enforce_retention(NOW_MS) == 1
     assert partition.log_start_offset == 3
@@ -147,7 +147,7 @@ def test_compacted_topics_are_not_cut_by_age() -> None:
     assert partition.log_start_offset == 0
 
 
-def test_delete_records() -> None:
+def test_delete_records_moves_the_log_start() -> None:
     disk = MemoryDisk()
     partition = _filled(disk=disk)
     assert partition.delete_records(4, NOW_MS) == 4
@@ -248,7 +248,7 @@ def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segment
 
 
 @pytest.mark.parametrize("target", [9, 14], ids=["some", "all"])
-def test_a_power_loss_amid_deleting_segments_leaves_no_hole(target: int) -> None:
+def test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap(target: int) -> None:
     """A power loss may keep the removal of a newer segment and lose that of an older one."""
 
     def filled(disk: MemoryDisk) -> Partition:

@@ -27,7 +27,7 @@ def test_without_descriptors_appends_are_refused_and_later_taken(tmp_path: Path)
         codes = [answer.error_code for answer in answers]
         assert set(codes) == {0, errors.KafkaStorageError.code}
         refused = [index for index, code in enumerate(codes) if code]
-        assert any("raise it (ulimit -n, LimitNOFILE=)" in str(each.error_message) for each in answers)
+        assert any("raise it (ulimit -n, LimitNOFILE=)" in str(answer.error_message) for answer in answers)
         assert client.produce("many", batch(b"y", pid=pid, sequence=1), 0).error_code == 0
         assert client.values("many", 0) == [b"x", b"y"]
         others.close()

@@ -87,7 +87,7 @@ def test_what_kafkas_settings_keep_is_kept_and_the_rest_is_deleted(plain: Path) 
         wait_until(lambda: client.offset("short", -2) == 5)  # retention has run
         assert {name: len(client.values(name)) for name in KEPT} == KEPT
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
-            names = {each.name for each in admin.list_topics(include_internal=True)}
+            names = {topic.name for topic in admin.list_topics(include_internal=True)}
             asked = [ConfigResource("topic", name) for name in sorted(names)]
             told = {r.name: each.entries for r, each in admin.describe_configs(asked).items()}
     assert names == {*KEPT, *INTERNAL_TOPICS, "short", "special", "bank"}
@@ -117,7 +117,9 @@ def test_transactions_and_offsets_of_kafkas_go_on(plain: Path) -> None:
         Broker(plain, config=CONFIG) as broker,
         Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
     ):
-        states = {each.transactional_id: each.state for each in admin.list_transactions()}
+        states = {
+            transaction.transactional_id: transaction.state for transaction in admin.list_transactions()
+        }
         assert states == {"done": "CompleteCommit", "undone": "CompleteAbort", "open": "Ongoing"}
         for group in ("classic-readers", "consumer-readers"):
             assert admin.group_offsets(group)[TopicPartition("forever", 0)].offset == 4
@@ -157,7 +159,9 @@ def test_a_transaction_that_kafka_had_decided_is_finished(plain: Path) -> None:
         Broker(plain, config=CONFIG) as broker,
         Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
     ):
-        states = {each.transactional_id: each.state for each in admin.list_transactions()}
+        states = {
+            transaction.transactional_id: transaction.state for transaction in admin.list_transactions()
+        }
         assert states["done"] == "CompleteCommit"
         assert admin.group_offsets("of-done")[TopicPartition("bank", 0)].offset == 7
         assert committed(broker.bootstrap_servers) == [b"done-0", b"done-1"]
@@ -211,7 +215,7 @@ def test_acls_users_and_quotas_are_taken_over(secured: Path) -> None:
         running = broker._running
         assert running is not None
         rates = [dict(each) for each in running.node.quotas.values.values()]
-        assert {key for each in rates for key in each} == {
+        assert {key for rate in rates for key in rate} == {
             "producer_byte_rate",
             "consumer_byte_rate",
             "connection_creation_rate",

@@ -233,7 +233,7 @@ def test_an_instance_that_comes_again_has_its_session_and_its_share() -> None:
     group.complete_save(None, group.version, 2_000)
     (answer,) = answers
     assert (answer.error_code, answer.generation_id, answer.leader) == (0, 1, "new")
-    assert answer.skip_assignment and [each.member_id for each in answer.members] == ["new"]
+    assert answer.skip_assignment and [member.member_id for member in answer.members] == ["new"]
     told: list[SyncResult] = []
     group.sync("new", "i", 1, (None, None), {}, 2_000, told.append)
     assert told == [SyncResult(0, "consumer", "a", b"all")]
@@ -323,7 +323,7 @@ def test_a_given_id_that_was_used_holds_up_nobody() -> None:
     assert given == JoinResult(MemberIdRequired.code, "given")
     waiting = join(group, "", request(member_id="given"))
     (first,) = join(group, "", request(member_id="m"))
-    assert (first.generation_id, [each.member_id for each in first.members]) == (2, ["m", "given"])
+    assert (first.generation_id, [member.member_id for member in first.members]) == (2, ["m", "given"])
     assert [answer.generation_id for answer in waiting] == [2]
 
 
@@ -369,7 +369,7 @@ def test_who_joins_again_as_before_until_the_shares_are_there_gets_the_same_answ
     (leader,) = join(group, "", request(member_id="leader"))
     assert (follower.generation_id, follower.members) == (2, ())
     assert leader.generation_id == 2
-    assert [each.member_id for each in leader.members] == ["leader", "follower"]
+    assert [member.member_id for member in leader.members] == ["leader", "follower"]
     assert group.state is GroupState.COMPLETING_REBALANCE
     assert not join(group, "", request("ab", "follower"))
     assert group.state is GroupState.PREPARING_REBALANCE
@@ -462,7 +462,9 @@ def stable_static(*instances: str) -> ClassicGroup:
         join(group, f"{name}0", request(instance=name))
     group.tick(1)
     for name in instances:
-        group.sync(f"{name}0", name, 1, (None, None), {f"{each}0": b"1" for each in instances}, 1, [].append)
+        group.sync(
+            f"{name}0", name, 1, (None, None), {f"{instance}0": b"1" for instance in instances}, 1, [].append
+        )
     group.complete_save(None, group.version, 1)
     assert (group.state, group.generation_id) == (GroupState.STABLE, 1)
     return group

@@ -39,7 +39,7 @@ def join(group: ClassicGroup, name: str, protocols: str = "a", member_id: str = 
 
 def common_protocols(members: Collection[Member]) -> set[str]:
     """Return the protocols that all members support, by examining each of them."""
-    return set.intersection(*({name for name, _ in each.protocols} for each in members))
+    return set.intersection(*({name for name, _ in member.protocols} for member in members))
 
 
 @pytest.mark.parametrize("members", list(product(OFFERS, repeat=3)), ids="-".join)
@@ -61,7 +61,7 @@ def test_what_members_offer_together_is_known_without_a_look_at_them(offers: tup
 
     def check() -> None:
         members = group.members.values()
-        assert group.members.metadata_bytes == sum(each.metadata_bytes for each in members)
+        assert group.members.metadata_bytes == sum(member.metadata_bytes for member in members)
         assert group.members.common_protocols() == (common_protocols(members) if members else set())
 
     first, second, third = offers

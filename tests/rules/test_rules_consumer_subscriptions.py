@@ -31,9 +31,9 @@ def test_random_changes_are_counted_as_a_list_of_all_would_count_them() -> None:
             drafts = [*drafts[-3:], (told, told.names)]
             told = told.copy()
         if rng.random() < 0.5:  # sums are made when they are asked for
-            assert told.names == frozenset().union(*(each.topics for each in members))
-            assert told.regexes == {each.regex for each in members if each.regex}
-        assert told.size_bytes == sum(each.size_bytes for each in set(members))
+            assert told.names == frozenset().union(*(member.topics for member in members))
+            assert told.regexes == {member.regex for member in members if member.regex}
+        assert told.size_bytes == sum(member.size_bytes for member in set(members))
         for earlier, names in drafts:
             assert earlier.names == names
         one = rng.choice(CHOICES)

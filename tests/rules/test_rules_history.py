@@ -17,7 +17,7 @@ CASES = list(rows("history.txt"))
 
 
 @pytest.mark.parametrize(("history", "expected"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
-def test_row(history: str, expected: str) -> None:
+def test_the_checker_follows_the_table(history: str, expected: str) -> None:
     found = check(parse_history(history))
     assert ", ".join(map(format_anomaly, found)) == ("" if expected == "-" else expected)
 
@@ -35,7 +35,7 @@ def test_a_cycle_names_the_operations_of_every_step() -> None:
     )
     history = parse_history(text)
     cycles = [each for each in check(history) if each.item is None]
-    assert [set(each.operations) for each in cycles] == [set(history[:2])]
+    assert [set(cycle.operations) for cycle in cycles] == [set(history[:2])]
     assert [each for each in check(history, dependencies=["wr", "rw"]) if each.item is None] == []
 
 
@@ -50,7 +50,7 @@ def reaches(graph: dict[int, list[int]], start: int) -> set[int]:
 
 @given(st.dictionaries(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=4), max_size=10))
 def test_components_are_those_that_reach_each_other(graph: dict[int, list[int]]) -> None:
-    found = {frozenset(each) for each in components(graph)}
+    found = {frozenset(component) for component in components(graph)}
     nodes = set(graph).union(*graph.values()) if graph else set()
     reach = {node: reaches(graph, node) for node in nodes}
     expected = {

@@ -56,7 +56,9 @@ def told(verdict: object) -> str:
     [row[1:] for row in CASES],
     ids=[row[0] for row in CASES],
 )
-def test_lanes(batch: str, task: str, marker: str, finished: str, first: str, verdict: str) -> None:
+def test_a_task_decides_as_the_table_says(
+    batch: str, task: str, marker: str, finished: str, first: str, verdict: str
+) -> None:
     kept = None if marker == "-" else TaskMarker(int(marker), SUM)
     numbers = [] if finished == "-" else [int(number) for number in finished.split("/")]
     noted = BatchCommit(*numbers[:2], SUM if numbers[2:] else None) if numbers else None
@@ -79,7 +81,9 @@ def test_lanes(batch: str, task: str, marker: str, finished: str, first: str, ve
         ("5", "6", "0", "BATCH_ID_WENT_BACK"),
     ],
 )
-def test_batches_of_one_transaction(batch: str, marker: str, first: str, verdict: str) -> None:
+def test_a_batch_of_one_transaction_is_decided_as_the_table_says(
+    batch: str, marker: str, first: str, verdict: str
+) -> None:
     kept = None if marker == "-" else TaskMarker(int(marker), SUM)
     assert told(decide_atomic(int(batch), kept, first_batch_id=int(first))) == verdict
     named = decide_atomic(int(batch), kept, first_batch_id=int(first), name="late")

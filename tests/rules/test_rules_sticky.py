@@ -155,8 +155,8 @@ def test_every_partition_has_one_reader_that_wants_it(group: tuple[list[Subscrib
     wanted = set().union(*(each.topics for each in members))
     every = sorted(tp for share in shares.values() for tp in share)
     assert every == sorted(TopicPartition(t, p) for t in counts if t in wanted for p in range(counts[t]))
-    for each in members:
-        assert {tp.topic for tp in shares[each.member_id]} <= each.topics
+    for member in members:
+        assert {tp.topic for tp in shares[member.member_id]} <= member.topics
 
 
 @given(groups())
@@ -195,8 +195,8 @@ def test_as_many_stay_as_balance_allows(group: tuple[list[Subscriber], Counts]) 
     members, counts = group
     shares = assign_sticky(members, counts)
     owned = [
-        {tp for tp in each.owned if tp.topic in each.topics and tp.partition < counts[tp.topic]}
-        for each in members
+        {tp for tp in member.owned if tp.topic in member.topics and tp.partition < counts[tp.topic]}
+        for member in members
     ]
     each_at_least, more = divmod(sum(counts[topic] for topic in members[0].topics), len(members))
     could_stay = sum(min(len(mine), each_at_least) for mine in owned)
@@ -221,7 +221,7 @@ def test_the_order_of_members_does_not_matter(
 def test_nothing_moves_when_nothing_changes(group: tuple[list[Subscriber], Counts]) -> None:
     members, counts = group
     shares = assign_sticky(members, counts)
-    again = [each._replace(owned=tuple(shares[each.member_id]), generation_id=7) for each in members]
+    again = [member._replace(owned=tuple(shares[member.member_id]), generation_id=7) for member in members]
     assert assign_sticky(again, counts) == shares
 
 
@@ -237,9 +237,9 @@ def test_cooperation_ends_after_few_rebalances(group: tuple[list[Subscriber], Co
     while len(rounds) < 2 or rounds[-2] != rounds[-1]:
         assert len(rounds) < 8, rounds
         shares = assign_cooperative(members, counts)
-        for each in members:
-            others = {tp for other in members if other is not each for tp in other.owned}
-            assert not others & set(shares[each.member_id])
+        for member in members:
+            others = {tp for other in members if other is not member for tp in other.owned}
+            assert not others & set(shares[member.member_id])
         generation = 8 + len(rounds)
         members = [
             each._replace(owned=tuple(shares[each.member_id]), generation_id=generation) for each in members

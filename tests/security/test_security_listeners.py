@@ -48,7 +48,7 @@ MAP = "listener.security.protocol.map"
         ),
     ],
 )
-def test_how_listeners_are_written(given: dict[str, str], expected: Sequence[str]) -> None:
+def test_listener_addresses_are_parsed(given: dict[str, str], expected: Sequence[str]) -> None:
     found = parse_listeners(BROKER.parse(given), "me")
     assert expected == [
         f"{each.name} {each.settings['security.protocol']} {each.address[0]}:{each.address[1]}"
@@ -78,12 +78,12 @@ def test_how_listeners_are_written(given: dict[str, str], expected: Sequence[str
         ({"listener.name.ssl.ssl.nothing": "x"}, "unknown"),
     ],
 )
-def test_listeners_that_cannot_be(given: dict[str, str], named: str) -> None:
+def test_impossible_listeners_are_refused(given: dict[str, str], named: str) -> None:
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
         parse_listeners(BROKER.parse(given), "me")
 
 
-def test_each_listener_beyond_loopback_must_be_locked() -> None:
+def test_each_listener_beyond_loopback_requires_authentication() -> None:
     inside = {"listeners": "SASL_SSL://0.0.0.0:1,PLAINTEXT://127.0.0.1:2"}
     assert len(checked_listeners(BROKER.parse(inside))) == 2
     open_door = {"listeners": "SASL_SSL://0.0.0.0:1,PLAINTEXT://0.0.0.0:2"}
@@ -145,7 +145,7 @@ def configs(broker: Broker, certificates: Certificates, others: Certificates) ->
     }
 
 
-def test_each_has_its_protocol_settings_and_principal(
+def test_each_listener_has_its_protocol_settings_and_principal(
     broker: Broker, certificates: Certificates, others: Certificates
 ) -> None:
     given = configs(broker, certificates, others)
@@ -172,7 +172,7 @@ def test_each_has_its_protocol_settings_and_principal(
         admin.list_topics()
 
 
-def test_librdkafka_stays_on_the_listener_it_came_by(
+def test_librdkafka_stays_on_the_listener_that_it_connected_to(
     broker: Broker, certificates: Certificates, others: Certificates
 ) -> None:
     """Metadata and FindCoordinator return addresses of the client's own protocol."""
@@ -193,7 +193,7 @@ def test_librdkafka_stays_on_the_listener_it_came_by(
             consumer.close()
 
 
-def test_answers_name_the_listener_that_was_asked(tmp_path: Path) -> None:
+def test_metadata_names_the_listener_of_the_connection(tmp_path: Path) -> None:
     config = {
         "listeners": "PLAINTEXT://127.0.0.1:0,OTHER://127.0.0.1:0,FAR://127.0.0.1:0",
         MAP: "OTHER:PLAINTEXT,FAR:PLAINTEXT",
@@ -226,7 +226,7 @@ def _told(address: str) -> tuple[str, int]:
     return broker.host, broker.port
 
 
-def test_one_that_cannot_be_bound_frees_the_others(tmp_path: Path) -> None:
+def test_a_listener_that_cannot_be_bound_frees_the_others(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
         ports = [each.getsockname()[1] for each in (free, taken)]
         free.close()
@@ -240,7 +240,7 @@ def test_one_that_cannot_be_bound_frees_the_others(tmp_path: Path) -> None:
             assert broker.port == ports[0]
 
 
-def test_an_ipv6_address_that_is_not_there_keeps_no_other_from_being_listened_on(
+def test_a_missing_ipv6_address_prevents_no_other_listener(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """/etc/hosts names ::1 for localhost also in containers whose IPv6 is off."""

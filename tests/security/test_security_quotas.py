@@ -15,7 +15,7 @@ from oncelog.rules.limits.quotas import DEFAULT, QuotaEntity
 from oncelog.wire import messages as m
 
 
-def test_a_users_quota_is_its_own(tmp_path: Path) -> None:
+def test_quotas_are_per_user(tmp_path: Path) -> None:
     config = {"authorizer.class.name": AUTHORIZER, "super.users": "User:admin", "quota.window.num": 1}
     with secured_broker(tmp_path, users=("admin", "alice", "bob"), **config) as broker:
 

@@ -109,13 +109,13 @@ def by_request(found: Told) -> dict[str, dict[str, list[str]]]:
     return made
 
 
-def test_the_same_answers(ours: Told) -> None:
+def test_errors_of_each_user_and_request_match_the_recording(ours: Told) -> None:
     assert by_request(ours) == json.loads(RECORDING.read_text())
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_the_recording_is_apache_kafkas(theirs: Told) -> None:
+def test_the_recording_matches_apache_kafka(theirs: Told) -> None:
     if os.environ.get("ONCELOG_RECORD"):
         RECORDING.write_text(json.dumps(by_request(theirs), indent=1) + "\n")
     assert by_request(theirs) == json.loads(RECORDING.read_text())
@@ -125,7 +125,7 @@ def test_every_api_is_in_the_table() -> None:
     assert set(REQUIRED_OPERATIONS) | APIS_WITHOUT_ACL == {api.name for api in OFFERED.values()}
 
 
-def test_who_may_nothing_gets_nothing(ours: Told) -> None:
+def test_a_user_without_rights_is_refused_every_request(ours: Told) -> None:
     refusals = {f"{kind}error_code={code}" for kind in ("", "partition_") for code in (29, 30, 31, 53)}
     harmless = {
         "DescribeCluster",

@@ -63,7 +63,12 @@ def test_a_stream_in_transactions(
     query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
     started = query.trigger(availableNow=True).start()
     started.awaitTermination()
-    assert [each[:3] for each in outcomes] == [(0, 60, False), (0, 60, True), (1, 40, False), (1, 40, True)]
+    assert [outcome[:3] for outcome in outcomes] == [
+        (0, 60, False),
+        (0, 60, True),
+        (1, 40, False),
+        (1, 40, True),
+    ]
     assert values(spark, bootstrap, topic) == list(range(100))
     told = [SinkMetrics.decode(line) for line in (tmp_path / "metrics").read_text().splitlines()]
     assert {each.name for each in told} == {started.id}
@@ -115,7 +120,7 @@ def test_two_writes_of_one_micro_batch_need_two_names(
 
 
 @pytest.mark.behaviour("T12")
-def test_a_checkpoint_taken_back_by_one_micro_batch_loses_no_rows(
+def test_a_checkpoint_restored_to_one_micro_batch_earlier_loses_no_rows(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
     """Batch 1 is planned a second time, with more rows. It was taken for the one that is committed."""
@@ -170,7 +175,7 @@ def test_a_call_that_failed_may_be_repeated_in_the_same_run(
     assert values(spark, bootstrap, topic) == list(range(6))
 
 
-def test_refusals(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+def test_unsafe_atomic_writes_are_refused(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, partitions=2)
     options = options_of(bootstrap, topic)
@@ -227,7 +232,7 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
     assert found == [b"v0", b"v1", b"v2"] * 2
 
 
-def test_a_partition_with_two_writers_is_noticed() -> None:
+def test_a_partition_with_two_writers_is_an_error() -> None:
     reports = [("t", 0, 3, 30, "7"), ("t", 1, 4, 5, str(2**64 - 1))]
     assert atomic.check_reports(reports) == (RowSum(7, 6), 35)
     with pytest.raises(SinkError, match="two tasks wrote t-0; nothing of this batch was committed"):

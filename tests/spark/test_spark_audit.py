@@ -47,7 +47,7 @@ def numbered(producer_id: int, counts: list[int] = COUNTS, epoch: int = 0) -> li
     return batches
 
 
-def test_proves_a_clean_topic_however_it_is_split(
+def test_a_clean_topic_is_proven_clean_however_it_is_split(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
@@ -83,7 +83,9 @@ def test_an_empty_topic_is_clean(spark: Any, shared_broker: oncelog.Broker, topi
     assert (result.verdict, result.totals.batches, len(result.partitions)) == ("clean", 0, 3)
 
 
-def test_a_log_whose_beginning_is_gone(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+def test_a_log_without_its_first_segments_is_audited_from_its_log_start(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     store(bootstrap, topic, numbered(7))
@@ -196,7 +198,7 @@ def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.
         yield broker
 
 
-def test_finds_every_planted_fault_and_nothing_else(spark: Any, faulty_broker: oncelog.Broker) -> None:
+def test_every_planted_fault_is_found_and_nothing_else(spark: Any, faulty_broker: oncelog.Broker) -> None:
     result = audit_topic(spark, faulty_broker.bootstrap_servers, [*PLANTED, "sound"])
     found = {
         f.topic: (f.kind, f.base_offset, f.last_offset, f.first_sequence, f.last_sequence, f.other_offset)
@@ -212,7 +214,7 @@ def test_finds_every_planted_fault_and_nothing_else(spark: Any, faulty_broker: o
     )
 
 
-def test_bytes_that_are_no_batch_are_found_where_they_begin(
+def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
     create_topic(shared_broker.bootstrap_servers, topic)
@@ -233,7 +235,7 @@ def test_bytes_that_are_no_batch_are_found_where_they_begin(
 
 
 @pytest.mark.parametrize("offsets_per_task", [1, 4, 5_000_000])
-def test_batches_that_changed_places(spark: Any, tmp_path: Path, offsets_per_task: int) -> None:
+def test_batches_in_the_wrong_order_are_found(spark: Any, tmp_path: Path, offsets_per_task: int) -> None:
     """Ordered by their offsets they look sound, and readers get them in the order of the file.
 
     So they did where each of two tasks gave one of them: a batch belongs to the range in which it is stored.
@@ -260,7 +262,9 @@ def test_batches_that_changed_places(spark: Any, tmp_path: Path, offsets_per_tas
     }
 
 
-def test_a_topic_that_was_compacted_once(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+def test_a_topic_that_was_once_compacted_is_audited_as_compacted(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
     bootstrap = shared_broker.bootstrap_servers
     create_compacted(bootstrap, topic, "ccc")
     with Admin({"bootstrap.servers": bootstrap}) as admin:
@@ -269,7 +273,7 @@ def test_a_topic_that_was_compacted_once(spark: Any, shared_broker: oncelog.Brok
     assert (result.verdict, result.findings, result.notes) == ("clean", (), ())
 
 
-def test_findings_as_rows_and_as_a_frame(spark: Any, faulty_broker: oncelog.Broker) -> None:
+def test_findings_can_be_read_as_rows_and_as_a_frame(spark: Any, faulty_broker: oncelog.Broker) -> None:
     result = audit_topic(spark, faulty_broker.bootstrap_servers, ["swap", "damage"])
     frame = result.to_frame(spark)
     assert [row.kind for row in frame.orderBy("topic").collect()] == ["crc_damage", "out_of_order"]
@@ -351,7 +355,9 @@ def test_a_key_of_many_records_is_shown_with_a_few_places(
     assert "20 times, at partition:offset 0:0, 2:38, ..." in finding.explanation
 
 
-def test_what_a_pipeline_lost_and_doubled(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+def test_a_comparison_names_lost_and_doubled_records(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
     bootstrap = shared_broker.bootstrap_servers
     source, sink = f"{topic}.source", f"{topic}.sink"
     for name in (source, sink):
@@ -383,7 +389,7 @@ def test_a_topic_is_not_compared_with_itself(spark: Any) -> None:
         audit_topic(spark, "127.0.0.1:1", ["a", "b"], against="a")
 
 
-def test_only_what_was_looked_up_is_read(
+def test_only_the_planned_offsets_are_read(
     spark: Any, shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a broker removes or adds between the look-up and the reading is no violation."""
@@ -418,7 +424,7 @@ def change_before(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[
 
 
 @pytest.mark.parametrize("step", ["judge", "_with_keys"])
-def test_what_is_removed_while_the_audit_runs_is_told(
+def test_records_removed_during_the_audit_are_reported(
     spark: Any, shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     bootstrap, tp = shared_broker.bootstrap_servers, TopicPartition(topic, 0)
@@ -434,7 +440,7 @@ def test_what_is_removed_while_the_audit_runs_is_told(
     assert result.totals.records == (31 - 8 if step == "judge" else 31)
 
 
-def test_a_comparison_with_a_topic_that_shrinks_meanwhile_is_withdrawn(
+def test_a_comparison_with_a_topic_that_loses_records_meanwhile_is_withdrawn(
     spark: Any, shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bootstrap, source = shared_broker.bootstrap_servers, f"{topic}-source"
@@ -453,7 +459,7 @@ def test_a_comparison_with_a_topic_that_shrinks_meanwhile_is_withdrawn(
 @pytest.mark.parametrize(
     ("step", "is_created_again"), [("judge", False), ("judge", True), ("_with_keys", True)]
 )
-def test_a_topic_that_is_deleted_while_it_is_audited_is_no_verdict(
+def test_a_topic_deleted_during_the_audit_gets_no_verdict(
     spark: Any,
     shared_broker: oncelog.Broker,
     topic: str,

@@ -364,7 +364,7 @@ def test_a_transaction_committed_here_and_aborted_there_has_two_outcomes(audited
     assert audited.partitions[finding.tp].findings == 1
 
 
-def test_what_is_counted_and_what_is_left_out(audited: AuditResult) -> None:
+def test_totals_count_transactions_and_leave_out_internal_topics(audited: AuditResult) -> None:
     assert audited.verdict == "violated"
     assert audited.finding_count == len(audited.findings)
     topics = {tp.topic for tp in audited.partitions}
@@ -384,7 +384,7 @@ def test_what_is_counted_and_what_is_left_out(audited: AuditResult) -> None:
     assert kinds == {kind.value for kind in FindingKind} - untold
 
 
-def test_one_partition_and_a_uri(spark: Any, data_dir: Path, tmp_path: Path) -> None:
+def test_a_path_may_be_one_partition_or_a_uri(spark: Any, data_dir: Path, tmp_path: Path) -> None:
     # A copy of the directory alone has no checkpoint beside it: the newest segment's index is not trusted.
     copied = shutil.copytree(data_dir / "shown-0", tmp_path / "shown-0")
     compacted = shutil.copytree(data_dir / "compacted-0", tmp_path / "cleaned-0")
@@ -393,7 +393,7 @@ def test_one_partition_and_a_uri(spark: Any, data_dir: Path, tmp_path: Path) -> 
     assert sorted(map(str, result.partitions)) == ["cleaned-0", "shown-0"]
 
 
-def test_keys_are_those_of_committed_records(spark: Any, tmp_path: Path) -> None:
+def test_only_keys_of_committed_records_are_checked(spark: Any, tmp_path: Path) -> None:
     """Keys k0 to k4 are committed, k0 and k1 aborted as well (told by a later segment), k5 is open."""
     segments = [
         [plain(7, 0, 0, 3), data(8, 0, 0, 2), damaged(plain(9, 0, 0, 1))],
@@ -415,7 +415,7 @@ def test_keys_are_those_of_committed_records(spark: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.soak
-def test_object_storage(spark: Any, data_dir: Path) -> None:
+def test_files_in_object_storage_are_audited(spark: Any, data_dir: Path) -> None:
     """S3 as moto has it. All is told by the address: Spark's workers may be older than this test."""
     server = pytest.importorskip(
         "moto.server", reason="S3 on this machine needs moto: pip install 'moto[s3]'"
@@ -472,7 +472,7 @@ def test_an_empty_checkpoint_names_no_partition(tmp_path: Path) -> None:
     assert (partition.is_compacted, partition.log_start_offset, partition.recovery_point) == (False, 0, 0)
 
 
-def test_directories_named_like_segments_are_none(tmp_path: Path) -> None:
+def test_directories_named_like_segments_are_not_read(tmp_path: Path) -> None:
     write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3)]])
     (tmp_path / "found-0" / f"{3:020}.log").mkdir()
     (found,) = find_segments([str(tmp_path)])
@@ -503,7 +503,7 @@ def test_damage_from_below_the_log_start_up_to_the_end_is_found(spark: Any, tmp_
     assert found_in(audit_files(spark, str(tmp_path)), "found") == [("unreadable", 3, 6, None)]
 
 
-def test_the_files_of_our_broker(spark: Any, tmp_path: Path) -> None:
+def test_files_written_by_our_broker_are_clean(spark: Any, tmp_path: Path) -> None:
     with oncelog.Broker(tmp_path, config={"log.cleaner.backoff.ms": 20}) as broker:
         create_topic(broker.bootstrap_servers, "ours")
         producers = write_transactions(broker.bootstrap_servers, "ours", "cacao")
@@ -523,7 +523,7 @@ def test_the_files_of_our_broker(spark: Any, tmp_path: Path) -> None:
     assert [f.kind for f in seen.findings] == ["visible_though_aborted"] * 2
 
 
-def test_offsets_of_groups_that_were_committed_in_transactions(spark: Any, tmp_path: Path) -> None:
+def test_the_offsets_topic_is_clean_after_transactional_commits(spark: Any, tmp_path: Path) -> None:
     with oncelog.Broker(tmp_path) as broker:
         create_topic(broker.bootstrap_servers, "in")
         settings = {"bootstrap.servers": broker.bootstrap_servers}
@@ -542,7 +542,9 @@ def test_offsets_of_groups_that_were_committed_in_transactions(spark: Any, tmp_p
     assert result.totals.committed == 2
 
 
-def test_a_topic_and_the_files_of_apache_kafka(spark: Any, apache_kafka: ApacheKafka, topic: str) -> None:
+def test_topics_and_files_of_apache_kafka_are_clean(
+    spark: Any, apache_kafka: ApacheKafka, topic: str
+) -> None:
     bootstrap = apache_kafka.bootstrap_servers
     create_topic(bootstrap, topic)
     write_transactions(bootstrap, topic, "caca")

@@ -16,7 +16,7 @@ from oncelog.wire.batch import build_batch
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
 
 
-def test_found_without_registration_with_the_columns_of_sparks_kafka_source(
+def test_the_source_needs_no_registration_and_has_the_columns_of_sparks_kafka_source(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
     create_topic(shared_broker.bootstrap_servers, topic)
@@ -40,7 +40,7 @@ def test_found_without_registration_with_the_columns_of_sparks_kafka_source(
     }
 
 
-def test_headers_nulls_and_every_compression(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+def test_headers_nulls_and_all_codecs_are_read(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
     create_topic(shared_broker.bootstrap_servers, topic)
     headers = (("trace", b"1"), ("trace", b"2"), ("empty", b""), ("null", None))
     batches = [build_batch(records(n, 1, headers=headers), compression=c) for n, c in enumerate(Compression)]
@@ -53,7 +53,7 @@ def test_headers_nulls_and_every_compression(spark: Any, shared_broker: oncelog.
     assert rows[5].key is None and rows[5].headers is None
 
 
-def test_several_topics_patterns_and_assigned_partitions(
+def test_topics_can_be_listed_matched_or_assigned_by_partition(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
@@ -71,7 +71,7 @@ def test_several_topics_patterns_and_assigned_partitions(
     assert counts(assign=f'{{"{topic}.a": [1], "{topic}.other": [0]}}') == {("a", 1): 2, ("other", 0): 3}
 
 
-def test_offsets_as_json_and_as_times(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+def test_offsets_can_be_json_or_timestamps(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, partitions=2)
     for partition in range(2):
@@ -127,7 +127,7 @@ def test_lost_offsets_fail_by_name_or_are_skipped(
     assert read(spark, bootstrap, **options, failOnDataLoss="false").count() == 30
 
 
-def test_offsets_removed_between_planning_and_reading(
+def test_offsets_removed_between_planning_and_reading_are_a_loss(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
@@ -151,7 +151,7 @@ def test_offsets_removed_between_planning_and_reading(
         ({"subscribe": "t", "assign": "{}"}, "exactly one of subscribe, subscribePattern and assign"),
     ],
 )
-def test_wrong_options_are_told_at_load(
+def test_wrong_options_are_errors_at_load(
     spark: Any, shared_broker: oncelog.Broker, options: dict[str, object], said: str
 ) -> None:
     with pytest.raises(Exception, match=said):

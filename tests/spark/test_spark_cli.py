@@ -21,7 +21,7 @@ def audit(bootstrap: str, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["audit", *arguments, "-b", bootstrap])
 
 
-def test_clean_exits_0_and_says_what_was_seen(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+def test_a_clean_audit_exits_0_with_a_summary(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     store(bootstrap, topic, [build_batch(records(0, 4), producer_id=7, producer_epoch=0, base_sequence=0)])
@@ -35,7 +35,9 @@ def test_clean_exits_0_and_says_what_was_seen(spark: Any, shared_broker: oncelog
     ]
 
 
-def test_violations_exit_3_with_their_offsets(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+def test_violations_are_printed_with_offsets_and_exit_3(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     fill(bootstrap, topic, 0, 5)

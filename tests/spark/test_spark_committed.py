@@ -50,7 +50,9 @@ def test_an_open_transaction_is_the_end_until_it_ends(
     assert second.offsets() == list(range(55, 65))
 
 
-def test_holes_of_compaction_are_no_loss(spark: Any, bootstrap: str, topic: str, checkpoint: str) -> None:
+def test_offset_gaps_left_by_compaction_are_no_loss(
+    spark: Any, bootstrap: str, topic: str, checkpoint: str
+) -> None:
     before = create_compacted(bootstrap, topic, "ccaccaccac")
     # Micro-batches and tasks smaller than the holes, and a start inside one.
     options = {"subscribe": topic, "maxRecordsPerPartition": 4}

@@ -36,7 +36,9 @@ def load(reader: Any, name: str, bootstrap: str, options: dict[str, object]) -> 
     return reader.format(name).options(**given).load()
 
 
-def test_same_rows_same_columns(spark_connector: Any, bootstrap: str, topic: str) -> None:
+def test_the_source_gives_the_rows_and_columns_of_sparks_connector(
+    spark_connector: Any, bootstrap: str, topic: str
+) -> None:
     create_topic(bootstrap, topic, partitions=3)
     headers = (("trace", b"1"), ("trace", b"2"), ("empty", b""), ("null", None))
     batches = [build_batch(records(n, 1, headers=headers), compression=c) for n, c in enumerate(Compression)]
@@ -69,7 +71,7 @@ def test_same_rows_same_columns(spark_connector: Any, bootstrap: str, topic: str
         assert found == expected and found, options
 
 
-def test_a_checkpoint_of_sparks_connector_is_taken_over(
+def test_a_checkpoint_of_sparks_connector_is_continued(
     spark_connector: Any, bootstrap: str, topic: str, checkpoint: str
 ) -> None:
     create_topic(bootstrap, topic, partitions=2)

@@ -66,7 +66,7 @@ def cells() -> Iterator[Any]:
 
 @pytest.mark.behaviour("P2", "P3", "T11")
 @pytest.mark.parametrize(("query", "fault"), list(cells()))
-def test_rows_are_there_once(outcome_of: Runner, query: Query, fault: str) -> None:
+def test_rows_are_stored_once_under_each_fault(outcome_of: Runner, query: Query, fault: str) -> None:
     outcome = outcome_of(query)
     lost, doubled = outcome.lost_and_doubled(fault)
     if query.sink == "kafka":
@@ -80,7 +80,7 @@ def test_rows_are_there_once(outcome_of: Runner, query: Query, fault: str) -> No
 @pytest.mark.parametrize(
     "query", [*QUICK, *(pytest.param(query, marks=pytest.mark.soak) for query in MATRIX)], ids=str
 )
-def test_the_audit_agrees(spark: Any, outcome_of: Runner, query: Query) -> None:
+def test_the_audit_finds_the_same_doubled_rows(spark: Any, outcome_of: Runner, query: Query) -> None:
     outcome = outcome_of(query)
     result = audit_topic(spark, outcome.servers, outcome.topic, key_check=True)
     assert result.keys is not None
@@ -98,7 +98,9 @@ def test_the_audit_agrees(spark: Any, outcome_of: Runner, query: Query) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("query", [each for each in MATRIX if each.sink != "kafka"], ids=str)
-def test_two_attempts_wrote_and_answers_were_lost(outcome_of: Runner, query: Query) -> None:
+def test_the_faults_include_two_attempts_that_wrote_and_lost_responses(
+    outcome_of: Runner, query: Query
+) -> None:
     outcome = outcome_of(query)
     batch = query.faults.index("speculation")
     failures = [text for name, text in outcome.files.items() if name.startswith(f"failed-{batch}-")]
@@ -107,7 +109,9 @@ def test_two_attempts_wrote_and_answers_were_lost(outcome_of: Runner, query: Que
 
 
 @pytest.mark.soak
-def test_the_table(outcome_of: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_lost_and_doubled_rows_is_printed(
+    outcome_of: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
     """For docs/spark.md, by hand: figures of Spark's own sink differ from run to run."""
     outcomes = [outcome_of(query) for query in MATRIX]
     with capsys.disabled():

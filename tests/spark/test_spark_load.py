@@ -65,9 +65,9 @@ def row(outcome: Outcome) -> tuple[int, int]:
 def write_all(directory: Path) -> list[Path]:
     """A file of every format and compression, two rows in one of them on two lines."""
     rows = [{"k": f"k{n}", "n": n, "s": f'"{n}"' * (n % 5)} for n in range(300)]
-    table = pa.table({name: [each[name] for each in rows] for name in ("k", "n", "s")})
-    lines = "".join(json.dumps(each) + "\n" for each in rows).encode()
-    text = "k,n,s\n" + "".join(f'{each["k"]},{each["n"]},"a\n{each["n"]}"\n' for each in rows)
+    table = pa.table({name: [row[name] for row in rows] for name in ("k", "n", "s")})
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    text = "k,n,s\n" + "".join(f'{row["k"]},{row["n"]},"a\n{row["n"]}"\n' for row in rows)
     (directory / "a.csv").write_text(text)
     (directory / "b.csv.gz").write_bytes(gzip.compress(text.encode()))
     (directory / "c.jsonl").write_bytes(lines)
@@ -87,18 +87,18 @@ def load_both_ways(servers: str, topic: str, directory: Path) -> str:
 
 
 @pytest.mark.behaviour("P4")
-def test_the_same_records_as_the_plain_loader(
+def test_spark_stores_the_same_records_as_the_plain_loader(
     spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     servers = shared_broker.bootstrap_servers
     plain = load_both_ways(servers, topic, tmp_path)
     assert sorted_content(servers, topic) == sorted_content(servers, plain)
     with Admin({"bootstrap.servers": servers}) as admin:  # nothing that a cluster forgets after a week
-        assert not [each for each in admin.list_groups() if topic in each.group_id]
+        assert not [group for group in admin.list_groups() if topic in group.group_id]
 
 
 @pytest.mark.soak
-def test_the_same_records_for_the_audit(
+def test_the_audit_reads_the_same_records_from_both_loaders(
     spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     servers = shared_broker.bootstrap_servers
@@ -110,7 +110,9 @@ def test_the_same_records_for_the_audit(
 
 
 @pytest.mark.behaviour("P4")
-def test_once_however_often(spark: Any, shared_broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_repeated_loads_store_every_row_once(
+    spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
+) -> None:
     servers = shared_broker.bootstrap_servers
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(3)]
     options = ("--key", "k", "--spark", "-o", "json")
@@ -152,7 +154,9 @@ def test_a_file_in_the_place_of_another_stops_the_load_before_anything_is_stored
 
 
 @pytest.mark.behaviour("P4")
-def test_not_with_the_plain_loader(spark: Any, shared_broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_a_load_begun_by_one_loader_is_refused_by_the_other(
+    spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
+) -> None:
     servers, file = shared_broker.bootstrap_servers, write_csv(tmp_path / "a.csv", 0, ROWS)
     assert load(servers, topic, f"{topic}-plain", file).code == 0
     spread = load(servers, topic, f"{topic}-plain", file, "--spark")
@@ -246,7 +250,7 @@ def is_done(servers: str, topic: str, count: int) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.behaviour("P4")
-def test_the_driver_is_killed_in_mid_load(
+def test_a_load_continues_after_its_driver_is_killed(
     spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     """Two tasks are at work, and of one the commit is done but not answered."""
@@ -280,7 +284,7 @@ def cluster() -> Iterator[SparkCluster]:
 @pytest.mark.timeout(3600)
 @pytest.mark.behaviour("P4")
 @pytest.mark.parametrize("kind", ["ours", "apache"])
-def test_killed_again_and_again_on_a_cluster(
+def test_a_load_on_a_cluster_survives_repeated_kills(
     kind: str, shared_broker: Broker, cluster: SparkCluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Driver alone (executors go on for a while), and workers with their executors."""

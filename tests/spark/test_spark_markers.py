@@ -35,7 +35,7 @@ def write_transactions(bootstrap: str, topic: str, outcomes: str) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_markers_and_aborted_records_are_no_loss(
+def test_offsets_of_markers_and_aborted_records_are_no_loss(
     spark: Any, apache_kafka: ApacheKafka, topic: str, checkpoint: str
 ) -> None:
     bootstrap = apache_kafka.bootstrap_servers

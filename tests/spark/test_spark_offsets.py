@@ -33,12 +33,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("word", ["earliest", " Latest "])
-def test_words_mean_all_partitions(word: str) -> None:
+def test_earliest_and_latest_apply_to_all_partitions(word: str) -> None:
     spec = parse_offsets("startingOffsets", word)
     assert spec.resolve({A0: 3}, {A0: 9}) == {A0: 3 if "earliest" in word else 9}
 
 
-def test_json_offsets_with_special_numbers() -> None:
+def test_json_offsets_may_be_minus_1_and_minus_2() -> None:
     spec = parse_offsets("startingOffsets", '{"a": {"0": -2, "1": 7}, "b": {"0": -1}}')
     assert spec.resolve({A0: 3, A1: 0, B0: 0}, {A0: 9, A1: 8, B0: 5}) == {A0: 3, A1: 7, B0: 5}
     assert spec.uses(EARLIEST) and spec.uses(LATEST)
@@ -129,7 +129,7 @@ def test_wrong_options_say_what_to_do(options: dict[str, str], mode: str | None,
     assert said in str(raised.value)
 
 
-def test_options_are_told_apart_without_case_and_have_sparks_defaults() -> None:
+def test_option_names_ignore_case_and_have_sparks_defaults() -> None:
     given = {
         "KAFKA.bootstrap.servers": "h:1",
         "SUBSCRIBE": "a,b",
@@ -146,7 +146,7 @@ def test_options_are_told_apart_without_case_and_have_sparks_defaults() -> None:
     ("text", "delay_ms"),
     [(None, 900_000), ("250", 250), ("250ms", 250), ("3 s", 3000), ("15M", 900_000), ("2h", 7_200_000)],
 )
-def test_durations(text: str | None, delay_ms: int) -> None:
+def test_the_trigger_delay_is_parsed_as_sparks_durations(text: str | None, delay_ms: int) -> None:
     given = {**NEEDED, "minOffsetsPerTrigger": "5"} | ({} if text is None else {"maxTriggerDelay": text})
     assert parse_options(given, "stream").max_trigger_delay_ms == delay_ms
 
@@ -190,7 +190,7 @@ def test_splits_go_to_the_largest_range() -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(waiting=st.lists(st.integers(0, 1000), min_size=1, max_size=6), limit=st.integers(1, 500))
-def test_a_limit_is_used_up_and_none_starves(waiting: list[int], limit: int) -> None:
+def test_a_limit_is_used_up_and_no_partition_starves(waiting: list[int], limit: int) -> None:
     start = {TopicPartition("t", n): 5 for n in range(len(waiting))}
     end = {TopicPartition("t", n): 5 + count for n, count in enumerate(waiting)}
     triggers = 0
@@ -203,7 +203,7 @@ def test_a_limit_is_used_up_and_none_starves(waiting: list[int], limit: int) -> 
     assert triggers == -(-sum(waiting) // limit)
 
 
-def test_a_limit_is_shared_by_what_waits() -> None:
+def test_a_limit_is_shared_in_proportion_to_waiting_records() -> None:
     assert limit_end({A0: 0, A1: 0}, {A0: 90, A1: 30}, 40) == {A0: 30, A1: 10}
 
 
@@ -229,7 +229,7 @@ def test_the_first_batch_carries_its_own_beginning() -> None:
     assert ranges_of_batch(later, through_json(end)) == [OffsetRange(A0, 10, 25)]
 
 
-def test_nothing_new_is_the_same_position() -> None:
+def test_without_new_records_the_position_stays_the_same() -> None:
     start = Position({A0: 10}, {"a": "1"})
     assert next_position(start, available({A0: 10}), limit=5)[0] is start
 
@@ -247,7 +247,7 @@ def test_added_partitions_begin_at_0() -> None:
     assert ranges_of_batch(start, through_json(end)) == [OffsetRange(A1, 0, 4)]
 
 
-def test_a_target_is_not_passed() -> None:
+def test_no_micro_batch_passes_the_target_offsets() -> None:
     start = Position({A0: 10}, {"a": "1"})
     now = available({A0: 30, A1: 9})
     end, _ = next_position(start, now, limit=None, target={A0: 12})
@@ -255,7 +255,7 @@ def test_a_target_is_not_passed() -> None:
     assert next_position(end, now, limit=None, target={A0: 12})[0] is end
 
 
-def test_a_partition_that_a_target_lacks_keeps_its_place() -> None:
+def test_a_partition_without_a_target_keeps_its_position() -> None:
     """A broker that is behind may leave it out of the first look; it must not begin at 0 later."""
     start = Position({A0: 10, A1: 7}, {"a": "1"})
     now = available({A0: 30, A1: 9})
@@ -277,7 +277,9 @@ def test_a_partition_that_a_target_lacks_keeps_its_place() -> None:
         (available({A0: 10, A1: 8}, a1=5), "below 5 no longer exist", [OffsetRange(A1, 5, 8)]),
     ],
 )
-def test_losses_are_named_and_can_be_skipped(now: Available, said: str, resumed: list[OffsetRange]) -> None:
+def test_lost_offsets_are_named_and_can_be_skipped(
+    now: Available, said: str, resumed: list[OffsetRange]
+) -> None:
     start = Position({A0: 10}, {"a": "1"})
     end, losses = next_position(start, now, limit=None)
     assert len(losses) == 1 and said in losses[0].explanation
@@ -285,7 +287,7 @@ def test_losses_are_named_and_can_be_skipped(now: Available, said: str, resumed:
     assert next_position(through_json(end), now, limit=None)[1] == []
 
 
-def test_a_reader_of_committed_records_is_not_told_of_a_loss_by_an_open_transaction() -> None:
+def test_an_open_transaction_is_no_loss_for_a_read_committed_source() -> None:
     now = Available({A0: 0}, {A0: 5}, {A0: 20}, {})
     start = Position({A0: 12})
     end, losses = next_position(start, now, limit=None)

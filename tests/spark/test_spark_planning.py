@@ -80,7 +80,9 @@ def as_text(ranges: list[OffsetRange]) -> str:
 
 
 @pytest.mark.parametrize(("start", "now", "bounds", "read", "lost"), rows_of("spark_positions.txt"))
-def test_next_micro_batch(start: str, now: str, bounds: str, read: str, lost: str) -> None:
+def test_the_next_micro_batch_follows_the_table(
+    start: str, now: str, bounds: str, read: str, lost: str
+) -> None:
     before = Position(offsets_of(start), ids_of(start), is_initial="first" in start)
     there = available_of(now)
     limit = int(found[1]) if (found := re.search(r"most (\d+)", bounds)) else None
@@ -125,7 +127,7 @@ _LAST_OF_PYTHON = 253_402_300_799_999_999
     st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-(10**12), 10**12)),
     st.sampled_from([">=", ">", "="]),
 )
-def test_a_time_from_spark_leaves_out_no_record_at_or_after_it(micros: int, operator: str) -> None:
+def test_a_timestamp_condition_of_spark_leaves_out_no_matching_record(micros: int, operator: str) -> None:
     """As Spark's planning process reads it, however far from the years that Python's datetimes have."""
     stored = VariantVal(bytes([VariantUtils.TIMESTAMP << 2]) + struct.pack("<q", micros), b"\x01\0\0")
     with times_beyond_python():
@@ -135,7 +137,7 @@ def test_a_time_from_spark_leaves_out_no_record_at_or_after_it(micros: int, oper
 
 
 @pytest.mark.parametrize(("conditions", "firsts", "left"), rows_of("spark_filters.txt"))
-def test_conditions_narrow_what_is_read(conditions: str, firsts: str, left: str) -> None:
+def test_conditions_reduce_the_offsets_that_are_read(conditions: str, firsts: str, left: str) -> None:
     filters = [filter_of(text) for text in conditions.split(", ")] if conditions != "none" else []
     narrowing = combine_filters(filters)
     ranges = [OffsetRange(tp, *map(int, span.split("-"))) for tp, span in pairs_of(WHOLE)]
@@ -150,7 +152,7 @@ def test_spark_checks_every_condition_again() -> None:
 
 
 @pytest.mark.parametrize(("least", "delay", "triggers"), rows_of("spark_admission.txt"))
-def test_when_a_micro_batch_begins(least: str, delay: str, triggers: str) -> None:
+def test_a_micro_batch_begins_as_the_table_of_triggers_says(least: str, delay: str, triggers: str) -> None:
     trigger_limit = TriggerLimit(None if least == "-" else int(least), int(delay))
     for now_ms, waiting, verdict in re.findall(r"(\d+):(\d+) (\w+)", triggers):
         assert trigger_limit.may_begin(int(waiting), int(now_ms)) == (verdict == "go"), f"at {now_ms}"

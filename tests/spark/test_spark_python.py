@@ -47,7 +47,7 @@ def test_the_worker_authenticates_on_the_connection_that_was_made_first() -> Non
                 worker.kill()
 
 
-def test_it_connects_although_the_module_cannot_be_imported() -> None:
+def test_the_worker_connects_although_the_module_cannot_be_imported() -> None:
     """Otherwise it would connect after the imports, which a busy machine may not finish in ten seconds."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(120)
@@ -63,7 +63,7 @@ def test_it_connects_although_the_module_cannot_be_imported() -> None:
     assert b"no_such_module" in done.stderr
 
 
-def test_it_is_this_interpreter_for_everything_else() -> None:
+def test_the_worker_command_runs_anything_else_in_this_interpreter() -> None:
     done = subprocess.run(
         [spark_python(), "-c", "import sys, oncelog; print(sys.argv)", "a"], capture_output=True
     )

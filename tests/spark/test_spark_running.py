@@ -48,7 +48,7 @@ def running(frame: Any, checkpoint: str) -> Iterator[tuple[Collected, Callable[[
         query.stop()
 
 
-def test_partitions_and_topics_added_under_a_running_query(
+def test_partitions_and_topics_added_during_a_query_are_read(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
@@ -70,7 +70,7 @@ def test_partitions_and_topics_added_under_a_running_query(
     assert sorted(row.topic[-1] for row in collected.rows if row.partition == 0) == [*"aaaabbbbb"]
 
 
-def test_a_micro_batch_waits_for_more_but_not_for_ever(
+def test_a_micro_batch_waits_for_more_records_up_to_its_maximum_delay(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
@@ -99,7 +99,7 @@ def test_a_micro_batch_waits_for_more_but_not_for_ever(
     assert rest.offsets()[-1] == 37
 
 
-def test_a_topic_created_again_between_planning_and_reading(
+def test_a_topic_recreated_between_planning_and_reading_is_an_error(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
@@ -166,7 +166,7 @@ def test_a_micro_batch_is_not_repeated_from_another_topic(
         Collected().run(stream, checkpoint)
 
 
-def test_a_broker_that_is_away_is_not_a_topic_that_is_gone(tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_not_taken_for_a_deleted_topic(tmp_path: Path) -> None:
     with oncelog.Broker(tmp_path / "data") as broker:
         create_topic(broker.bootstrap_servers, "t")
         given = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": "t"}
@@ -215,7 +215,7 @@ def test_planning_a_micro_batch_reads_no_record(shared_broker: oncelog.Broker, t
 
 
 @pytest.mark.parametrize("which", ["startingTimestamp", "startingOffsetsByTimestamp"])
-def test_a_starting_time_behind_an_open_transaction(
+def test_a_starting_timestamp_may_lie_behind_an_open_transaction(
     shared_broker: oncelog.Broker, topic: str, which: str
 ) -> None:
     """R811: the start went back to the transaction's first offset, and older records came once it ended."""
@@ -247,7 +247,7 @@ TIMES = [
 ]
 
 
-def test_extreme_times_in_conditions_change_nothing_of_the_answer(
+def test_conditions_with_extreme_timestamps_give_the_right_rows(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
     """Python's datetimes end before Spark's timestamps do, and records may have no time (-1)."""
@@ -275,7 +275,7 @@ def test_extreme_times_in_conditions_change_nothing_of_the_answer(
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
-def test_conditions_of_a_query_narrow_what_is_read(
+def test_conditions_of_a_query_reduce_the_offsets_that_are_read(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers

@@ -142,7 +142,9 @@ def count(spark: Any, config: dict[str, str], topic: str) -> int:
     return found
 
 
-def test_each_with_the_acls_that_are_documented(spark: Any, locked: Locked, tmp_path: Path) -> None:
+def test_loading_and_streaming_need_only_the_documented_acls(
+    spark: Any, locked: Locked, tmp_path: Path
+) -> None:
     """Loaded with SCRAM, read with a certificate, written with SCRAM."""
     load(locked, tmp_path, "first")
     stream(spark, locked, tmp_path / "checkpoint", locked.certified_config(), locked.config("writer"))
@@ -150,7 +152,7 @@ def test_each_with_the_acls_that_are_documented(spark: Any, locked: Locked, tmp_
 
 
 @pytest.mark.soak
-def test_the_audit(spark: Any, locked: Locked, tmp_path: Path) -> None:
+def test_the_audit_needs_only_the_documented_acls(spark: Any, locked: Locked, tmp_path: Path) -> None:
     config = locked.config("auditor")
     _write_lane(locked, 99)
     audited = audit_topic(spark, config.pop("bootstrap.servers"), ["enriched"], client_config=config)
@@ -158,7 +160,9 @@ def test_the_audit(spark: Any, locked: Locked, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_batches_and_transactions_of_micro_batches(spark: Any, locked: Locked, tmp_path: Path) -> None:
+def test_batch_and_transactional_writes_need_only_the_documented_acls(
+    spark: Any, locked: Locked, tmp_path: Path
+) -> None:
     load(locked, tmp_path, "second")
     flights = spark.read.format("oncelog").options(**options(locked.config("reader")), subscribe="flights")
     rows = flights.load().selectExpr("value AS key", "value").limit(10)
@@ -171,7 +175,7 @@ def test_batches_and_transactions_of_micro_batches(spark: Any, locked: Locked, t
     assert count(spark, locked.certified_config(), "enriched") - before == 40
 
 
-def test_a_wrong_password_is_said_on_the_driver(spark: Any, locked: Locked, tmp_path: Path) -> None:
+def test_a_wrong_password_is_an_error_on_the_driver(spark: Any, locked: Locked, tmp_path: Path) -> None:
     load(locked, tmp_path, "third", rows=5)
     reader, wrong = locked.config("reader"), locked.config("writer", WRONG)
     frame = spark.read.format("oncelog").options(**options(reader), subscribe="flights").load()
@@ -187,7 +191,7 @@ def test_a_wrong_password_is_said_on_the_driver(spark: Any, locked: Locked, tmp_
 
 
 @pytest.mark.soak
-def test_secrets_are_nowhere(
+def test_secrets_appear_in_no_log_plan_or_checkpoint(
     spark: Any, locked: Locked, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="oncelog")
@@ -279,7 +283,7 @@ USES |= {"audit": _look_at_open_transaction, "load": _load}
 
 
 @pytest.mark.parametrize("who", USES)
-def test_none_of_the_acls_can_be_left_out(locked: Locked, who: str) -> None:
+def test_every_documented_acl_is_needed(locked: Locked, who: str) -> None:
     """Each right of the table is taken away alone, and what needed it fails and says so."""
     numbers = itertools.count()
     USES[who](locked, next(numbers))

@@ -16,7 +16,7 @@ from oncelog.errors import ConfigError
 from oncelog.spark.session import check_spark, local_session
 
 
-def test_missing_java_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_java_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match=r"Java 17 or newer.*openjdk"):
@@ -26,14 +26,14 @@ def test_missing_java_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch, t
     assert check_spark() is None
 
 
-def test_missing_pyspark_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyspark_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     monkeypatch.delitem(sys.modules, "oncelog.spark._pyspark", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'oncelog\[spark\]'"):
         check_spark()
 
 
-def test_logging_is_configured_by_a_file_that_is_there() -> None:
+def test_the_logging_configuration_file_exists() -> None:
     assert "level = error" in oncelog.spark.session._LOG_CONFIG.read_text()
 
 
@@ -47,7 +47,7 @@ def test_the_jvm_has_the_temporary_directory_of_this_process(
 
 
 @pytest.mark.spark
-def test_a_session_that_is_there_is_used_and_left_running(spark: Any) -> None:
+def test_an_existing_session_is_used_and_left_running(spark: Any) -> None:
     with local_session("other") as session:
         assert session is spark
     assert spark.range(3).count() == 3

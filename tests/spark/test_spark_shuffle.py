@@ -47,7 +47,9 @@ def named(directory: Path, begin: str) -> int:
 
 @pytest.mark.behaviour("P2")
 @pytest.mark.parametrize("plan", ["number", "chance"])
-def test_an_executor_is_killed_after_the_shuffle(cluster: SparkCluster, tmp_path: Path, plan: str) -> None:
+def test_rows_are_stored_once_when_an_executor_is_killed_after_the_shuffle(
+    cluster: SparkCluster, tmp_path: Path, plan: str
+) -> None:
     """Two lanes are committed, the others must read shuffle files of which half are gone.
 
     Spark computes those again. Where the rows are dealt out by chance, checksums differ and it ends the job.

@@ -67,7 +67,7 @@ def noted(bootstrap: str, checkpoint: str, topic: str) -> BatchCommit:
     return found
 
 
-def test_a_batch_write_and_one_that_is_repeated(
+def test_a_batch_write_with_an_id_stores_its_rows_once_when_repeated(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
@@ -97,7 +97,9 @@ def test_a_half_finished_write_is_completed_by_its_id(
     assert pairs(spark, bootstrap, topic) == expected(range(10))
 
 
-def test_what_is_wrong_is_told_on_the_driver(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
+def test_wrong_options_and_rows_are_errors_on_the_driver(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     frame = numbers(spark, 4, 1)
@@ -118,7 +120,7 @@ def test_what_is_wrong_is_told_on_the_driver(spark: Any, shared_broker: oncelog.
 
 
 @pytest.mark.behaviour("T12")
-def test_a_checkpoint_taken_back_reads_again_and_processes_once(
+def test_a_restored_checkpoint_reads_again_and_stores_rows_once(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
@@ -165,7 +167,7 @@ def dies_in_lane_1(
 
 @pytest.mark.behaviour("P6")
 @pytest.mark.parametrize("first", ["key", "rand()"])
-def test_a_half_written_micro_batch_with_another_plan(
+def test_a_half_written_micro_batch_is_completed_or_refused_under_another_plan(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str, first: str
 ) -> None:
     """P2: rows were in the topic twice, and neither the new nor the old plan was accepted any more."""
@@ -230,7 +232,9 @@ def test_modes_that_spark_refuses_are_documented(
 
 
 @pytest.mark.behaviour("P3")
-def test_apache_kafka(spark: Any, apache_kafka: ApacheKafka, topic: str, checkpoint: str) -> None:
+def test_repeated_writes_are_stored_once_on_apache_kafka(
+    spark: Any, apache_kafka: ApacheKafka, topic: str, checkpoint: str
+) -> None:
     bootstrap = apache_kafka.bootstrap_servers
     create_topic(bootstrap, f"{topic}.in", partitions=2)
     create_topic(bootstrap, topic, partitions=3)

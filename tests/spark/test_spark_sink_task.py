@@ -62,7 +62,7 @@ def bootstrap(request: pytest.FixtureRequest, topic: str) -> str:
 
 
 @pytest.mark.behaviour("P2")
-def test_a_batch_that_comes_again_is_compared_and_not_written(bootstrap: str, topic: str) -> None:
+def test_a_repeated_batch_is_compared_and_not_written(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     first = write_task(sink, 0, 0, [batch("a", "b"), batch(), batch("c")])
     again = write_task(sink, 0, 0, [batch("c", "a"), batch("b")])  # another order, other Arrow batches
@@ -93,7 +93,9 @@ def interrupted(*parts: pa.RecordBatch, by: Callable[[], object]) -> Iterator[pa
 
 
 @pytest.mark.behaviour("P2")
-def test_a_zombie_that_wakes_is_fenced_and_nothing_of_it_is_seen(bootstrap: str, topic: str) -> None:
+def test_a_paused_writer_that_continues_is_fenced_and_none_of_its_rows_are_visible(
+    bootstrap: str, topic: str
+) -> None:
     sink = sink_of(bootstrap, topic)
     reports: list[TaskReport] = []
     wakes = interrupted(
@@ -106,7 +108,7 @@ def test_a_zombie_that_wakes_is_fenced_and_nothing_of_it_is_seen(bootstrap: str,
 
 
 @pytest.mark.behaviour("P2")
-def test_an_attempt_that_failed_half_way_leaves_nothing(bootstrap: str, topic: str) -> None:
+def test_a_failed_attempt_leaves_no_visible_rows(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
 
     def fail() -> None:
@@ -155,7 +157,7 @@ def test_a_finished_batch_is_known_without_the_markers_of_its_tasks(bootstrap: s
 
 
 @pytest.mark.behaviour("P6")
-def test_a_query_with_nothing_to_write_for_a_week_goes_on(bootstrap: str, topic: str) -> None:
+def test_a_query_without_rows_for_a_week_can_continue(bootstrap: str, topic: str) -> None:
     """G2: what expires meanwhile is what was committed in transactions, and nothing else."""
     sink = sink_of(bootstrap, topic)
     finish(sink, 0, [write_task(sink, 0, 0, [batch("a")])])
@@ -309,7 +311,9 @@ def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: s
 
 @pytest.mark.behaviour("P2")
 @pytest.mark.parametrize("task", [0, 1])
-def test_a_note_that_a_dead_writer_left_open(bootstrap: str, topic: str, task: int) -> None:
+def test_a_commit_record_left_open_by_a_dead_writer_is_resolved(
+    bootstrap: str, topic: str, task: int
+) -> None:
     """R812: every attempt waited in vain for that transaction, until its timeout of five minutes."""
     sink = sink_of(bootstrap, topic, **FAST)
     note = PlanNote(0, sink.run_id).encode()
@@ -376,7 +380,7 @@ def finish_as_0_4_1(sink: Sink, batch_id: int, tasks: int) -> None:
 
 
 @pytest.mark.parametrize("batch_id", [0, 3])
-def test_what_version_0_4_1_left_half_written_goes_on_exactly_once(
+def test_a_batch_half_written_by_version_0_4_1_is_completed_exactly_once(
     bootstrap: str, topic: str, batch_id: int
 ) -> None:
     sink = sink_of(bootstrap, topic)
@@ -394,7 +398,7 @@ def test_what_version_0_4_1_left_half_written_goes_on_exactly_once(
     assert committed(bootstrap, topic) == ["a", "b", "c", "d", "e"]
 
 
-def test_what_version_0_4_1_finished_is_not_written_again(bootstrap: str, topic: str) -> None:
+def test_a_batch_finished_by_version_0_4_1_is_not_written_again(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     for task in range(2):
         write_as_0_4_1(sink, 0, task, f"v{task}")
@@ -441,11 +445,11 @@ def test_a_write_without_a_name_leaves_no_group_per_task(bootstrap: str, topic: 
         assert write_task(sink, 0, 0, [batch("v0")]).already_committed  # another attempt of the task
         finish(sink, 0, reports) if is_finished else abandon(sink, reports)
         with Admin(settings.admin) as admin:
-            groups = [each.group_id for each in admin.list_groups()]
-            assert [each for each in groups if each.startswith(sink.group)] == [sink.finished_id]
+            groups = [group.group_id for group in admin.list_groups()]
+            assert [group for group in groups if group.startswith(sink.group)] == [sink.finished_id]
 
 
-def test_a_group_of_somebody_else_is_left_alone(bootstrap: str, topic: str) -> None:
+def test_a_group_of_another_application_is_left_alone(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.alter_group_offsets(sink.task_id(0), {sink.marker_at: OffsetAndMetadata(9)})
@@ -516,7 +520,7 @@ def _prefixed(piece: pa.RecordBatch, topic: str) -> pa.RecordBatch:
     return piece.set_column(at, "topic", pa.array(names, pa.string()))
 
 
-def test_rows_go_where_their_columns_say(bootstrap: str, topic: str) -> None:
+def test_topic_and_partition_columns_decide_where_rows_are_stored(bootstrap: str, topic: str) -> None:
     create_topic(bootstrap, f"{topic}.b", partitions=2)
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     rows = pa.RecordBatch.from_pydict(
@@ -544,7 +548,9 @@ def test_rows_go_where_their_columns_say(bootstrap: str, topic: str) -> None:
     assert (name, value) == (f"{topic}.b", b"3")
 
 
-def test_small_messages_only(shared_broker: oncelog.Broker, topic: str) -> None:
+def test_batches_are_split_to_the_topics_maximum_message_size(
+    shared_broker: oncelog.Broker, topic: str
+) -> None:
     """Batches are cut to what the topic takes; a row that is larger is told with its number."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, max_message_bytes=10_000)
@@ -556,7 +562,7 @@ def test_small_messages_only(shared_broker: oncelog.Broker, topic: str) -> None:
     assert len(committed(bootstrap, topic)) == 200
 
 
-def test_a_topic_that_is_not_there_and_a_timeout_too_long() -> None:
+def test_a_missing_topic_and_too_long_a_timeout_are_errors() -> None:
     strict = {"auto.create.topics.enable": False, "transaction.max.timeout.ms": 60_000}
     with oncelog.Broker(config=strict) as broker:
         with pytest.raises(
@@ -583,7 +589,9 @@ def wait_until_aborted(bootstrap: str, transactional_id: str) -> None:
             pass
 
 
-def test_a_task_slower_than_the_transaction_timeout_is_told_so(quick_broker: oncelog.Broker) -> None:
+def test_a_task_slower_than_the_transaction_timeout_gets_an_error_that_names_it(
+    quick_broker: oncelog.Broker,
+) -> None:
     bootstrap = quick_broker.bootstrap_servers
     create_topic(bootstrap, "slow")
     sink = sink_of(bootstrap, "slow", **{"kafka.transaction.timeout.ms": "100"})
@@ -593,7 +601,9 @@ def test_a_task_slower_than_the_transaction_timeout_is_told_so(quick_broker: onc
     assert committed(bootstrap, "slow") == []
 
 
-def test_a_repeat_slower_than_the_transaction_timeout_is_told_so(quick_broker: oncelog.Broker) -> None:
+def test_a_repeat_slower_than_the_transaction_timeout_gets_an_error_that_names_it(
+    quick_broker: oncelog.Broker,
+) -> None:
     bootstrap = quick_broker.bootstrap_servers
     create_topic(bootstrap, "slow-repeat")
     sink = sink_of(bootstrap, "slow-repeat")
@@ -607,7 +617,7 @@ def test_a_repeat_slower_than_the_transaction_timeout_is_told_so(quick_broker: o
     assert committed(bootstrap, "slow-repeat") == ["a"]
 
 
-def test_the_hash_sees_rows_and_not_their_order() -> None:
+def test_the_hash_depends_on_rows_and_not_on_their_order() -> None:
     key, value = pa.array([b"a", b"b", None]), pa.array(["x", "", None])
     assert hash_rows(key, value) == hash_rows(key.take([2, 0, 1]), value.take([2, 0, 1]))
     others = [
@@ -616,12 +626,12 @@ def test_the_hash_sees_rows_and_not_their_order() -> None:
         (key, pa.array(["x", None, ""])),
         (value.cast(pa.binary()), key.cast(pa.binary())),
     ]
-    assert len({hash_rows(key, value), *(hash_rows(*each) for each in others)}) == 5
+    assert len({hash_rows(key, value), *(hash_rows(*other) for other in others)}) == 5
     assert hash_rows(pa.array([1, None], pa.int32())) != hash_rows(pa.array([None, 2], pa.int32()))
     assert hash_rows(pa.array([], pa.binary())) == 0
 
 
-def test_a_row_is_hashed_alike_wherever_it_stands() -> None:
+def test_the_hash_of_a_row_does_not_depend_on_its_position() -> None:
     long, short = [b"%03d" % n * 200 for n in range(50)], [b"%d" % n for n in range(50)]
     rows: list[bytes | None] = [*long, None, b"", *short]
     one_by_one = sum(hash_rows(pa.array([row], pa.binary())) for row in rows) % 2**64
@@ -646,7 +656,7 @@ def test_a_row_is_hashed_alike_wherever_it_stands() -> None:
         ({"kafka.bootstrap.servers": "h:1", "topic": "t", "firstBatchId": "-1"}, "firstBatchId='-1'"),
     ],
 )
-def test_wrong_options(options: dict[str, str], said: str) -> None:
+def test_wrong_sink_options_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_sink_options(options, "stream")
 
@@ -665,7 +675,7 @@ def test_whether_spark_repeats_what_read_other_rows(set_to: dict[str, str], is_s
     assert repeats_whole_stages(settings.get) is is_safe
 
 
-def test_columns_of_sparks_own_sink() -> None:
+def test_the_columns_of_sparks_own_sink_are_accepted() -> None:
     check_columns([("value", "string"), ("key", "binary"), ("offset", "bigint")], "t")
     for types, topic, said in (
         ([("key", "string")], "t", "the column value is missing"),

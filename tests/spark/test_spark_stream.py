@@ -19,7 +19,7 @@ from oncelog.types import TopicPartition
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
 
 
-def test_available_now_in_limited_batches_then_on_from_the_checkpoint(
+def test_available_now_reads_in_limited_batches_and_continues_from_the_checkpoint(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
@@ -115,7 +115,7 @@ def test_partitions_added_while_the_query_was_down_begin_at_their_beginning(
     assert after.offsets(0) == [] and after.offsets(1) == list(range(12))
 
 
-def test_records_removed_before_they_were_read(
+def test_records_removed_before_they_were_read_are_a_loss(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
     bootstrap = shared_broker.bootstrap_servers
@@ -155,7 +155,7 @@ def test_a_topic_created_again_is_another_topic(
     assert lenient.offsets() == list(range(10))
 
 
-def test_an_end_has_no_meaning_in_a_stream(
+def test_ending_offsets_are_refused_in_a_stream(
     spark: Any, shared_broker: oncelog.Broker, checkpoint: str
 ) -> None:
     stream = read_stream(spark, shared_broker.bootstrap_servers, subscribe="t", endingOffsets="latest")
@@ -163,7 +163,7 @@ def test_an_end_has_no_meaning_in_a_stream(
         Collected().run(stream, checkpoint)
 
 
-def test_a_running_query_lives_through_a_broker_restart(spark: Any, checkpoint: str, tmp_path: Path) -> None:
+def test_a_running_query_survives_a_broker_restart(spark: Any, checkpoint: str, tmp_path: Path) -> None:
     broker = oncelog.Broker(tmp_path / "data").start()
     collected = Collected()
     try:

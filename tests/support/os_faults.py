@@ -195,7 +195,7 @@ class FaultyOs:
         image.rename(root)
         self._contents = {each.stat().st_ino: each.read_bytes() for each in root.rglob("*") if each.is_file()}
         directories = [root, *(each for each in root.rglob("*") if each.is_dir())]
-        self._names_in = {each.stat().st_ino: _inodes(str(each)) for each in directories}
+        self._names_in = {directory.stat().st_ino: _inodes(str(directory)) for directory in directories}
         self._forget_removed()
 
     def _surviving(self, inode: int, path: Path | None, rng: Random, loses_all: bool) -> bytes:

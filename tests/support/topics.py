@@ -59,9 +59,12 @@ def wait_for_markers(servers: str, tps: list[TopicPartition], committed: Consume
 
 def _are_begun(admin: Admin, tps: list[TopicPartition]) -> bool:
     """Return True if each partition has a transaction that its application has not ended."""
-    ongoing = {each.producer_id for each in admin.list_transactions("Ongoing")}
+    ongoing = {transaction.producer_id for transaction in admin.list_transactions("Ongoing")}
     described = admin.describe_producers(tps).values()
-    return all(ongoing & {each.producer_id for each in found.open_transactions()} for found in described)
+    return all(
+        ongoing & {transaction.producer_id for transaction in found.open_transactions()}
+        for found in described
+    )
 
 
 def values(servers: str, topic: str) -> list[bytes | None]:

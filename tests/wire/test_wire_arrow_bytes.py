@@ -39,7 +39,7 @@ def put_together(rows: RowBytes, count: int) -> list[bytes | None]:
 @example(rows=[b"abcd"], first=0)
 @example(rows=[None, None], first=1)
 @settings(deadline=None)
-def test_words_and_tails_are_the_rows(rows: list[bytes | None], first: int) -> None:
+def test_words_and_tails_of_a_column_are_the_bytes_of_its_rows(rows: list[bytes | None], first: int) -> None:
     assert put_together(RowBytes(sliced(rows, first)), len(rows)) == rows
 
 
@@ -53,7 +53,9 @@ def test_checksums_are_those_of_the_rows(rows: list[bytes | None], first: int) -
 @pytest.mark.parametrize("name", ["default", "consistent_random"])
 @given(rows=columns | even, first=st.integers(0, 3))
 @settings(deadline=None)
-def test_a_column_goes_where_each_of_its_keys_goes(name: str, rows: list[bytes | None], first: int) -> None:
+def test_a_column_of_keys_gets_the_partition_of_each_key(
+    name: str, rows: list[bytes | None], first: int
+) -> None:
     partitioner = Partitioner(name, lambda _: 0)
     expected = [
         OTHERWISE if row is None or (not row and name != "default") else partitioner.for_key(row, COUNT)

@@ -42,7 +42,7 @@ def rows(batch: Any) -> list[tuple[Any, ...]]:
 
 @given(records=records_strategy, codec=st.sampled_from(Compression))
 @settings(deadline=None, max_examples=150)
-def test_records_come_back(records: list[NewRecord], codec: Compression) -> None:
+def test_decoded_records_equal_the_encoded_ones(records: list[NewRecord], codec: Compression) -> None:
     batch = build_batch(records, compression=codec, base_offset=7)
     assert rows(batch) == [tuple(record) for record in records]
     assert [record.offset for record in decode_records(batch)] == list(range(7, 7 + len(records)))
@@ -56,7 +56,7 @@ def test_records_come_back(records: list[NewRecord], codec: Compression) -> None
 
 @pytest.mark.parametrize("their_batch", [AioBatch, KafkaPythonBatch])
 @pytest.mark.parametrize("codec", Compression)
-def test_others_read_what_we_write(their_batch: Any, codec: Compression) -> None:
+def test_other_libraries_read_our_batches(their_batch: Any, codec: Compression) -> None:
     batch = build_batch(
         RECORDS, compression=codec, producer_id=9, producer_epoch=3, base_sequence=40, base_offset=100
     )
@@ -69,7 +69,7 @@ def test_others_read_what_we_write(their_batch: Any, codec: Compression) -> None
 
 @pytest.mark.parametrize("builder_cls", [AioBuilder, KafkaPythonBuilder])
 @pytest.mark.parametrize("codec", Compression)
-def test_we_read_and_write_what_others_write(builder_cls: Any, codec: Compression) -> None:
+def test_we_read_and_reproduce_batches_of_other_libraries(builder_cls: Any, codec: Compression) -> None:
     builder = builder_cls(2, int(codec), True, 9, 3, 40, 1 << 20)
     for index, record in enumerate(RECORDS):
         key, value, headers = record.key, record.value, list(record.headers)
@@ -87,7 +87,7 @@ def test_we_read_and_write_what_others_write(builder_cls: Any, codec: Compressio
 
 @pytest.mark.behaviour("I21")
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.hex")), ids=lambda path: path.stem)
-def test_batches_of_real_clients(path: Path) -> None:
+def test_captured_batches_of_real_clients_are_read(path: Path) -> None:
     """Captured bytes: bare snappy (librdkafka) and xerial, lz4 with and without content size, ..."""
     batch = bytes.fromhex(path.read_text())
     header = read_header(batch)
@@ -130,14 +130,14 @@ def test_more_records_than_the_table_has_varints() -> None:
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_varints(value: int) -> None:
+def test_varints_are_encoded_and_decoded(value: int) -> None:
     data = encode_varint(value)
     assert len(data) <= 10 and read_varint(data, 0) == (value, len(data))
     if 0 <= value < VARINT_TABLE_SIZE:
         assert VARINT[value] == data
 
 
-def test_the_varint_table_is_right() -> None:
+def test_the_varint_table_matches_the_encoder() -> None:
     assert len(VARINT) == VARINT_TABLE_SIZE
     assert all(read_varint(data, 0) == (value, len(data)) for value, data in enumerate(VARINT))
 
@@ -204,7 +204,7 @@ def test_batches_are_walked_up_to_a_cut_tail() -> None:
         (8, b"\xff\xff\xff\xff", CorruptMessage),
     ],
 )
-def test_impossible_headers(position: int, value: bytes, error: type[Exception]) -> None:
+def test_impossible_batch_headers_are_refused(position: int, value: bytes, error: type[Exception]) -> None:
     batch = build_batch(RECORDS)
     batch[position : position + len(value)] = value
     with pytest.raises(error):
@@ -213,7 +213,7 @@ def test_impossible_headers(position: int, value: bytes, error: type[Exception])
         list(iter_batches(batch))
 
 
-def test_damage_is_named() -> None:
+def test_an_error_names_the_damage() -> None:
     batch = build_batch(RECORDS, base_offset=55)
     batch[-1] ^= 1
     assert not verify_crc(batch, 0, len(batch))
@@ -254,7 +254,7 @@ def test_a_wrong_record_count_is_refused(count: int) -> None:
         b"\x26\x00" + b"\xff" * 11 + b"\x01" + b"\x00" * 6,  # a delta of more than 10 bytes
     ],
 )
-def test_records_that_do_not_parse(record: bytes) -> None:
+def test_records_that_do_not_parse_are_refused(record: bytes) -> None:
     batch = bytearray(build_batch([NewRecord(0, None, None)])[:HEADER_BYTES]) + record
     batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
     write_crc(batch, 0, len(batch))

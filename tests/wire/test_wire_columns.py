@@ -59,7 +59,7 @@ def test_rows_and_columns_agree(batches: list[Any], log_append_time: bool) -> No
     assert set(batch.column("partition").to_pylist()) == {3}
 
 
-def test_long_records_and_a_cut_tail() -> None:
+def test_long_records_and_a_cut_tail_are_read() -> None:
     rng = random.Random(1)
     sizes = [0, 1, 50, 63, 64, 5_000, 8_191, 8_192, 70_000, 1_100_000]
     data, offset = b"", 0
@@ -70,7 +70,7 @@ def test_long_records_and_a_cut_tail() -> None:
     assert as_rows(columns(memoryview(data + data[:70]))) == row_decoder(data)
 
 
-def test_a_range_of_offsets() -> None:
+def test_only_a_range_of_offsets_is_decoded() -> None:
     data = b"".join(build_batch(RECORDS, base_offset=10 * n) for n in range(5))
     every = row_decoder(data)
     for start, end in ((None, 12), (12, None), (12, 33), (15, 20), (0, 100), (44, 45), (50, 60)):
@@ -87,7 +87,7 @@ def test_markers_and_skipped_batches_are_left_out() -> None:
     assert [row[0] for row in as_rows(kept)] == [7]
 
 
-def test_nothing_gives_no_rows_of_the_right_schema() -> None:
+def test_no_records_give_an_empty_table_of_the_right_schema() -> None:
     for include_headers in (False, True):
         batch = batches_to_arrow(b"", topic="t", partition=0, include_headers=include_headers)
         assert batch.num_rows == 0
@@ -127,7 +127,7 @@ def test_damage_is_refused_unless_verification_is_off() -> None:
         b"\x26\x00" + b"\xff" * 11 + b"\x01" + b"\x00" * 6,
     ],
 )
-def test_records_that_do_not_parse(record: bytes) -> None:
+def test_columns_of_records_that_do_not_parse_are_refused(record: bytes) -> None:
     batch = bytearray(build_batch([NewRecord(0, None, None)])[:HEADER_BYTES]) + record
     batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
     write_crc(batch, 0, len(batch))
@@ -170,7 +170,7 @@ def table(records: list[NewRecord]) -> tuple[pa.Array, pa.Array, pa.Array, pa.Ar
     with_headers=st.booleans(),
 )
 @settings(deadline=None, max_examples=100)
-def test_columns_become_batches(
+def test_columns_are_encoded_as_batches(
     records: list[NewRecord], codec: Compression, limit: int, with_keys: bool, with_headers: bool
 ) -> None:
     keys, values, times, headers = table(records)
@@ -204,7 +204,7 @@ def test_columns_and_rows_build_the_same_bytes() -> None:
     assert batch == build_batch(RECORDS)
 
 
-def test_other_forms_of_columns() -> None:
+def test_columns_may_have_other_arrow_types() -> None:
     values = pa.chunked_array([["a", None], ["c"]])
     times = pa.array([1_500, 2_000, 2_500_000], pa.timestamp("us", tz="UTC"))
     ((batch, _),) = arrow_to_batches(None, values.slice(0), times, max_batch_bytes=1000)
@@ -215,7 +215,7 @@ def test_other_forms_of_columns() -> None:
     assert arrow_to_batches(None, pa.array([], pa.binary()), 7, max_batch_bytes=1000) == []
 
 
-def test_a_table_larger_than_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_larger_than_one_span_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncelog.wire.arrow_encoder._SPAN_BYTES", 5_000)
     values = pa.array([bytes([n % 251]) * (n % 700) for n in range(500)])
     batches = arrow_to_batches(None, values, 7, max_batch_bytes=2_000)
@@ -223,7 +223,7 @@ def test_a_table_larger_than_one_span(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(batch) <= 2_000 for batch, _ in batches)
 
 
-def test_batches_end_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_end_at_the_given_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     values = pa.array([b"%d" % n for n in range(50)])
     for span_bytes in (1 << 20, 300):
         monkeypatch.setattr("oncelog.wire.arrow_encoder._SPAN_BYTES", span_bytes)
@@ -233,7 +233,7 @@ def test_batches_end_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> 
         assert [r.value for batch, _ in batches for r in decode_records(batch)] == values.to_pylist()
 
 
-def test_columns_that_do_not_fit_together() -> None:
+def test_columns_of_different_lengths_are_refused() -> None:
     values = pa.array([b"a", b"b"])
     with pytest.raises(MisuseError, match="2 values but 1 keys"):
         arrow_to_batches(pa.array([b"k"]), values, 7, max_batch_bytes=1000)

@@ -32,7 +32,7 @@ THEIRS: dict[Compression, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("data", [b"", b"x", DATA], ids=["empty", "one", "large"])
 @pytest.mark.parametrize("codec", CODECS)
-def test_both_ways_with_kafka_python(codec: Compression, data: bytes) -> None:
+def test_kafka_python_and_we_decompress_each_other(codec: Compression, data: bytes) -> None:
     encode, decode = THEIRS[codec]
     packed = compress(codec, memoryview(data))
     assert bytes(decompress(codec, packed)) == data
@@ -69,14 +69,14 @@ def test_zstd_without_content_size_with_checksum_and_in_several_frames() -> None
     assert decompress(Compression.ZSTD, writer.compress(b"a") + writer.compress(b"b")) == b"ab"
 
 
-def test_gzip_of_several_members() -> None:
+def test_gzip_with_several_members_is_read() -> None:
     assert decompress(Compression.GZIP, gzip.compress(b"a") + gzip.compress(b"b")) == b"ab"
 
 
 @pytest.mark.parametrize(
     ("codec", "level"), [(Compression.GZIP, 1), (Compression.LZ4, 12), (Compression.ZSTD, 19)]
 )
-def test_levels(codec: Compression, level: int) -> None:
+def test_compression_levels_are_applied(codec: Compression, level: int) -> None:
     text = b" ".join(b"record %d of %d" % (n, n * n) for n in range(5000))
     packed = compress(codec, text, level)
     assert decompress(codec, packed) == text
@@ -105,7 +105,7 @@ def test_the_limit_itself_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_what_is_cut_short_is_never_taken_for_whole(codec: Compression) -> None:
+def test_truncated_data_is_an_error(codec: Compression) -> None:
     packed = compress(codec, DATA)
     for cut in [*range(1, 60), len(packed) // 2, len(packed) - 1]:
         try:
@@ -116,7 +116,7 @@ def test_what_is_cut_short_is_never_taken_for_whole(codec: Compression) -> None:
         assert codec is Compression.SNAPPY and DATA.startswith(data) and len(data) < len(DATA)
 
 
-def test_a_snappy_block_is_not_believed_about_its_size() -> None:
+def test_the_size_in_a_snappy_block_is_not_trusted() -> None:
     claim = b"\xff\xff\xff\x7f"  # 2^28 - 1 bytes, from ten
     with pytest.raises(CorruptMessage, match="claim"):
         decompress(Compression.SNAPPY, claim + b"123456", 1 << 30)

@@ -49,7 +49,7 @@ def test_api_versions_answers_never_have_a_tagged_header(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [8, 9])
-def test_responses_come_back(version: int) -> None:
+def test_decoded_responses_equal_the_encoded_ones(version: int) -> None:
     response = MetadataResponse(cluster_id="c")
     frame = encode_response(response, version, 2**31 - 1)
     assert struct.unpack(">i", frame[:4]) == (len(frame) - 4,)
@@ -112,7 +112,7 @@ def test_frames_come_out_however_the_bytes_arrive() -> None:
         assert reader.pending_bytes == 0
 
 
-def test_whole_frames_are_views_and_pieces_are_kept() -> None:
+def test_whole_frames_are_views_and_partial_ones_are_buffered() -> None:
     reader = FrameReader(100)
     data = bytearray(struct.pack(">i", 2) + b"ab" + struct.pack(">i", 3) + b"c")
     (whole,) = reader.feed(memoryview(data))

@@ -64,7 +64,7 @@ def peak_bytes(action: Callable[[], Any]) -> int:
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
-def test_broken_frames(api: Api) -> None:
+def test_broken_frames_raise_typed_errors(api: Api) -> None:
     rng = random.Random(api.key)
     refused = 0
     for version in range(api.first_version, api.last_version + 1):
@@ -83,7 +83,7 @@ def test_broken_frames(api: Api) -> None:
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
-def test_every_cut_is_noticed(api: Api) -> None:
+def test_every_truncation_is_an_error(api: Api) -> None:
     """No message is a prefix of itself: each byte less is an error."""
     rng = random.Random(api.key)
     for version in (api.first_version, api.last_version):
@@ -95,7 +95,7 @@ def test_every_cut_is_noticed(api: Api) -> None:
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
-def test_garbage_takes_no_memory(api: Api) -> None:
+def test_garbage_allocates_little_memory(api: Api) -> None:
     """Claims of 2^31-1 elements, at whatever place, cost no more than the bytes that came with them."""
     rng = random.Random(api.key)
     claims = b"\x7f\xff\xff\xff\x0f\xff\xff\xff\x07\x00\x00\x00\x02"
@@ -121,7 +121,7 @@ def test_a_frame_reader_holds_only_what_arrived() -> None:
 
 
 @pytest.mark.parametrize("codec", Compression)
-def test_broken_batches(codec: Compression) -> None:
+def test_broken_batches_raise_typed_errors(codec: Compression) -> None:
     """With a right checksum too, so that the damage reaches the parsers; rows and columns agree on it."""
     rng = random.Random(int(codec))
     original = build_batch(RECORDS[:4], compression=codec, producer_id=1, producer_epoch=0, base_sequence=0)
@@ -143,7 +143,7 @@ def test_broken_batches(codec: Compression) -> None:
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec])
-def test_broken_compressed_data(codec: Compression) -> None:
+def test_broken_compressed_data_raises_typed_errors(codec: Compression) -> None:
     rng = random.Random(int(codec))
     original = compress(codec, b"".join(b"line %d\n" % n for n in range(3000)))
     refused = 0

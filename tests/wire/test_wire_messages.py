@@ -75,7 +75,7 @@ NOT_IN_KAFKA_PYTHON = {68, 69}  # the consumer protocol
 @pytest.mark.parametrize(
     ("api", "version", "kind"), [case for case in CASES if case.values[0].key not in NOT_IN_KAFKA_PYTHON]
 )
-def test_agrees_with_kafka_python(api: Api, version: int, kind: str) -> None:
+def test_messages_agree_with_kafka_python(api: Api, version: int, kind: str) -> None:
     cls: Any = getattr(api, kind)
     their_cls = kafka_python_class(cls.__name__)
     options = {"version": version, "compact": api.is_flexible(version), "tagged": api.is_flexible(version)}
@@ -91,7 +91,7 @@ def test_agrees_with_kafka_python(api: Api, version: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("api", "version", "kind"), CASES)
-def test_agrees_with_kio(api: Api, version: int, kind: str) -> None:
+def test_messages_agree_with_kio(api: Api, version: int, kind: str) -> None:
     cls: Any = getattr(api, kind)
     module = load_payload_module(api.key, version, EntityType[kind])
     their_cls = getattr(module, cls.__name__)
@@ -106,7 +106,7 @@ def test_agrees_with_kio(api: Api, version: int, kind: str) -> None:
         assert buffer.getvalue() == data
 
 
-def test_every_api_of_this_broker_is_there() -> None:
+def test_every_api_of_this_broker_has_messages() -> None:
     keys = {0, 1, 2, 3, 8, 9, *range(10, 34), 35, 36, 37, 42, 44, 47, 48, 49, 50, 51}
     keys |= {34, 43, 45, 46, 55, 57, 60, 61, 65, 66, 68, 69, 74, 75}
     assert set(API_BY_KEY) == keys
@@ -165,7 +165,7 @@ def test_unknown_tags_are_skipped_and_known_ones_checked() -> None:
         ApiVersionsResponse.decode(3, body[:-4] + b"\x01\x03\x02\x01\x00")
 
 
-def test_what_cannot_be_written_is_the_callers_mistake() -> None:
+def test_values_that_cannot_be_encoded_are_errors_of_the_caller() -> None:
     with pytest.raises(MisuseError, match="ProduceRequest cannot be written at version 9"):
         ProduceRequest(acks=70_000).encode(9)
     with pytest.raises(MisuseError):
@@ -180,7 +180,7 @@ def test_what_cannot_be_written_is_the_callers_mistake() -> None:
         ProduceRequest().encode(2)
 
 
-def test_malformed_messages_say_what_is_wrong() -> None:
+def test_errors_of_malformed_messages_name_the_fault() -> None:
     body = MetadataRequest(topics=[]).encode(1)
     with pytest.raises(PeerError, match="too many"):
         MetadataResponse.decode(1, MetadataResponse().encode(1) + b"\0")
@@ -239,7 +239,7 @@ def test_a_part_of_a_buffer_is_read_as_if_it_were_all() -> None:
     assert MetadataRequest.decode(12, b"xx" + body + b"yy", 2, 2 + len(body)).topics is None
 
 
-def test_types_are_current() -> None:
+def test_generated_types_are_up_to_date() -> None:
     assert STUB_FILE.read_text() == render(), "run python -m oncelog.wire.stubs"
     assert DATA_STUB_FILE.read_text() == render_data(), "run python -m oncelog.wire.stubs"
 

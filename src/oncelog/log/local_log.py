@@ -359,7 +359,7 @@ class LocalLog:
 
         A power loss may keep the rename of one segment and lose the renames of older ones. As long as the
         renamed file of the newer segment exists, recovery knows that all older segments were dropped, too.
-        See test_a_power_loss_amid_deleting_segments_leaves_no_hole.
+        See test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap.
         """
         with suppress(PartitionClosed, FileNotFoundError):  # the whole directory is being deleted
             self.disk.sync_directory(self.directory)

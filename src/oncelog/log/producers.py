@@ -91,7 +91,7 @@ class PartitionProducers:
         self.open_transactions: OrderedDict[int, int] = OrderedDict()
         # An OrderedDict, because a dict finds its first entry only after skipping the slots of deleted
         # entries. With 80,000 open transactions that end in turn, each end would skip up to 80,000 slots. See
-        # test_many_open_transactions_end_in_turn.
+        # test_ending_one_of_many_open_transactions_examines_few_others.
         self.verifying: dict[int, Verification] = {}
         """Pending verifications by producer id, at most `limits.max_verifying_producers`. The oldest is
         dropped first.

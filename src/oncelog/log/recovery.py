@@ -185,7 +185,7 @@ def _finish_drops(disk: Disk, directory: str) -> None:
     Segments are dropped oldest first, by renaming their files. A power loss may undo any of these renames.
     The remaining segments would then have a gap, and recovery would cut the log there. If a dropped segment
     is newer than all others, it gets its name back. See
-    test_a_power_loss_amid_deleting_segments_leaves_no_hole.
+    test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap.
     """
     names = disk.list(directory)
     dropped = {int(match[1]): name for name in names if (match := _DROPPED_LOG.fullmatch(name))}

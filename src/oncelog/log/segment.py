@@ -322,7 +322,7 @@ class Segment:
 
         Newly detected damage is added to `damaged`. Only `rebuild` verifies every checksum, and only above
         its trusted offset, so any other reader may be the first to meet damage. See
-        test_a_start_takes_any_flipped_bit_below_the_recovery_point.
+        test_a_flipped_bit_below_the_recovery_point_does_not_prevent_startup.
         """
         for begin, end in self.whole_parts(position):
             for item in scan_headers_past_damage(self.file, begin, end, self.base_offset, self.limits):

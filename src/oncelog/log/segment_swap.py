@@ -34,7 +34,7 @@ def make_swap(disk: Disk, directory: str, output: Segment, newest_path: str) -> 
         if suffix == LOG_SUFFIX:
             # The index files get their new names durably before the log file does. A power loss could
             # otherwise keep only the log's new name. See
-            # test_a_power_loss_amid_a_swap_keeps_aborted_records_hidden.
+            # test_a_power_loss_during_a_swap_keeps_aborted_records_hidden.
             disk.sync_directory(directory)
         stem = f"{directory}/{file_name(output.base_offset, suffix)}"
         if disk.exists(stem + CLEANED):

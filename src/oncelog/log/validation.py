@@ -150,7 +150,8 @@ def prepare_batch(
         count_cost(header.records_count + (header.size_bytes + decompressed_bytes) // _BYTES_AS_RECORD)
     if payload is None:
         # MESSAGE_TOO_LARGE instead of INVALID_RECORD: the Java producer limits batches by their compressed
-        # size, and splits a batch after this error. See test_a_java_producer_splits_what_grows_too_much.
+        # size, and splits a batch after this error. See
+        # test_a_java_producer_splits_a_batch_that_is_too_large.
         raise MessageTooLarge(
             f"the batch becomes over {max_bytes} bytes, which is {MAX_GROWTH} times max.message.bytes, and"
             " must be opened"

@@ -84,8 +84,8 @@ class Admin:
     def create(self) -> None:
         """CreateTopics, by counts or by an assignment."""
         random, rows = self._random, []
-        for each in self._topics():
-            row: Body = {"name": each, "num_partitions": 1, "replication_factor": 1}
+        for topic in self._topics():
+            row: Body = {"name": topic, "num_partitions": 1, "replication_factor": 1}
             if self._often(0.4):
                 row["num_partitions"] = random.choice([2, 3, -1, 0, -2, 3])
             if self._often(0.12):
@@ -130,9 +130,9 @@ class Admin:
     def grow(self) -> None:
         """CreatePartitions."""
         rows = []
-        for each in self._topics():
+        for topic in self._topics():
             row: Body = {
-                "name": each,
+                "name": topic,
                 "count": self._random.choice([1, 2, 3, 4, 4, 5, 0, -1]),
                 "assignments": None,
             }
@@ -223,7 +223,7 @@ class Admin:
         Versions below 4 would create what is not there.
         """
         version = self._random.randint(1, 13)
-        rows: list[Body] = [{"name": each} for each in self._topics()]
+        rows: list[Body] = [{"name": topic} for topic in self._topics()]
         if version < 4:
             rows = [{"name": each} for each in self._random.sample(ILLEGAL, self._random.choice([0, 1, 2]))]
         if version >= 12 and self._often(0.5):
@@ -240,7 +240,7 @@ class Admin:
             "partition_index": self._random.choice([0, 1, 5, -1]),
         }
         body = {
-            "topics": [{"name": each} for each in self._topics()],
+            "topics": [{"name": topic} for topic in self._topics()],
             "response_partition_limit": self._random.choice([2000, 2000, 1, 2, 0]),
             "cursor": cursor if self._often(0.2) else None,
         }
@@ -248,8 +248,8 @@ class Admin:
 
     def describe_directories(self) -> None:
         rows = [
-            {"topic": each, "partitions": self._random.choice([[0], [0, 1], [5], []])}
-            for each in self._topics()
+            {"topic": topic, "partitions": self._random.choice([[0], [0, 1], [5], []])}
+            for topic in self._topics()
         ]
         self._add("DescribeLogDirs", (1, 4), {"topics": rows})
 

@@ -108,7 +108,7 @@ class Members:
             "group_instance_id": self._instances[member],
             "protocol_type": random.choice(["connect", "", "x"]) if is_odd else "consumer",
             "protocols": [
-                {"name": each, "metadata": text(random.choice(["m", "m", "n", ""]))} for each in names
+                {"name": name, "metadata": text(random.choice(["m", "m", "n", ""]))} for name in names
             ],
             "reason": random.choice([None, "", "why", "x" * 300]),
         }

@@ -129,7 +129,7 @@ class Quotas:
         users: list[Any] = [self._name() for _ in range(random.choice([1, 1, 2, 3]))]
         if self._often(0.05):
             users.append("")
-        rows = [{"name": each} for each in users]
+        rows = [{"name": user} for user in users]
         self.steps.append(Step("DescribeUserScramCredentials", 0, {"users": rows}))
 
     def act(self) -> None:

@@ -348,4 +348,4 @@ class Reader(Client):
 
 
 def items_of(records: list[Record]) -> list[Item]:
-    return [Item(each.topic, each.partition, each.offset, each.value) for each in records]
+    return [Item(record.topic, record.partition, record.offset, record.value) for record in records]

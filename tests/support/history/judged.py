@@ -121,7 +121,10 @@ class Load:
                 found = consumer.committed(partitions)
                 at.update({each: position.offset if position else 0 for each, position in found.items()})
                 # The last record may be followed by markers, which nobody's position passes.
-                if all(_nothing_between(consumer, each, at[each], ends[each]) for each in partitions):
+                if all(
+                    _nothing_between(consumer, partition, at[partition], ends[partition])
+                    for partition in partitions
+                ):
                     return
                 pause(0.1)
 

@@ -58,7 +58,9 @@ def reader(servers: str, group: str, topic: str, seen: str) -> None:
             records = consumer.poll()
             if not records:
                 continue
-            lines = [b"%d %d %s\n" % (each.partition, each.offset, each.value or b"") for each in records]
+            lines = [
+                b"%d %d %s\n" % (record.partition, record.offset, record.value or b"") for record in records
+            ]
             os.write(file, b"".join(lines))
             try:
                 consumer.commit()

@@ -397,7 +397,7 @@ class LogMachine(RuleBasedStateMachine):
         # While a swap waits for its end, the old segment's name is that of the new file.
         data = memoryview(segment.file.pread(segment.size_bytes, 0))
         left = {header.base_offset for _, header in iter_batches(data)}
-        timed = [each.timestamp_ms for each in self.model.batches if each.base_offset in left]
+        timed = [batch.timestamp_ms for batch in self.model.batches if batch.base_offset in left]
         largest_ms = max(timed, default=-1)
         return largest_ms if largest_ms >= 0 else self.disk.modified_ms(segment.log_path)
 
@@ -580,7 +580,7 @@ class LogMachine(RuleBasedStateMachine):
                 continue
             assert entry.producer_epoch == expected.epoch
             self.check_open(pid, entry.current_txn_first_offset, expected.open_offset)
-            batches = [(each.last_sequence, each.last_offset) for each in entry.batches]
+            batches = [(batch.last_sequence, batch.last_offset) for batch in entry.batches]
             remembered = expected.batches[-REMEMBERED:]
             assert batches == remembered[len(remembered) - len(batches) :]
             if self.must_know(pid):
@@ -592,7 +592,9 @@ class LogMachine(RuleBasedStateMachine):
             assert found == expected
             return
         assert found == expected or found in {
-            each.base_offset for each in self.model.batches if each.pid == pid and each.base_offset > expected
+            batch.base_offset
+            for batch in self.model.batches
+            if batch.pid == pid and batch.base_offset > expected
         }
 
     @rule(max_bytes=st.sampled_from((1, 150, 700)), offset=st.integers(0, 200))

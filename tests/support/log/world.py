@@ -346,7 +346,9 @@ class _Check:
         found = self._read(rng)
         if self._lost_power and self._is_compacted:
             # The middle of a log may be gone.
-            for offset in [each for each in model.records if each >= model.durable and each not in found]:
+            for offset in [
+                record for record in model.records if record >= model.durable and record not in found
+            ]:
                 del model.records[offset]
         elif self._lost_power and self._start == self._end:
             self._settle_lost_below_start()
@@ -459,8 +461,8 @@ def _records_of(data: memoryview, is_control: bool) -> list[tuple[int, Record]]:
     pid = header.producer_id
     if not is_control:
         return [
-            (each.offset, Record(each.key, each.value, pid, header.is_transactional))
-            for each in decode_records(data)
+            (record.offset, Record(record.key, record.value, pid, header.is_transactional))
+            for record in decode_records(data)
         ]
     if not header.records_count:
         return []

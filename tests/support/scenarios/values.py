@@ -242,9 +242,9 @@ def _match_has(expected: list[Any], actual: Any, version: int, variables: Variab
 
 
 def _match_records(expected: list[Any], actual: Any, version: int, variables: Variables, path: str) -> None:
-    records = [_plain(each) for batch in split_batches(actual) for each in decode_records(batch)]
+    records = [_plain(record) for batch in split_batches(actual) for record in decode_records(batch)]
     if not any(isinstance(each, dict) for each in expected):
-        records = [each["value"] for each in records]
+        records = [record["value"] for record in records]
         expected = [each if each is None else str(each) for each in expected]
     match(expected, records, version, variables, path)
 
@@ -253,7 +253,9 @@ def _match_batches(expected: list[Any], actual: Any, version: int, variables: Va
     batches = []
     for batch in split_batches(actual):
         header = read_header(batch)
-        values = [_plain(each)["value"] for each in decode_records(batch)] if not header.is_control else []
+        values = (
+            [_plain(record)["value"] for record in decode_records(batch)] if not header.is_control else []
+        )
         more = {"codec": header.compression.name.lower(), "values": values, "size": len(batch)}
         batches.append(header._asdict() | more)
     match(expected, batches, version, variables, path)

@@ -309,7 +309,7 @@ def _cluster(directory: Path) -> Iterator[str]:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Lost/doubled of each fault and query, for docs/spark.md."""
-    names = [f"{SINKS[each.query.sink]}, {BROKERS[each.query.broker]}" for each in outcomes]
+    names = [f"{SINKS[outcome.query.sink]}, {BROKERS[outcome.query.broker]}" for outcome in outcomes]
     lines = [f"| | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
     for fault, meaning in FAULTS.items():
         cells = ["{}/{}".format(*outcome.lost_and_doubled(fault)) for outcome in outcomes]

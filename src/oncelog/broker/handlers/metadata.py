@@ -74,7 +74,7 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     may_create = message.allow_auto_topic_creation and state.settings["auto.create.topics.enable"]
     includes = message.include_topic_authorized_operations, message.include_cluster_authorized_operations
     # The address is part of the key: it depends on the listener of the request. See
-    # test_answers_name_the_listener_that_was_asked.
+    # test_metadata_names_the_listener_of_the_connection.
     key = version, requested, may_create, includes, state.address(request)
     is_for_all = request.access is FULL_ACCESS
     encoded = state.topics.large_responses.get(key) if is_for_all else None

@@ -37,7 +37,7 @@ class Listener:
     def address(self) -> tuple[str, int]:
         """The address that clients connect to, as it is in responses.
 
-        See test_answers_name_the_listener_that_was_asked.
+        See test_metadata_names_the_listener_of_the_connection.
         """
         return self.advertised or (self.host, self.port)
 

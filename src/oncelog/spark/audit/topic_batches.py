@@ -191,7 +191,7 @@ def _read_rows(
     The client rejects a whole fetch response if it contains bytes that are no batch. From there on, batches
     are fetched one at a time, up to the bad one. `place` counts batches in the order read. If rows were
     sorted by offset, batches that are stored in the wrong order would look sound. See
-    test_batches_that_changed_places.
+    test_batches_in_the_wrong_order_are_found.
     """
     tp, position, end = wanted
     settings, problem = dict(client), None

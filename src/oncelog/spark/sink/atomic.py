@@ -92,7 +92,8 @@ def write_atomic(
     settings = parse_sink_options({key: str(value) for key, value in options.items()}, "stream")
     if not repeats_whole_stages(lambda setting: df.sparkSession.conf.get(setting, None)):
         # Rows without a key get a random partition and are then shuffled. If Spark repeats only a part of the
-        # shuffle, some rows are doubled and others lost (125 of 600 in R408). See test_refusals.
+        # shuffle, some rows are doubled and others lost (125 of 600 in R408). See
+        # test_unsafe_atomic_writes_are_refused.
         raise ConfigError(
             f"write_atomic needs {FULL_RETRY}=true, Spark's default: without it a lost shuffle file doubles "
             "rows and loses others"

@@ -37,7 +37,7 @@ def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNot
         try:
             # A transaction that a dead writer left open ends only when the next writer begins, or at its
             # timeout. Task 0 is the next writer, so it never waits for that transaction. Other tasks wait
-            # once. See test_a_note_that_a_dead_writer_left_open.
+            # once. See test_a_commit_record_left_open_by_a_dead_writer_is_resolved.
             found = sink.plan(admin, is_stable=task > 0 and not is_left_open)
         except UnstableOffsetCommit:
             is_left_open = True

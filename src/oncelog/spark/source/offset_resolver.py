@@ -25,8 +25,9 @@ def describe_with_retry(
     """Return the topics. A topic that does not exist carries its error; any other error is raised.
 
     An unreachable broker must not look like a deleted topic. See
-    test_a_broker_that_is_away_is_not_a_topic_that_is_gone. While an `expected` partition is missing, retry
-    for a few seconds: the metadata of a new partition reaches the brokers of a cluster one after another.
+    test_an_unreachable_broker_is_not_taken_for_a_deleted_topic. While an `expected` partition is missing,
+    retry for a few seconds: the metadata of a new partition reaches the brokers of a cluster one after
+    another.
     """
     deadline = time.monotonic() + UNKNOWN_TOPIC_PATIENCE_MS / 1000
     while True:
@@ -128,7 +129,7 @@ class OffsetResolver:
             )
         # A start may be above the last stable offset. Records between the two are older than the starting
         # time, so they must not be read even after they become visible. See
-        # test_a_starting_time_behind_an_open_transaction.
+        # test_a_starting_timestamp_may_lie_behind_an_open_transaction.
         bound = now.written if is_start else now.latest
         return {tp: min(first.get(tp, now.latest[tp]), bound[tp]) for tp in times}
 

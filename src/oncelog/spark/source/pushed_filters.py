@@ -3,7 +3,7 @@
 Spark pushes filters down to the source and still checks each row itself. The source leaves out only offsets
 that cannot contain a matching row. An upper bound on `timestamp` excludes nothing. Timestamps need not rise
 with offsets, and Kafka cannot find the last record before a time. See
-test_conditions_of_a_query_narrow_what_is_read.
+test_conditions_of_a_query_reduce_the_offsets_that_are_read.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def times_beyond_python() -> Iterator[None]:
     A Python datetime cannot represent such a time. PySpark would end the planning with OverflowError before
     it calls the source. A user can write such a time: midnight of '0001-01-01' east of Greenwich. The nearest
     datetime is used instead. As a lower bound, the nearest datetime excludes no more rows than the time
-    itself. See test_extreme_times_in_conditions_change_nothing_of_the_answer.
+    itself. See test_conditions_with_extreme_timestamps_give_the_right_rows.
     """
     original = VariantUtils._get_timestamp
 

@@ -134,7 +134,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         ),
         "changed",
         findings=("R242",),
-        guards=("log/test_log_compaction.py::test_a_power_loss_amid_a_swap_keeps_aborted_records_hidden",),
+        guards=("log/test_log_compaction.py::test_a_power_loss_during_a_swap_keeps_aborted_records_hidden",),
     ),
     Mutant(
         "a lost directory begins again at 0",
@@ -161,7 +161,9 @@ MUTANTS: list[Mutant | ClientMutant] = [
         (),
         ((LocalLog, "_sync_drops", nothing), (recovery, "_finish_drops", nothing)),
         findings=("R302",),
-        guards=("log/test_log_retention.py::test_a_power_loss_amid_deleting_segments_leaves_no_hole",),
+        guards=(
+            "log/test_log_retention.py::test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap",
+        ),
     ),
     Mutant(
         "a full disk keeps all segments",

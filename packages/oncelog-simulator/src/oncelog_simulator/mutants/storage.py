@@ -178,7 +178,7 @@ MUTANTS = [
         "compaction removes tombstones at once",
         ((compaction.Cleaner, "keeps", _keep_no_tombstone),),
         "changed",
-        guards=("log/test_log_compaction.py::test_tombstones_go_in_two_steps",),
+        guards=("log/test_log_compaction.py::test_tombstones_are_removed_in_two_rounds",),
     ),
     Mutant(
         "a gap that compaction left counts as a loss",
@@ -200,7 +200,9 @@ MUTANTS = [
         None,
         LOST_SNAPSHOTS,
         findings=("R200",),
-        guards=("log/test_log_recovery.py::test_a_start_takes_any_flipped_bit_below_the_recovery_point",),
+        guards=(
+            "log/test_log_recovery.py::test_a_flipped_bit_below_the_recovery_point_does_not_prevent_startup",
+        ),
     ),
     Mutant(
         "what recovery removed comes back with a power loss",

@@ -84,10 +84,7 @@ MUTANTS = [
         "timed",
         COMPACTED,
         findings=("R340",),
-        guards=(
-            "log/test_log_compaction.py::"
-            "test_what_was_replaced_goes_in_time_whatever_the_largest_timestamp_beside_it",
-        ),
+        guards=("log/test_log_compaction.py::test_the_compaction_lag_counts_from_the_oldest_first_batch",),
     ),
     Mutant(
         "max.compaction.lag.ms has no effect",
