@@ -37,7 +37,7 @@ def items_of(value: Iterable[T] | T, kind: type[T], what: str) -> list[T]:
 
 
 def names_of(value: Iterable[str] | str, what: str = "topic names (str)") -> list[str]:
-    """Return one name or several as a list. Raises MisuseError."""
+    """Return one name or several as a list. Raises MisuseError if an item is not a str."""
     return items_of(value, str, what)
 
 
@@ -60,9 +60,9 @@ def partitions_of(value: Iterable[TopicPartition] | TopicPartition) -> list[Topi
 
 
 def mapping_of(value: Mapping[T, Any], kind: type[T], what: str) -> dict[T, Any]:
-    """Return a copy of a mapping.
+    """Return a copy of a mapping. `what` names the expected keys in the error text.
 
-    Raises MisuseError if a key is not a `kind`; `what` names the expected keys.
+    Raises MisuseError if a key is not a `kind`.
     """
     if not isinstance(value, Mapping):
         raise MisuseError(f"expected a mapping from {what}; got {value!r}")

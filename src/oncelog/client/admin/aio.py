@@ -475,10 +475,10 @@ class AsyncAdmin:
         last record is older than `older_than_ms`.
         """
         open_transactions = await self.open_transactions(topics)
-        known = await self.known_transactions({opened.producer_id for opened in open_transactions})
+        entries = await self.known_transactions({opened.producer_id for opened in open_transactions})
         now_ms = system.current().wall_ns() // 1_000_000
         return [
-            judge(opened, known.get(opened.producer_id), now_ms=now_ms, older_than_ms=older_than_ms)
+            judge(opened, entries.get(opened.producer_id), now_ms=now_ms, older_than_ms=older_than_ms)
             for opened in open_transactions
         ]
 
@@ -488,16 +488,16 @@ class AsyncAdmin:
         Producer ids that no coordinator knows are left out.
         """
         ids = items_of(producer_ids, int, "producer ids (int)")
-        known: dict[int, KnownTransaction] = {}
+        entries: dict[int, KnownTransaction] = {}
         if not ids:
-            return known  # an empty filter would list every transactional id
+            return entries  # an empty filter would list every transactional id
         for listing in await self.list_transactions(producer_ids=ids):
             # A transactional id may expire after it was listed. No coordinator knows it then.
             with suppress(TransactionalIdNotFound):
-                known[listing.producer_id] = (
+                entries[listing.producer_id] = (
                     await self._describe_transaction(listing.transactional_id)
                 ).known()
-        return known
+        return entries
 
     async def abort_transaction(self, opened: OpenTransaction) -> None:
         """Write an ABORT marker for a hanging transaction, so that the partition's last stable offset

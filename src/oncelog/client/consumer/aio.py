@@ -327,8 +327,8 @@ class AsyncConsumer:
             if self._group is not None:
                 await self._group.close()
         finally:
-            # Leave the group even if this call is cancelled: the group would wait for a member that nobody
-            # polls. Guard: test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
+            # Leave the group even if this call is cancelled. Otherwise the group would wait for a member that
+            # nobody polls. Guard: test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
             if self._group is not None:
                 self._group.begin_leaving()
             self._group, self._subscription = None, Subscription()
@@ -646,8 +646,8 @@ class AsyncConsumer:
     async def fetch_batches(self, tp: TopicPartition, start: int, end: int) -> AsyncIterator[memoryview]:
         """Yield the stored batches that contain offsets in [start, end), even markers and aborted batches.
 
-        Each view has one or more whole batches, byte for byte as stored. Their checksums are not verified.
-        Raises the same errors as `fetch_range`.
+        Each view has one or more whole batches, byte for byte as stored. The caller must verify their
+        checksums. Raises the same errors as `fetch_range`.
         """
         options = range_options(self._settings, Isolation.READ_UNCOMMITTED)
         async for offset, chunk in self._chunks(tp, start, end, options):

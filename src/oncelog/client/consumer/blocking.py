@@ -343,8 +343,8 @@ class Consumer:
     def fetch_batches(self, tp: TopicPartition, start: int, end: int) -> Iterator[memoryview]:
         """Yield the stored batches that contain offsets in [start, end), even markers and aborted batches.
 
-        Each view has one or more whole batches, byte for byte as stored. Their checksums are not verified.
-        Raises the same errors as `fetch_range`.
+        Each view has one or more whole batches, byte for byte as stored. The caller must verify their
+        checksums. Raises the same errors as `fetch_range`.
         """
         check_range(tp, start, end)
         return self._raw_batches(tp, start, end)

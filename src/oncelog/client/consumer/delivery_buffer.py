@@ -48,8 +48,8 @@ class DeliveryBuffer:
         self._paused: set[TopicPartition] = set()
         # The run that `next_record` reads from; None after any other change of the buffer.
         self._current: Run | None = None
-        # The run of the record that the application's `for` loop is processing, which is the one before
-        # `next_index`.
+        # The run of the record that the application's `for` loop is processing. That record is the last one
+        # before `next_index`.
         self._unfinished: Run | None = None
 
     # Filling

@@ -149,9 +149,10 @@ class AsyncProducer:
         return self._driver.idempotence() if self._driver else self.options.report(None, None)
 
     async def close(self) -> None:
-        """Abort an open transaction, or flush, then close the connections. Safe to call twice.
+        """Abort an open transaction, flush, and close the connections. Safe to call twice.
 
-        The abort takes at most max.block.ms. A joined transaction stays open for the producer that began it.
+        If a commit was called and has not ended, the commit is repeated instead. The abort or commit takes at
+        most max.block.ms. A joined transaction stays open for the producer that began it.
         """
         if self._closed:
             if self._driver is not None:

@@ -158,8 +158,8 @@ class BatchResult:
             first, count = first + part, count - part
 
     def _leaf_end(self, index: int) -> int:
-        """Return the index after the last record that is in the same batch, after all splits, as the record
-        at `index`.
+        """Return the index after the last record that shares a batch with the record at `index` after all
+        splits.
         """
         end = 1 << 62
         result: BatchResult = self

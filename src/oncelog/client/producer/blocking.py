@@ -334,11 +334,13 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """End an open transaction, flush, and close the connections. Safe to call twice.
 
-        An open transaction is aborted, but a joined transaction stays open for the producer that began it. If
-        the abort fails, the failure is logged, and the coordinator aborts the transaction after
-        transaction.timeout.ms. `timeout` limits the abort and the flush together, in seconds. If it is None,
-        max.block.ms limits the abort, and delivery.timeout.ms the flush. Raises TimedOut if records are left,
-        and MisuseError in a delivery callback.
+        An open transaction is aborted. If a commit was called and has not ended, the commit is repeated
+        instead. A joined transaction stays open for the producer that began it. If the abort or commit fails,
+        the failure is logged, and the coordinator aborts the transaction after transaction.timeout.ms.
+
+        `timeout` limits the transaction's end and the flush together, in seconds. If it is None, max.block.ms
+        limits the end of the transaction, and delivery.timeout.ms the flush. Raises TimedOut if records are
+        left, and MisuseError in a delivery callback.
         """
         self._driver.check_lock_not_held()
         if self._closed:
