@@ -13,7 +13,7 @@
     non-transactional data within a transaction, or before one     outside_transaction
     a marker with a lower coordinator epoch than an earlier one    epoch_went_back
     aborted data that read_committed readers get                   visible_though_aborted
-    open data below the last stable offset                         visible_though_open
+    open data below the last stable offset that readers get        visible_though_open
     committed data that read_committed readers do not get          hidden_though_committed
 
 A fence raises the producer epoch by one. With transaction.version 2, every end of a transaction does so, too.

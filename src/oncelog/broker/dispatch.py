@@ -1,8 +1,8 @@
 """The entry points of a broker without I/O: handle requests, and run timed work.
 
-The server decodes a request, calls `refuse`, then `handle`. The requests that a connection sends in one turn
-of the event loop are a round. After each round, the server calls `end_round`. The server also calls `tick`,
-no later than `next_wakeup_ms`. Each API has a file in `broker.handlers`.
+The server decodes a request, calls `refuse`, then `handle`. The requests of a connection that are handled in
+one turn of the event loop are a round. After each round, the server calls `end_round`. The server also calls
+`tick`, no later than `next_wakeup_ms`. Each API has a file in `broker.handlers`.
 """
 
 from __future__ import annotations

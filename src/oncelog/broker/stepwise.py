@@ -54,14 +54,14 @@ class StepBudget:
 MAX_LARGE = 8
 """The maximum number of large responses in progress. One response and its request may need 150 MB."""
 FREE_STEPS = 5
-"""The number of steps that a response may take without a slot. A fetch of 5,000 partitions takes five."""
+"""The number of steps after the first one that need no slot. A fetch of 5,000 partitions takes five."""
 
 
 class ResponseSlots:
     """A semaphore that limits the number of large responses in progress. Waiters are served in order.
 
     A large request is decoded and handled only once it has a slot. Until then, its connection counts its
-    undecoded bytes. The response to a small request needs a slot from its sixth step on. See
+    undecoded bytes. The response to a small request needs a slot from its seventh step on. See
     test_large_requests_wait_as_bytes_while_many_are_under_way.
     """
 
