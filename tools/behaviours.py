@@ -33,9 +33,7 @@ SOAK = " (soak)"
 
 
 def load_rows() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the titles of the sections by their letters, and the statements by their ids, in the file's
-    order.
-    """
+    """Return the sections' titles by letter, and the statements by id, in the file's order."""
     data = tomllib.loads(ROWS_FILE.read_text())
     return data["sections"], data["rows"]
 
@@ -57,7 +55,7 @@ def marker_ids(node: ast.AST) -> Iterator[str]:
 def module_ids(tree: ast.Module) -> set[str]:
     """Return the ids of a `pytestmark = ...` at the top of a test file.
 
-    They apply to all tests of the file.
+    The ids apply to all tests of the file.
     """
     return {row for mark in _module_marks(tree) for row in marker_ids(mark)}
 

@@ -508,7 +508,7 @@ def main() -> int:
 
 
 def _sequences_until_found(mutant: Mutant, kafka: Any, limit: int) -> int | None:
-    """Return the number of sequences that are needed to find the mutant, or None if `limit` do not.
+    """Return the number of sequences that find the mutant, or None if `limit` sequences do not find it.
 
     A difference counts only if the sequence shows it again when it is repeated.
     """

@@ -31,13 +31,14 @@ def java_version(command: str) -> int | None:
     if found is None:
         return None
     major = int(found[1])
-    return int(found[2] or 0) if major == 1 else major  # java 1.8 is Java 8
+    # The versions 1.8 and 8 both mean Java 8.
+    return int(found[2] or 0) if major == 1 else major
 
 
 def find_java() -> tuple[str, int] | None:
     """Return the command and the version of the Java that Spark uses (JAVA_HOME before PATH).
 
-    None if it is too old.
+    None if that Java is too old.
     """
     home = os.environ.get("JAVA_HOME")
     command = os.path.join(home, "bin", "java") if home else shutil.which("java")

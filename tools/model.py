@@ -1,5 +1,4 @@
-"""Check the models of docs/model with spin. All properties must hold, and each broken variant must violate
-one.
+"""Check the models of docs/model with spin: all properties hold, and each broken variant violates one.
 
 Exit code 0 if all results are as expected, 1 if not, 2 if spin or a C compiler is missing. `--fast` skips the
 runs that take longer than about a second. `--write` writes the table of docs/model/README.md.
@@ -120,7 +119,7 @@ def check(run: Run) -> Result:
     flags = [flag for flag in run.flags.split() if flag != ENDS]
     arguments = [f"-D{flag}" for flag in flags]
     compile_flags, pan_flags = ["-DSAFETY"], ["-E" if run.refutes else "-n"]
-    # Without the optimizer, compiling takes less time. A violation is found faster than the optimizer runs.
+    # A run that finds a violation is so short that optimizing its checker would take longer.
     optimize = "-O0" if run.refutes else "-O2"
     if run.refutes == ENDS:
         arguments, pan_flags = [*arguments, "-DONLY=0"], ["-n"]

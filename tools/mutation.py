@@ -70,7 +70,7 @@ MORE_TESTS = {
     "rules/transactions/entry": ["tests/broker/test_broker_transactions.py"],
     "rules/transactions/hanging": ["tests/client/test_client_admin_broker.py"],
 }
-"""Test files that test a module, although they do not import it and do not have its name in theirs."""
+"""More test files for some modules: those that neither import the module nor have its name."""
 MAX_TEST_SECONDS = 5.0
 """Limit for the tests of one mutant, in seconds. The most expensive tests beyond the limit are skipped."""
 CPU_FACTOR, CPU_EXTRA = 5, 3
@@ -648,7 +648,7 @@ def write_rows(rows: dict[str, str]) -> None:
 
 
 def tests_of(module: str) -> list[str]:
-    """Return the test files that import a module, contain its name in theirs, or are in MORE_TESTS."""
+    """Return the test files that import a module, have its name, or are in MORE_TESTS."""
     dotted = re.compile(rf"oncelog\.{module.replace('/', '.')}\b")
     directory, stem = module.split("/")[0], module.split("/")[-1]
     # Modules of rules/ skip the Spark tests, because these start a session.

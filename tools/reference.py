@@ -345,7 +345,7 @@ def _shared_options(group: click.Group, context: click.Context) -> str:
 
 
 def _help(command: click.Command) -> str:
-    """Return a command's help as Markdown. A paragraph after \b keeps its lines."""
+    """Return a command's help as Markdown. A paragraph after \\b keeps its lines."""
     paragraphs = []
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         before, mark, kept = paragraph.partition("\b\n")

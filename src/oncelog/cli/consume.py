@@ -22,7 +22,11 @@ _FORMATS = ["value", "table", "wide", "json", "jsonl", "yaml"]
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """The limits: a number of records, a time without a record (ms), or the end offsets as of startup."""
+    """The conditions that stop the command: a number of records, a time in ms without a record, or end
+    offsets.
+
+    `until_end` means the end offsets as of startup.
+    """
 
     max_messages: int | None
     timeout_ms: int | None

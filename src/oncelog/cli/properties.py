@@ -23,7 +23,8 @@ def read_properties(path: Path) -> dict[str, str]:
     properties: dict[str, str] = {}
     for number, line in _logical_lines(_text(path)):
         entry = _ENTRY.fullmatch(line)
-        assert entry is not None  # each part may be empty
+        # The pattern always matches: both key and value may be empty.
+        assert entry is not None
         try:
             key, value = map(_unescaped, entry.groups())
         except ValueError as error:

@@ -106,7 +106,8 @@ def _printer(output: str, show_all: bool, stop: threading.Event) -> Any:
         try:
             click.echo(json.dumps(event.to_dict()) if output == "jsonl" else printable(format_line(event)))
         except BrokenPipeError:
-            stop.set()  # the reader of standard output closed the pipe
+            # The reader of standard output has closed the pipe.
+            stop.set()
 
     return show
 

@@ -67,7 +67,8 @@ def _parts(given: dict[str, Any]) -> dict[str, str]:
         if name == "" or (name is not None and is_default):
             raise click.UsageError(f"give --{kind} with a name, or --{kind}-default")
         if is_default:
-            parts[kind] = ""  # DEFAULT of rules.quotas
+            # The empty name stands for the default entity, as in rules.limits.quotas.
+            parts[kind] = ""
         elif name is not None:
             parts[kind] = name
     return parts

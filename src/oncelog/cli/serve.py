@@ -33,7 +33,8 @@ def raise_file_limit() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            pass  # macOS refuses "unlimited"; a later shortage of files is reported
+            # macOS refuses "unlimited" for this limit. If open files run out later, the broker reports it.
+            pass
 
 
 def say(lines: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ __all__ = ["write_atomic"]
 
 
 def __getattr__(name: str) -> Any:
-    # Importing write_atomic needs PySpark, so it is imported when it is first used.
+    # The module of write_atomic needs PySpark, so it is imported at the first use.
     if name == "write_atomic":
         from oncelog.spark import _pyspark as _pyspark
         from oncelog.spark.sink.atomic import write_atomic

@@ -27,7 +27,10 @@ _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
 
 def check_spark() -> None:
-    """Raise ConfigError if Java is missing, and MissingDependency if PySpark is. Both say what to install."""
+    """Raise MissingDependency without PySpark, and ConfigError without Java.
+
+    Both texts say what to install.
+    """
     import_module("oncelog.spark._pyspark")
     home = os.environ.get("JAVA_HOME")
     if not (shutil.which("java") or (home and (Path(home) / "bin" / "java").exists())):
@@ -41,11 +44,10 @@ def check_spark() -> None:
 def local_session(
     app_name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None, *, is_short: bool = False
 ) -> Iterator[SparkSession]:
-    """Yield a session and stop it afterwards. If this process has an active session, yield that and leave it
-    running.
+    """Yield this process's active Spark session, or start a session and stop it afterwards.
 
-    `conf` contains Spark settings, which override the defaults for commands. `is_short`: the session lasts a
-    minute or two. Raises ConfigError and MissingDependency like `check_spark`.
+    `conf` contains Spark settings for a new session, which override the defaults for commands. `is_short`:
+    the session lasts a minute or two. Raises ConfigError and MissingDependency like `check_spark`.
     """
     check_spark()
     from pyspark.sql import SparkSession

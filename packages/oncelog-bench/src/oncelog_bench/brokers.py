@@ -116,8 +116,7 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def running(names: Sequence[str], *, warm_up_seconds: float) -> Iterator[Sides]:
-    """Run the requested brokers during the block. If Java is missing, leave out Apache Kafka, with the
-    reason.
+    """Run the requested brokers during the block. Without Java, Apache Kafka is left out, with the reason.
 
     The warm-up makes Kafka's JVM compile the measured code. Three loads run for `warm_up_seconds` each: full
     batches, single records, and batches without sequence numbers. Oncelog compiles nothing, so each load runs

@@ -3,8 +3,8 @@
 `python -m oncelog_bench.join_worker JSON` reads a WorkerSpec, joins and leaves, and prints a Report as JSON.
 
 Each member is a blocking connection that acts like a consumer. It sends heartbeats until one reports the
-rebalance, then JoinGroup and SyncGroup. Heartbeats follow each other without pause. With their usual interval
-of 3 s, the time would contain the wait for the next heartbeat.
+rebalance, then JoinGroup and SyncGroup. A consumer sends a heartbeat every 3 s. Here heartbeats follow each
+other without pause, so that the measured time does not contain that interval.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def run_demo(
                 enrichments.append(_enrich(SPARKS, flights, broker, seed, work_dir, steps))
             except (
                 OncelogError
-            ) as error:  # Spark's own sink may fail, or its download. Neither breaks a guarantee of Oncelog.
+            ) as error:  # Spark's own sink or its download may fail. Neither breaks a guarantee of Oncelog.
                 result.control_left_out = str(error)
         _work_on_spark(result, loads, enrichments, flights, broker.bootstrap_servers, work_dir, steps)
     result.problems = find_problems(result)

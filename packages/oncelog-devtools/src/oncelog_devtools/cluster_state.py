@@ -169,7 +169,7 @@ def _signal(nodes: list[NodeRecord], number: signal.Signals) -> None:
         try:
             os.kill(node.pid, number)
         except ProcessLookupError:
-            pass  # the process has ended since
+            pass  # The process has ended since the check.
 
 
 def _command_line(pid: int) -> str:

@@ -126,7 +126,7 @@ class SparkCluster:
             with urllib.request.urlopen(page, timeout=READY_TIMEOUT_S) as response:
                 state = json.load(response)
             return sum(worker["state"] == "ALIVE" for worker in state["workers"])
-        except OSError:  # the port accepts connections a moment before the page exists
+        except OSError:  # The port accepts connections a moment before the page exists.
             return 0
         except (ValueError, KeyError) as error:
             raise OncelogError(f"{page} is not the page of a Spark master: {error}") from error

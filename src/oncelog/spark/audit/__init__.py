@@ -11,7 +11,7 @@ __all__ = ["AuditResult", "audit_files", "audit_topic"]
 
 
 def __getattr__(name: str) -> Any:
-    # The audit needs PySpark, so it is imported when it is first used.
+    # The modules of the audit need PySpark, so they are imported at the first use.
     if name in __all__:
         from oncelog.spark.audit import audit
 

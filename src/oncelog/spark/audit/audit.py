@@ -51,8 +51,7 @@ _DAMAGE = {
     )
 }
 _OFFSETS_TOPIC = "__consumer_offsets"
-"""In this topic, which group coordinators write, transactional batches have an epoch but no sequence numbers.
-"""
+"""Group coordinators write this topic. Its transactional batches have an epoch but no sequence numbers."""
 
 
 def audit_topic(
@@ -125,9 +124,9 @@ def audit_files(
     """Audit partition directories or whole data directories, of Oncelog or Apache Kafka, without a broker.
 
     A path is local or a URI that pyarrow.fs supports (file:, s3:, gs:, hdfs:). Every executor must reach it.
-    All paths belong to one cluster and contain one replica of each partition. A topic counts as compacted if
-    it is in the data directory's `cleaner-offset-checkpoint` or in `compacted_topics`. `against` contains
-    paths too; otherwise `key_check` and `against` work as in `audit_topic`.
+    All paths must belong to one cluster, and only one of them may contain a given partition. A topic counts
+    as compacted if it is in the data directory's `cleaner-offset-checkpoint` or in `compacted_topics`.
+    `against` contains paths too; otherwise `key_check` and `against` work as in `audit_topic`.
 
     Raises ConfigError for a path without segment files.
     """
@@ -170,10 +169,10 @@ def _with_keys(
     max_findings: int,
     moved: Callable[[], Mapping[TopicPartition, int]],
 ) -> AuditResult:
-    """Return the result with the keys checked, or compared with the keys of `other`.
+    """Return the result, with keys compared with those of `other`, or else checked if `key_check` requests
+    it.
 
-    `key_check` and `other` decide which of the two, if any. `moved` returns the log starts that have moved
-    since the audit began.
+    `moved` returns the log starts that have moved since the audit began.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -302,8 +301,8 @@ def _look_up(
 ) -> tuple[Available, dict[TopicPartition, Bounds]]:
     """Return the offsets and bounds of each partition. The audit then reads exactly these offsets.
 
-    A second look-up before the read would see log starts that have moved since, and report them as
-    violations.
+    If they were looked up a second time before the read, a log start that had moved in between would be
+    reported as a violation.
     """
     with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as resolver:
         now = resolver.available()

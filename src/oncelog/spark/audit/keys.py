@@ -109,7 +109,7 @@ def _repeated(row: Row, places: Sequence[Row]) -> AuditFinding:
 def compare_keys(
     records: DataFrame, expected: DataFrame, key: bool | str | Column, max_findings: int
 ) -> tuple[list[AuditFinding], Difference]:
-    """Return findings for keys that occur more often in `records` or in `expected`, and totals.
+    """Return findings for keys that do not occur equally often in `records` and in `expected`, and totals.
 
     At most `max_findings` keys become findings.
     """

@@ -27,8 +27,8 @@ _ROWS_AT_ONCE = 10_000
 _TOTALS_FIELDS = tuple(asdict(PartitionTotals()))
 _RESULT_SCHEMA = pa.schema([*FINDING_SCHEMA, *((name, pa.int64()) for name in _TOTALS_FIELDS)])
 """The rows that a task returns: one row per finding, and one row per partition with the totals and `kind`
-null. Each transaction outcome that must be equal in all partitions has a row too. Its `base_offset` is the
-offset of the transaction's first data, and its `other_offset` that of the marker.
+null. A transaction outcome that must be equal in all partitions also has a row. Its `base_offset` is the
+offset of the transaction's first data, and its `other_offset` is the offset of the marker.
 """
 _RESULT_DDL = (
     "kind string, topic string, partition int, base_offset bigint, last_offset bigint, producer_id bigint, "

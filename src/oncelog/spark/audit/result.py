@@ -116,7 +116,7 @@ class AuditResult:
     def to_rows(self) -> list[dict[str, Any]]:
         """Return findings, then notes, as plain values for JSON and tables.
 
-        The field severity tells them apart.
+        The field severity is "violation" or "information".
         """
         severities = (("violation", self.findings), ("information", self.notes))
         return [

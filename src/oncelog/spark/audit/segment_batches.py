@@ -283,8 +283,8 @@ class Damage(NamedTuple):
     """Bytes in a segment file that are no batch.
 
     They begin at `position` in the file, where the batch with `offset` should begin. They end at `behind`,
-    the position of the next batch, whose base offset is `next_offset`. Both are None if the damage reaches
-    the end of the file.
+    the position of the next batch, whose base offset is `next_offset`. `behind` and `next_offset` are None if
+    the damage reaches the end of the file.
     """
 
     position: int
@@ -414,8 +414,8 @@ def _aborted(
     """Return the aborted transactions that may have data in a segment: (producer id, first offset).
 
     The entry of a transaction is in the index of the segment with its marker. That is the segment of its data
-    or a later one, so all of these indexes are read. If one is damaged, the first value is None. The second
-    value then describes the damage if it is in the segment's own index. A broker rebuilds the index from the
+    or a later one, so all of these indexes are read. If one of them is damaged, the first value is None. The
+    second value describes damage of the segment's own index, or is None. A broker rebuilds the index from the
     log when it starts, so no data is lost.
     """
     later = files.segments[index:]

@@ -144,7 +144,7 @@ class Sink:
         return TaskMarker.decode(name, self._kept(admin, name, is_stable=is_fenced))
 
     def tasks(self, admin: Admin, finished: BatchCommit | None) -> list[int]:
-        """Return the numbers of all tasks that ever began a transaction. Every broker is asked.
+        """Return the number of each task that ever began a transaction. Every broker is asked.
 
         Brokers before Kafka 3.0 cannot list transactional ids. For them, return the tasks with a marker and
         those that `finished` counts.

@@ -45,8 +45,8 @@ class OffsetsSpec:
     """The start or end of a read, as the user set it. Exactly one field besides `option` is set.
 
     `option` is the option's name, for error texts. `special` is EARLIEST or LATEST, for all partitions.
-    `offsets` has one offset per partition and may contain EARLIEST and LATEST. The read starts or ends at the
-    first record at or after a time: `timestamp_ms` for all partitions, `timestamps_ms` per partition.
+    `offsets` has one offset per partition and may contain EARLIEST and LATEST. `timestamp_ms` (for all
+    partitions) and `timestamps_ms` (per partition) mean the first record at or after that time.
     """
 
     option: str
@@ -196,7 +196,7 @@ def split_ranges(
     """Split ranges into at least `min_partitions` pieces of at most `max_records` offsets.
 
     Every range has at least one piece. Additional pieces go to the ranges whose pieces are largest. The
-    result has fewer pieces than `min_partitions` if there are fewer offsets than that.
+    result is smaller only if there are fewer than `min_partitions` offsets.
     """
     pieces = [1 if max_records is None else -(-r.size // max_records) for r in ranges]
     # A heap, because a scan of all ranges for each piece took 8 s (3,000 ranges, minPartitions=10000).
@@ -315,7 +315,7 @@ class Available:
 class DataLoss(NamedTuple):
     """Requested offsets that do not exist.
 
-    `resume` is the offset at which the read continues, or None if the partition has no such offset.
+    `resume` is the offset at which the read continues, or None if the partition is no longer read.
     """
 
     tp: TopicPartition

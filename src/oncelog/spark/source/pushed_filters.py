@@ -77,7 +77,7 @@ class PushedFilters:
 
 
 def combine_filters(filters: Iterable[Filter]) -> PushedFilters:
-    """Return where rows can be that satisfy all of `filters`."""
+    """Return the offsets, partitions and topics in which rows can satisfy all of `filters`."""
     found = PushedFilters()
     for condition in filters:
         match getattr(condition, "attribute", None):

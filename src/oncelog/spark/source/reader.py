@@ -34,7 +34,7 @@ def read_range(
 
     Offsets without a visible record (markers, aborted transactions, compaction) are no loss. `topic_id` is
     the id of the topic for which the range was planned. If a topic of the same name now has another id, the
-    range is lost. None: the id is not checked.
+    range is lost. If `topic_id` is None, the id is not checked.
     """
     has_rows = False
     with _TopicCheck(client, wanted, topic_id) as check, Consumer(client) as consumer:

@@ -232,9 +232,9 @@ def _now_ms() -> int:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """The reader of a stream.
+    """The reader of a stream, one object per query.
 
-    On the driver, one object per query plans micro-batches; copies on executors read.
+    The object on the driver plans micro-batches. Executors get copies of the object, which read the records.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -255,7 +255,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return self._seen
 
     def initialOffset(self) -> dict[str, Any]:
-        # Spark calls this twice before the first micro-batch, and "latest" must be the same both times.
+        # Spark calls initialOffset() twice before the first micro-batch. "latest" must mean the same offsets
+        # both times.
         if self._initial is None:
             now = self._available(may_miss=False)
             assert self._resolver is not None

@@ -91,8 +91,8 @@ class Subscription:
 class SourceOptions:
     """The parsed options. Limits that the user did not set are None.
 
-    `latest_without_record` is True if a read starts at the end when no record is at or after its starting
-    time. `client` contains the consumer settings of the options `kafka.*`.
+    `latest_without_record`: a partition without a record at or after the starting time is read from its end.
+    If False, such a partition is an error. `client` contains the consumer settings of the options `kafka.*`.
     """
 
     subscription: Subscription
